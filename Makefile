@@ -1,0 +1,51 @@
+# The front door: `make demo` and `make test` work on a fresh machine; the rest is for every day.
+SHELL := /bin/bash
+python := .venv/bin/python
+benchmarks := demo
+# Where set-up puts uv on a machine that has none.
+export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
+
+.PHONY: help setup demo up test lint types test-unit test-integration test-e2e test-faults bench readme image clean
+
+help:  ## say what there is
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+setup:  ## everything a fresh machine needs, each step once
+	@deployments/setup.sh
+
+demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIGHTS=, MODEL=, IMAGE_SIZE=)
+	@$(python) -m deployments.demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(MODEL),--model "$(MODEL)") \
+	    $(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(IMAGE_SIZE),--image-size "$(IMAGE_SIZE)")
+
+up: setup  ## server, workers and MLflow UI until Ctrl-C
+	@$(python) -m deployments.up
+
+test: setup lint types  ## lint, types, and all tests
+	@$(python) -m pytest --durations=10 tests/unit tests/integration tests/e2e
+
+lint:  ## ruff, hadolint, the schema of compose.yaml
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/hadolint docker/Dockerfile.*
+	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+
+types:  ## mypy, strict
+	@.venv/bin/mypy
+
+test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
+	@$(python) -m pytest tests/$(@:test-%=%)
+
+bench: setup  ## all benchmarks
+	@for name in $(benchmarks); do $(python) tests/benchmarks/$$name.py $(BENCH_ARGS) || exit 1; done
+
+bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
+	@$(python) tests/benchmarks/$*.py $(BENCH_ARGS)
+
+readme: setup  ## write the README's benchmark tables from what the benchmarks measured
+	@$(python) -m deployments.readme_tables
+
+image:  ## build the CPU image and run the DAG's smallest case in it
+	@deployments/build_image.sh
+
+clean:  ## remove what runs wrote (not .venv)
+	rm -rf .lakevision

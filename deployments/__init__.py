@@ -1,0 +1,1 @@
+"""Deployments, and the scripts behind make."""

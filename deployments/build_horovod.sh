@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Build the patched Horovod wheel once into the user's cache and install it into .venv.
+# The last release (0.28.1) does not compile with torch >= 2.1 (horovod#3998: C++17), so it is patched here.
+# HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs (needs nvcc); without it the wheel is for CPU tensors over Gloo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=0.28.1
+sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+python=$PWD/.venv/bin/python
+cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
+variant=$(echo "${HOROVOD_GPU_OPERATIONS:-cpu}" | tr '[:upper:]' '[:lower:]')
+key=$("$python" - <<PY
+import platform, sys
+from importlib.metadata import version
+print(f"horovod-$version-torch-{version('torch')}-cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}-$variant")
+PY
+)
+wheels=$cache/wheels/$key
+stamp=.venv/.horovod-$key
+
+find_wheel() { find "$wheels" -maxdepth 1 -name 'horovod-*.whl' 2>/dev/null | head -n 1; }
+
+if [ "$variant" = nccl ] && ! command -v nvcc >/dev/null; then
+    echo "HOROVOD_GPU_OPERATIONS=NCCL needs nvcc, which is not on PATH: install the CUDA toolkit, or unset it for a CPU build" >&2
+    exit 1
+fi
+
+mkdir -p "$wheels"
+# Two checkouts that want the same wheel: one builds, the other waits.
+exec 9>"$wheels/.lock"
+flock 9
+wheel=$(find_wheel)
+if [ -z "$wheel" ]; then
+    echo "Building Horovod $version for $key (once, about 4 minutes on 2 cores; log: $wheels/build.log)"
+    uv sync --quiet --locked --inexact --group build
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    echo "horovod==$version --hash=sha256:$sdist_sha256" >"$work/requirements.txt"
+    "$python" -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: --require-hashes \
+        -r "$work/requirements.txt" -d "$work"
+    tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
+    sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
+        "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
+    # GCC 13 no longer includes cstdint by the way (horovod#3957); PIPESTATUS keeps the compiler's verdict behind the filter.
+    set +e
+    PATH=$PWD/.venv/bin:$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+        HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc) CXXFLAGS="-include cstdint ${CXXFLAGS:-}" \
+        "$python" -m pip wheel --no-deps --no-build-isolation --verbose -w "$work/wheel" "$work/horovod-$version" 2>&1 |
+        tee "$wheels/build.log" | grep --line-buffered -oE '^ *\[ *[0-9]+(%|/[0-9]+)\].*' | awk '{ printf "\r%-100.100s", $0; fflush() }'
+    status=${PIPESTATUS[0]}
+    set -e
+    echo
+    if [ "$status" -ne 0 ]; then
+        tail -n 30 "$wheels/build.log" >&2
+        echo "Horovod did not build: the whole log is $wheels/build.log" >&2
+        exit 1
+    fi
+    # A rename is the commit: a half-written wheel is never found.
+    cp "$work"/wheel/horovod-*.whl "$wheels/.partial"
+    mv "$wheels/.partial" "$wheels/$(basename "$work"/wheel/horovod-*.whl)"
+    wheel=$(find_wheel)
+fi
+
+if [ ! -e "$stamp" ] || ! "$python" -c 'import horovod' 2>/dev/null; then
+    rm -f .venv/.horovod-*
+    uv pip install --quiet --python "$python" --no-deps --reinstall "$wheel"
+    "$python" -c 'import horovod.torch as hvd; assert hvd.gloo_built(), "Horovod was built without Gloo"'
+    touch "$stamp"
+    echo "Horovod installed from $wheel"
+fi

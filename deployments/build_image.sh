@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Build the CPU image and run the smallest case of the DAG in it, as the image's own user and, where that can be, with no network.
+# BASE=... builds on another base, IMAGE=... gives another name. Arguments go to the build: --network host, --pull, and so on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+image=${IMAGE:-lakevision:cpu}
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+fail() {
+    printf 'build_image: %s\n' "$*" >&2
+    exit 1
+}
+
+if docker info >/dev/null 2>&1; then
+    engine=docker
+elif command -v buildah >/dev/null; then
+    engine=buildah
+    # chroot asks nothing of the machine but root; oci, buildah's default, wants namespaces and a runtime.
+    export BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
+else
+    fail "no docker engine answers and buildah is not on PATH: start docker, or install buildah (Debian, Ubuntu: apt-get install buildah)"
+fi
+
+# What a run in the image records as its code version: the commit, marked when the files differ from it.
+commit=$(git rev-parse HEAD 2>/dev/null || true)
+if [ -n "$commit" ] && [ -n "$(git status --porcelain)" ]; then
+    commit=$commit-dirty
+fi
+
+build=(--file docker/Dockerfile.cpu --tag "$image" --build-arg "LAKEVISION_CODE_VERSION=$commit")
+[ -z "${BASE:-}" ] || build+=(--build-arg "BASE=$BASE")
+
+say "Building $image with $engine"
+case $engine in
+docker) DOCKER_BUILDKIT=1 docker build "${build[@]}" "$@" . ;;
+buildah) buildah build --layers --force-rm "${build[@]}" "$@" . ;;
+esac
+
+# Small pictures, a net from random weights (no download), one epoch, two ranks: every stage of the DAG in minutes.
+smallest=(
+    python -m flows.pipeline
+    --cache.image_size 16
+    --train.model resnet18 --train.weights none --train.freeze_backbone false --train.max_epochs 1
+    --distributed.num_ranks 2
+)
+
+# Spark looks up the address of its machine's name; with no network, localhost is the only name that has one.
+say "Running in $image: ${smallest[*]}"
+case $engine in
+docker)
+    docker run --rm --init --network none --hostname localhost "$image" "${smallest[@]}"
+    size=$(docker image inspect --format '{{.Size}}' "$image" | numfmt --to=si)B
+    ;;
+buildah)
+    container=$(buildah from "$image")
+    trap 'buildah rm "$container" >/dev/null' EXIT
+    offline=()
+    # Without a runtime there is no network of the container's own: root can leave this machine's.
+    if [ "$(id -u)" = 0 ] && unshare --net ip link set lo up 2>/dev/null; then
+        offline=(unshare --net sh -c 'ip link set lo up && exec "$@"' sh)
+    else
+        say "The run sees this machine's network: leaving it takes root, unshare and ip"
+    fi
+    "${offline[@]}" buildah run --hostname localhost "$container" -- "${smallest[@]}"
+    size=$(buildah images --format '{{.Size}}' "$image")
+    ;;
+esac
+say "$image ($size) was built on ${BASE:-the default base} and ran the DAG"

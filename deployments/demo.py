@@ -1,0 +1,184 @@
+"""`make demo`: a local stack, one run of the whole DAG on it, and a summary that says where to look."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from deployments.local_stack import LocalStack, end_on_signals, local_stack, say
+from tasks.config import BUILTIN_DIGITS
+from tasks.environment import lakevision_home
+from tasks.errors import WrongInput
+
+DEPLOYMENT = "pipeline/pipeline"
+OWN_IMAGE_SIZE = 64
+"""Image size of the demo on a person's own images: photos need more than the digits' 32, and a laptop must keep up."""
+
+
+class DemoFailed(RuntimeError):
+    """The DAG's run did not complete."""
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the demo's options."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders")
+    parser.add_argument("--model", default=None, help="a torchvision classifier")
+    parser.add_argument(
+        "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
+    )
+    parser.add_argument("--image-size", type=int, default=None, help="side of the pictures in pixels")
+    parser.add_argument("--port", type=int, default=int(os.environ.get("LAKEVISION_PORT") or 4200))
+    return parser.parse_args(arguments)
+
+
+def parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the DAG's parameters: the digits', with what a person asked for in their place."""
+    own = options.source != BUILTIN_DIGITS
+    weights = options.weights or "none"
+    if weights not in {"none", "DEFAULT"}:
+        weights = str(Path(weights).expanduser().absolute())
+    source = str(Path(options.source).expanduser().absolute()) if own else BUILTIN_DIGITS
+    frozen = weights != "none"
+    return {
+        "config": {
+            # The demo's tables are its own: another source takes the place of the last one's.
+            "etl": {"source": source, "replace_source": True},
+            "cache": {"image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else 32)},
+            "train": {
+                "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
+                "weights": weights,
+                "freeze_backbone": frozen,
+                "max_epochs": 20 if own else 6,
+            },
+        }
+    }
+
+
+def check_parameters(values: dict[str, Any]) -> None:
+    """Refuse before anything starts what the form or the source would refuse.
+
+    Raises:
+        ValidationError: A setting has a value it cannot have.
+        WrongInput: The source is missing, empty, or has one class only.
+    """
+    from tasks.config import PipelineConfig
+    from tasks.etl.listing import check_source
+    from tasks.spark import check_java
+
+    config = PipelineConfig.model_validate(values["config"])
+    check_java()
+    if config.etl.source != BUILTIN_DIGITS:
+        check_source(Path(config.etl.source))
+
+
+def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
+    """Submit the DAG, print its log while it runs, and return the flow run's id.
+
+    Raises:
+        DemoFailed: The run ended in another state than completed.
+    """
+    # Imported here, after the environment names this stack's server.
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import LogFilter
+    from prefect.client.schemas.sorting import LogSort
+
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=values)
+        say(f"running the deployment {DEPLOYMENT}: {stack.url}/runs/flow-run/{run.id}")
+        shown: dict[UUID, int] = {}
+        ended = False
+        while True:
+            run = client.read_flow_run(run.id)
+            # The parent's log, and those of the runs it submitted.
+            for found in [run.id, *_children(client, run.id)]:
+                wanted = LogFilter.model_validate({"flow_run_id": {"any_": [found]}})
+                offset = shown.get(found, 0)
+                for record in client.read_logs(wanted, limit=200, offset=offset, sort=LogSort.TIMESTAMP_ASC):
+                    shown[found] = shown.get(found, 0) + 1
+                    # Tracebacks stay in the log; a person gets the sentence at the end.
+                    first = record.message.splitlines()[0] if record.message else ""
+                    print(f"{record.timestamp:%H:%M:%S}  {first}", flush=True)
+            assert run.state is not None
+            if ended:
+                break
+            # Read the state before the log, and the log once more after the end: its last lines arrive late.
+            ended = run.state.is_final()
+            stack.check_alive()
+            time.sleep(2.0 if ended else 1.0)
+    if not run.state.is_completed():
+        raise DemoFailed(sentence(run.state.message or str(run.state.name)))
+    return str(run.id)
+
+
+def _children(client: Any, flow_run_id: UUID) -> list[UUID]:
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    wanted = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
+    return [run.id for run in client.read_flow_runs(flow_run_filter=wanted)]
+
+
+def sentence(message: str) -> str:
+    """Return the sentence meant for a person from a state's message."""
+    return message.split("WrongInput: ", 1)[-1].strip()
+
+
+def show_summary(stack: LocalStack, flow_run_id: str) -> None:
+    """Print the summary and the commands that open the UIs on it."""
+    from tasks.config import StorageConfig
+    from tasks.refs import RunRef
+    from tasks.storage import resolve_storage
+    from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
+    from tasks.tracking import run_location
+
+    file = stack.home / SUMMARY_FILE
+    summary = PipelineSummary.model_validate_json(file.read_text())
+    storage = resolve_storage(StorageConfig(home=str(stack.home)))
+    print("\n" + "\n".join(summary_lines(summary)))
+    home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
+    print(f"\nfor programs  {file}")
+    print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C), then")
+    print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
+    print(f"  MLflow UI   http://127.0.0.1:5000{run_location(storage, RunRef(run_id=summary.single.run_id))}")
+    print(f"  MLflow alone: .venv/bin/mlflow ui --backend-store-uri {storage.tracking} --host 127.0.0.1")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the demo; return 0 when the DAG completed."""
+    from pydantic import ValidationError
+
+    from tasks.errors import explain
+
+    options = parse_arguments(arguments)
+    began = time.monotonic()
+    end_on_signals()
+    values = parameters(options)
+    try:
+        check_parameters(values)
+        with local_stack(lakevision_home(), options.port) as stack:
+            os.environ.update(stack.environment)
+            flow_run_id = follow_run(stack, values)
+            show_summary(stack, flow_run_id)
+    except ValidationError as error:
+        print(f"make demo: {explain(error)}", file=sys.stderr)
+        return 2
+    except WrongInput as error:
+        print(f"make demo: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"make demo: {error} (logs: {lakevision_home()}/logs)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("make demo: stopped", file=sys.stderr)
+        return 130
+    print(f"\nall of it in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

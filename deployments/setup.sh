@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Everything a fresh machine needs, each step once: system packages, uv, .venv from the lock, Horovod, Delta's jars.
+# Arguments go to `uv sync` (an image passes --no-dev).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
+    say "$(uname -s) $(uname -m) is not a platform lakevision is tried on (Linux x86_64 is); going on, Horovod may not build"
+fi
+
+cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
+mkdir -p "$cache"
+
+find_python() {
+    local candidate
+    for candidate in python3.11 python3 /usr/bin/python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            "$candidate" -c "import sys; print(sys.executable)"
+            return
+        fi
+    done
+}
+python=$(find_python)
+[ -n "$python" ] || fail "Python 3.11 is not on PATH (petastorm and Horovod need distutils, gone in 3.12): install it, e.g. apt-get install python3.11"
+
+# --- system packages: Java for Spark, a compiler and Python's headers for Horovod, venv for uv ---------------------
+java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else echo java; fi; }
+has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
+has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
+has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
+has_uv() { uv --version >/dev/null 2>&1 || [ -x "$cache/uv/bin/uv" ]; }
+has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
+wheel_is_cached() { compgen -G "$cache/wheels/horovod-*/horovod-*.whl" >/dev/null; }
+
+missing=()
+has_java || missing+=(openjdk-17-jre-headless)
+if ! wheel_is_cached || [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then
+    has_compiler || missing+=(g++)
+    has_headers || missing+=(python3.11-dev)
+fi
+has_uv || has_venv || missing+=(python3.11-venv)
+if [ ${#missing[@]} -gt 0 ]; then
+    command="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+    if [ -n "${JAVA_HOME:-}" ] && ! has_java; then
+        fail "JAVA_HOME is $JAVA_HOME, which is not Java 17 or 21: point it at one, or unset it"
+    fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "Installing ${missing[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -q
+        apt-get install -y -q --no-install-recommends "${missing[@]}"
+    else
+        fail "missing: ${missing[*]}. Run this, then again what you ran: sudo sh -c '$command'"
+    fi
+    has_java || fail "Java 17 or 21 is still not there: java -version says '$("$(java_of)" -version 2>&1 | head -n 1)'"
+fi
+
+# --- uv, from PyPI, in a folder of its own ---------------------------------------------------------------------------
+if ! uv --version >/dev/null 2>&1; then
+    if [ ! -x "$cache/uv/bin/uv" ]; then
+        say "Installing uv into $cache/uv"
+        "$python" -m venv "$cache/uv"
+        "$cache/uv/bin/pip" install --quiet --disable-pip-version-check 'uv>=0.9'
+    fi
+    PATH=$cache/uv/bin:$PATH
+fi
+
+# --- .venv from the lock ---------------------------------------------------------------------------------------------
+synced=.venv/.synced-$(cat uv.lock pyproject.toml | sha256sum | cut -c1-16)
+if [ ! -e "$synced" ]; then
+    say "Making .venv from uv.lock (the first time downloads about 4 GB)"
+    # --inexact: Horovod is installed beside the lock and must survive.
+    uv sync --locked --inexact --python "$python" "$@"
+    rm -f .venv/.synced-*
+    touch "$synced"
+fi
+
+# --- Horovod and Delta's jars ----------------------------------------------------------------------------------------
+deployments/build_horovod.sh
+.venv/bin/python -m deployments.fetch_jars

@@ -1,0 +1,1 @@
+"""What runs: one module a flow, each body a table of contents."""

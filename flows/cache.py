@@ -1,0 +1,23 @@
+"""The cache alone: from one Delta version to decoded pixels for training."""
+
+from prefect import flow
+
+from flows.command_line import run_from_command_line
+from tasks.cache.task import materialize
+from tasks.config import CacheRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+
+
+@flow(name="cache", persist_result=True, result_serializer="json")
+def cache(config: CacheRun = CacheRun()) -> CacheRef:
+    """Build the training cache of a version of `images`, or find it built."""
+    storage = resolve_storage(config.storage)
+    images = run_stage(choose_images, config.table_version, storage, config.spark)
+    return run_stage(materialize, config.cache, images, storage, config.spark)
+
+
+if __name__ == "__main__":
+    run_from_command_line(cache, CacheRun)

@@ -1,0 +1,102 @@
+"""Flows on the command line: every setting is an option, and wrong input is one sentence."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from prefect import Flow
+from prefect.logging.configuration import setup_logging
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from tasks.errors import WrongInput, explain
+from tasks.storage import resolve_storage
+
+Config = TypeVar("Config", bound=BaseModel)
+
+EXIT_WRONG_INPUT = 2
+
+
+def parse_arguments(model: type[Config], program: str, arguments: Sequence[str]) -> Config:
+    """Build `model` from options such as --cache.image_size 128.
+
+    Raises:
+        ValidationError: An option has a value it cannot have.
+    """
+
+    class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]
+        model_config = SettingsConfigDict(
+            cli_parse_args=list(arguments),
+            cli_prog_name=program,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            nested_model_default_partial_update=True,
+        )
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # Options only: an environment variable that happens to be called TRAIN or CACHE is none of ours.
+            return (init_settings,)
+
+    FromCommandLine.__doc__ = model.__doc__
+    parsed: BaseSettings = FromCommandLine()
+    return model.model_validate(parsed.model_dump())
+
+
+def _hide_tracebacks(handler: logging.Handler) -> None:
+    """Let a terminal's handler show wrong input as its sentence; the log file and the server keep the traceback."""
+    format_whole = handler.format
+
+    def format_short(record: logging.LogRecord) -> str:
+        if record.exc_info and isinstance(record.exc_info[1], WrongInput):
+            record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
+        return format_whole(record)
+
+    handler.format = format_short  # type: ignore[method-assign]
+
+
+def _route_logs(config: BaseModel) -> str:
+    """Keep full logs in a file, and tracebacks of wrong input off the terminal; return the file."""
+    log = resolve_storage(config.storage).logs / "flows.log"  # type: ignore[attr-defined]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(log)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    setup_logging()  # Prefect would make its handlers only when the flow starts.
+    for logger in (logging.getLogger(), logging.getLogger("prefect")):
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler):
+                _hide_tracebacks(handler)
+    logging.getLogger().addHandler(file)
+    return str(log)
+
+
+def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
+    """Run a flow with the options of this process; exit with 2 after wrong input, and 1 after another failure."""
+    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]
+    try:
+        config = parse_arguments(model, program, sys.argv[1:])
+    except ValidationError as error:
+        print(f"{program}: {explain(error)}", file=sys.stderr)
+        sys.exit(EXIT_WRONG_INPUT)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(EXIT_WRONG_INPUT)
+    log = _route_logs(config)
+    try:
+        result = flow(config)
+    except WrongInput as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(EXIT_WRONG_INPUT)
+    except Exception as error:
+        print(f"{program}: {type(error).__name__}: {error} (the whole log: {log})", file=sys.stderr)
+        sys.exit(1)
+    assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
+    print(result.model_dump_json(indent=2))

@@ -1,0 +1,21 @@
+"""Promotion alone: the best of given MLflow runs becomes the champion."""
+
+from prefect import flow
+
+from flows.command_line import run_from_command_line
+from tasks.config import PromoteRun
+from tasks.orchestration.task import run_stage
+from tasks.refs import ModelRef, RunRef
+from tasks.registry.task import promote_run
+from tasks.storage import resolve_storage
+
+
+@flow(name="promote", persist_result=True, result_serializer="json")
+def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
+    """Register the best run and let the alias champion name it."""
+    runs = [RunRef(run_id=run_id) for run_id in config.run_ids]
+    return run_stage(promote_run, runs, config.promote, resolve_storage(config.storage))
+
+
+if __name__ == "__main__":
+    run_from_command_line(promote, PromoteRun)

@@ -1,0 +1,27 @@
+"""Training alone, in one process: builds the cache where it is missing."""
+
+from prefect import flow
+
+from flows.command_line import run_from_command_line
+from tasks.cache.task import materialize
+from tasks.config import TrainRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.preflight.task import check_trainable
+from tasks.refs import RunRef
+from tasks.storage import resolve_storage
+from tasks.train.task import train_single
+
+
+@flow(name="train", persist_result=True, result_serializer="json")
+def train(config: TrainRun = TrainRun()) -> RunRef:
+    """Train on a version of `images`."""
+    storage = resolve_storage(config.storage)
+    run_stage(check_trainable, config.train, config.cache)
+    images = run_stage(choose_images, config.table_version, storage, config.spark)
+    cache = run_stage(materialize, config.cache, images, storage, config.spark)
+    return run_stage(train_single, config.train, cache, storage)
+
+
+if __name__ == "__main__":
+    run_from_command_line(train, TrainRun)

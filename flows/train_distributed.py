@@ -1,0 +1,28 @@
+"""Distributed training alone: the ranks run where this flow runs, on a worker of the GPU pool or right here."""
+
+from prefect import flow
+
+from flows.command_line import run_from_command_line
+from tasks.cache.task import materialize
+from tasks.config import TrainDistributedRun
+from tasks.distributed.task import train_ranks
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.preflight.task import check_trainable
+from tasks.refs import CacheRef, RunRef
+from tasks.storage import resolve_storage
+
+
+@flow(name="train-distributed", persist_result=True, result_serializer="json")
+def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache_ref: CacheRef | None = None) -> RunRef:
+    """Train with many ranks on `cache_ref`, or on the cache of a version of `images`."""
+    storage = resolve_storage(config.storage)
+    run_stage(check_trainable, config.train, config.cache)
+    if cache_ref is None:
+        images = run_stage(choose_images, config.table_version, storage, config.spark)
+        cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
+    return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage)
+
+
+if __name__ == "__main__":
+    run_from_command_line(train_distributed, TrainDistributedRun)

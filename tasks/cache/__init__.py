@@ -1,0 +1,1 @@
+"""From one Delta version to decoded pixels that training reads with petastorm."""

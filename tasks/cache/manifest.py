@@ -1,0 +1,168 @@
+"""The manifest of a cache: what it holds and what it was made from. Written last, it is the commit."""
+
+import glob
+import hashlib
+import json
+import logging
+import os
+import uuid
+
+import fsspec
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.config import CacheConfig
+from tasks.refs import CacheRef, TableRef
+from tasks.storage import local_path
+
+logger = logging.getLogger("lakevision.cache")
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class CacheFile(BaseModel):
+    """One Parquet file; rows count no padding."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    rows: int
+    row_groups: int
+    bytes: int
+    sha256: str
+
+
+class CacheSplit(BaseModel):
+    """One split: every row group has exactly `rows_per_group` rows, the last of them padded."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    rows_per_group: int
+    files: tuple[CacheFile, ...]
+
+    @property
+    def row_groups(self) -> int:
+        """Number of row groups over all files."""
+        return sum(file.row_groups for file in self.files)
+
+    @property
+    def padding(self) -> int:
+        """Number of rows that are no picture."""
+        return self.row_groups * self.rows_per_group - self.rows
+
+
+class CacheManifest(BaseModel):
+    """What a cache holds; `classes` are the sorted labels, a row's label is an index into them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: int
+    table: TableRef
+    content_digest: str
+    settings: CacheConfig
+    classes: tuple[str, ...]
+    splits: dict[str, CacheSplit]
+
+    @property
+    def image_size(self) -> int:
+        """Side of the pictures, in pixels."""
+        return self.settings.image_size
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the cache holds: classes, settings and the content of its files, whatever they are called."""
+        held = {
+            "format": self.format,
+            "settings": self.settings.model_dump(),
+            "classes": self.classes,
+            "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
+        }
+        return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+
+
+class CacheDamaged(RuntimeError):
+    """A cache whose files are not what its manifest says; building it again mends it."""
+
+
+def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
+    """Commit the cache at `url`."""
+    filesystem, root = fsspec.core.url_to_fs(url)
+    text = manifest.model_dump_json(indent=2)
+    if local_path(url) is not None:
+        # A rename, for readers on this machine; an object store shows a whole object or none.
+        partial = f"{root}/.{MANIFEST}.{uuid.uuid4().hex}"
+        filesystem.pipe_file(partial, text.encode())
+        os.replace(partial, f"{root}/{MANIFEST}")
+    else:
+        filesystem.pipe_file(f"{root}/{MANIFEST}", text.encode())
+    return CacheRef(url=url, digest=manifest.digest)
+
+
+def read_manifest(url: str) -> CacheManifest | None:
+    """Return the manifest at `url`, or None where no whole cache is."""
+    filesystem, root = fsspec.core.url_to_fs(url)
+    if not filesystem.exists(f"{root}/{MANIFEST}"):
+        return None
+    try:
+        content = json.loads(filesystem.cat_file(f"{root}/{MANIFEST}"))
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            return None
+        return CacheManifest.model_validate(content)
+    except (ValueError, ValidationError):
+        return None
+
+
+def check_files(url: str, manifest: CacheManifest) -> None:
+    """Check sizes and footers of every file.
+
+    Raises:
+        CacheDamaged: Names the file and what is wrong with it.
+    """
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for split in manifest.splits.values():
+        for file in split.files:
+            path = f"{root}/{file.name}"
+            if not filesystem.exists(path):
+                raise CacheDamaged(f"{path} is missing")
+            if filesystem.size(path) != file.bytes:
+                raise CacheDamaged(f"{path} has {filesystem.size(path)} bytes, its manifest says {file.bytes}")
+            with filesystem.open(path, "rb") as handle:
+                footer = pq.ParquetFile(handle).metadata
+            groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+            if groups != [split.rows_per_group] * file.row_groups:
+                wanted = f"{file.row_groups} of {split.rows_per_group}"
+                raise CacheDamaged(f"{path} has row groups of {groups} rows, its manifest says {wanted}")
+
+
+def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
+    """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
+    filesystem, root = fsspec.core.url_to_fs(folder)
+    for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
+        url = f"{folder.rstrip('/')}/{path.split('/')[-2]}"
+        manifest = read_manifest(url)
+        if manifest is None or manifest.table != table or manifest.settings != settings:
+            continue
+        try:
+            check_files(url, manifest)
+        except CacheDamaged as damage:
+            logger.warning("%s: it will be built again", damage)
+            continue
+        return CacheRef(url=url, digest=manifest.digest)
+    return None
+
+
+def open_cache(ref: CacheRef) -> CacheManifest:
+    """Return the manifest of the cache, its files checked by sizes and footers.
+
+    Raises:
+        CacheDamaged: No whole cache is there, another one is, or a file is damaged.
+    """
+    manifest = read_manifest(ref.url)
+    if manifest is None:
+        raise CacheDamaged(f"{ref.url} holds no whole cache")
+    if manifest.digest != ref.digest:
+        raise CacheDamaged(f"{ref.url} holds the cache {manifest.digest}, not {ref.digest}")
+    check_files(ref.url, manifest)
+    return manifest

@@ -1,0 +1,244 @@
+"""From one Delta version to a cache: decoded pixels in Parquet files of exactly equal row groups, and a manifest."""
+
+import hashlib
+import json
+import logging
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import filelock
+import fsspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from tasks.cache.manifest import (
+    FORMAT,
+    CacheDamaged,
+    CacheFile,
+    CacheManifest,
+    CacheSplit,
+    check_files,
+    find_cache,
+    read_manifest,
+    write_manifest,
+)
+from tasks.cache.write import make_writer
+from tasks.config import CacheConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl import delta
+from tasks.refs import CacheRef, TableRef
+from tasks.schema import CACHE_PART_ARROW, SPLITS
+from tasks.spark import spark_session
+from tasks.storage import Storage, local_path
+
+logger = logging.getLogger("lakevision.cache")
+
+FILE_BYTES = 64 << 20
+"""Size of one cache file, so that many tasks write and many ranks read at once."""
+
+MIN_ROW_GROUPS = 64
+"""Row groups a split is cut into at least, where it has the rows: room for shuffling, and for as many ranks."""
+
+BROADCAST_ROWS = 1_000_000
+"""Up to so many row numbers (about 100 bytes each) are sent to every task instead of shuffling the pictures twice."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a Delta version holds: a digest of sha256, label and split of every row, the classes, the rows by split."""
+
+    digest: str
+    classes: tuple[str, ...]
+    rows: dict[str, int]
+
+
+def read_content(images: DataFrame) -> Content:
+    """Digest the rows of a version; the order of rows and the layout of files do not matter.
+
+    The digest is the exclusive or of the rows' sha256 (240 bits of it), by split and label: rows are distinct by key,
+    so none can cancel another.
+    """
+    hashed = F.sha2(F.concat_ws("|", "sha256", "label", "split"), 256)
+    parts = [
+        F.bit_xor(F.conv(F.substring(hashed, 1 + 15 * part, 15), 16, 10).cast("long")).alias(f"part{part}")
+        for part in range(4)
+    ]
+    groups = images.groupBy("split", "label").agg(F.count("*").alias("rows"), *parts).collect()
+    summary = sorted(
+        [row["split"], row["label"], row["rows"], *(row[f"part{part}"] for part in range(4))] for row in groups
+    )
+    rows = {split: sum(row["rows"] for row in groups if row["split"] == split) for split in SPLITS}
+    return Content(
+        digest=hashlib.sha256(json.dumps(summary).encode()).hexdigest(),
+        classes=tuple(sorted({row["label"] for row in groups})),
+        rows=rows,
+    )
+
+
+def check_content(content: Content, table: TableRef) -> None:
+    """Refuse a table that nothing can be trained on.
+
+    Raises:
+        WrongInput: Fewer than two classes, or an empty split.
+    """
+    if len(content.classes) < 2:
+        raise WrongInput(
+            f"'{table.path}' version {table.version} has the classes {list(content.classes)}: "
+            "a classifier needs at least two"
+        )
+    for split, rows in content.rows.items():
+        if rows == 0:
+            raise WrongInput(
+                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures, "
+                f"or raise etl.{split}_fraction for a new table"
+            )
+
+
+def cache_key(content: Content, cache: CacheConfig) -> str:
+    """Name a cache by what decides its bytes: content and settings, not the version, which OPTIMIZE changes as well."""
+    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.model_dump()}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rows_per_group(rows: int, cache: CacheConfig) -> int:
+    """Return the size of a row group: bounded by `row_group_megabytes`, and small enough for MIN_ROW_GROUPS."""
+    fits = (cache.row_group_megabytes << 20) // (cache.image_size**2 * 3)
+    return max(1, min(fits, rows // MIN_ROW_GROUPS))
+
+
+def cache_bytes(rows: int, cache: CacheConfig) -> int:
+    """Return about how many bytes the cache of `rows` pictures takes, padding included."""
+    return int(rows * cache.image_size**2 * 3 * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
+
+
+def check_disk(url: str, needed: int) -> None:
+    """Refuse a cache that the disk cannot hold.
+
+    Raises:
+        WrongInput: Says how much is needed and how much is free.
+    """
+    folder = local_path(url)
+    if folder is None:
+        return
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise WrongInput(
+            f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
+            "make room, lower cache.image_size, or set storage.cache to another disk"
+        )
+
+
+def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig) -> DataFrame:
+    """Return split, file, row, label_index and content: each picture's place in the cache.
+
+    Pictures are ordered by sha256, which is as good as shuffled and the same on every machine.
+    """
+    groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
+    picture_bytes = cache.image_size**2 * 3
+    per_file = {split: max(1, FILE_BYTES // (rows * picture_bytes)) * rows for split, rows in groups.items()}
+    sizes = spark.createDataFrame(list(per_file.items()), "split string, rows_per_file long")
+    classes = spark.createDataFrame(list(enumerate(content.classes)), "label_index long, label string")
+    numbered = (
+        images.select("sha256", "split")
+        .withColumn("row", F.row_number().over(Window.partitionBy("split").orderBy("sha256")).cast("long") - 1)
+        .join(F.broadcast(sizes), on="split", how="inner")
+        .select("sha256", "row", F.floor(F.col("row") / F.col("rows_per_file")).alias("file"))
+    )
+    if sum(content.rows.values()) <= BROADCAST_ROWS:
+        numbered = F.broadcast(numbered)
+    return (
+        images.join(numbered, on="sha256", how="inner")
+        .join(F.broadcast(classes), on="label", how="inner")
+        .select("split", "file", "row", "label_index", "content")
+    )
+
+
+def _building(url: str) -> AbstractContextManager[object]:
+    """Let one build at a time have a local folder; the others wait, then find its cache."""
+    if local_path(url) is None:
+        return nullcontext()
+    lock: AbstractContextManager[object] = filelock.FileLock(f"{url}.lock")
+    return lock
+
+
+def _usable(url: str) -> CacheRef | None:
+    manifest = read_manifest(url)
+    if manifest is None:
+        return None
+    try:
+        check_files(url, manifest)
+    except CacheDamaged as damage:
+        logger.warning("%s: built again", damage)
+        return None
+    return CacheRef(url=url, digest=manifest.digest)
+
+
+def materialize_cache(
+    cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig
+) -> tuple[CacheRef, bool]:
+    """Build the cache of one Delta version, or find it built.
+
+    Returns:
+        The cache, and whether it was built now.
+
+    Raises:
+        WrongInput: Fewer than two classes, an empty split, or too small a disk.
+    """
+    if found := find_cache(storage.cache, table, cache):
+        logger.info("%s is there already: nothing to build", found.url)
+        return found, False
+    with spark_session(config, storage) as spark:
+        images = delta.read_version(spark, table)
+        content = read_content(images.select("sha256", "label", "split"))
+        check_content(content, table)
+        url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache)}"
+        filesystem, root = fsspec.core.url_to_fs(url)
+        filesystem.makedirs(storage.cache, exist_ok=True)
+        with _building(url):
+            if found := _usable(url):
+                logger.info("%s is there already: nothing to build", url)
+                return found, False
+            check_disk(url, cache_bytes(sum(content.rows.values()), cache))
+            if filesystem.exists(root):
+                filesystem.rm(root, recursive=True)  # What a killed or damaged build left.
+            filesystem.makedirs(root, exist_ok=True)
+            manifest = _build(spark, images, content, cache, table, url)
+            ref = write_manifest(url, manifest)
+    logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
+    return ref, True
+
+
+def _build(
+    spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig, table: TableRef, url: str
+) -> CacheManifest:
+    groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
+    writer = make_writer(url, cache.image_size, groups)
+    schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
+    parts = (
+        _number_rows(spark, images, content, cache)
+        .repartition(spark.sparkContext.defaultParallelism * 2, "split", "file")
+        .sortWithinPartitions("split", "row")
+        .mapInArrow(writer, schema)  # type: ignore[arg-type]  # an iterator in, as documented
+        .collect()
+    )
+    splits = {}
+    for split in SPLITS:
+        files = sorted((part for part in parts if part["split"] == split), key=lambda part: part["name"])
+        splits[split] = CacheSplit(
+            rows=sum(part["rows"] for part in files),
+            rows_per_group=groups[split],
+            files=tuple(CacheFile(**{name: part[name] for name in CacheFile.model_fields}) for part in files),
+        )
+        assert splits[split].rows == content.rows[split], f"{splits[split].rows} of {content.rows[split]} rows written"
+    return CacheManifest(
+        format=FORMAT,
+        table=table,
+        content_digest=content.digest,
+        settings=cache,
+        classes=content.classes,
+        splits=splits,
+    )

@@ -1,0 +1,26 @@
+"""The cache stage as a Prefect task."""
+
+import hashlib
+from typing import Any
+
+from prefect.context import TaskRunContext
+
+from tasks.cache.manifest import find_cache
+from tasks.cache.materialize import materialize_cache
+from tasks.config import CacheConfig, SparkConfig
+from tasks.orchestration.task import skipped, stage
+from tasks.refs import CacheRef, TableRef
+from tasks.storage import Storage
+
+
+def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
+    found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache"])
+    # With the place: the same data cached under another home is another result.
+    return None if found is None else f"cache-{hashlib.sha256(f'{found.url}|{found.digest}'.encode()).hexdigest()}"
+
+
+@stage("cache", cache_key=_key)
+def materialize(cache: CacheConfig, table: TableRef, storage: Storage, spark: SparkConfig) -> CacheRef:
+    """Build the training cache of one Delta version, or find it built."""
+    ref, built = materialize_cache(cache, table, storage, spark)
+    return ref if built else skipped(ref, f"{ref.url} is there already")

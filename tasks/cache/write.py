@@ -1,0 +1,138 @@
+"""What a Spark task does to write cache files: decode, group exactly, pad the last group, digest."""
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.etl.decode import decode_pixels
+from tasks.schema import CACHE_ARROW, CACHE_PART_ARROW
+from tasks.worker_log import say
+
+PADDING = -1
+"""Label and row number of a row that is no picture."""
+
+
+class _DigestingFile:
+    """A binary file that takes the sha256 of what is written through it, in order."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.sha256.update(view)
+        self.bytes += view.nbytes
+        self._handle.write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        self._handle.flush()
+
+    def close(self) -> None:
+        self.closed = True
+        self._handle.close()
+
+
+class CacheFileWriter:
+    """Writes one Parquet file of row groups of exactly `rows_per_group` rows."""
+
+    def __init__(self, url: str, split: str, number: int, image_size: int, rows_per_group: int) -> None:
+        # The name is this attempt's own: a retried or speculative task never writes into another's file, and what
+        # no manifest names is no part of the cache.
+        self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
+        self.split = split
+        self._pixel_bytes = image_size**2 * 3
+        self._rows_per_group = rows_per_group
+        filesystem, root = fsspec.core.url_to_fs(url)
+        self._file = _DigestingFile(filesystem.open(f"{root}/{self.name}", "wb"))
+        # Raw pixels: no codec or dictionary earns its time, and no reader asks for statistics.
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._file, mode="w"),
+            CACHE_ARROW,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+        self._pixels: list[bytes] = []
+        self._labels: list[int] = []
+        self._rows: list[int] = []
+        self._num_rows = 0
+        self._num_groups = 0
+
+    def add(self, pixels: np.ndarray[Any, np.dtype[np.uint8]], label: int, row: int) -> None:
+        """Append one picture, uint8 HWC."""
+        self._pixels.append(pixels.tobytes())
+        self._labels.append(label)
+        self._rows.append(row)
+        self._num_rows += 1
+        if len(self._rows) == self._rows_per_group:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        columns = [self._pixels, self._labels, self._rows]
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, CACHE_ARROW, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=CACHE_ARROW), row_group_size=self._rows_per_group)
+        self._num_groups += 1
+        self._pixels, self._labels, self._rows = [], [], []
+
+    def close(self) -> dict[str, Any]:
+        """Pad the last group, close the file, and return what the manifest says of it."""
+        if self._rows:
+            missing = self._rows_per_group - len(self._rows)
+            self._pixels += [bytes(self._pixel_bytes)] * missing
+            self._labels += [PADDING] * missing
+            self._rows += [PADDING] * missing
+            self._write_group()
+        self._writer.close()
+        self._file.close()
+        return {
+            "split": self.split,
+            "name": self.name,
+            "rows": self._num_rows,
+            "row_groups": self._num_groups,
+            "bytes": self._file.bytes,
+            "sha256": self._file.sha256.hexdigest(),
+        }
+
+
+def make_writer(
+    url: str, image_size: int, rows_per_group: Mapping[str, int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function for `mapInArrow`.
+
+    In go batches of (split, file, row, label_index, content) sorted by split and row, a file's rows all in one task;
+    out comes one row of CACHE_PART_ARROW a file written.
+    """
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer: CacheFileWriter | None = None
+        current: tuple[str, int] | None = None
+        parts: list[dict[str, Any]] = []
+        for batch in batches:
+            for picture in batch.to_pylist():
+                place = (picture["split"], picture["file"])
+                if writer is None or place != current:
+                    if writer is not None:
+                        parts.append(writer.close())
+                    writer = CacheFileWriter(url, *place, image_size, rows_per_group[place[0]])
+                    current = place
+                writer.add(decode_pixels(picture["content"], image_size), picture["label_index"], picture["row"])
+        if writer is not None:
+            parts.append(writer.close())
+        if parts:
+            say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} pictures")
+            yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
+
+    return write

@@ -1,0 +1,249 @@
+"""What a person fills in: one frozen model a stage, in the order of the data. These models are the Prefect form."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BUILTIN_DIGITS = "builtin:digits"
+"""Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
+
+
+class Settings(BaseModel):
+    """A frozen group of settings that refuses names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StorageConfig(Settings):
+    """Where a run writes. Every place may be a folder or a URL; what is empty lies under `home`."""
+
+    home: str | None = Field(
+        None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
+    )
+    tables: str | None = Field(None, description="Folder or URL of the Delta tables; empty: <home>/tables")
+    cache: str | None = Field(None, description="Folder or URL of the training caches; empty: <home>/cache")
+    artifacts: str | None = Field(None, description="Folder or URL of MLflow's artifacts; empty: <home>/artifacts")
+    tracking: str | None = Field(
+        None, description="MLflow tracking URI; empty: $LAKEVISION_TRACKING_URI, else <home>/mlflow.db"
+    )
+
+
+class SparkConfig(Settings):
+    """The Spark session of ETL, cache and inference."""
+
+    master: str = Field("local[*]", description="Spark master URL")
+    driver_memory: str = Field("3g", pattern=r"^\d+[kmgt]$", description="Java heap of the driver, e.g. 3g")
+    conf: dict[str, str] = Field(default_factory=dict, description="More Spark settings; these win over our own")
+
+
+class EtlConfig(Settings):
+    """From a folder of class folders to the Delta tables `images` and `files`."""
+
+    source: str = Field(
+        BUILTIN_DIGITS,
+        min_length=1,
+        description=f"Folder of class folders with jpg, jpeg or png files, or {BUILTIN_DIGITS}",
+    )
+    stored_side: int = Field(
+        512, ge=16, le=16384, description="Pictures with a longer side than this (pixels) are scaled down to it"
+    )
+    val_fraction: float = Field(0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val`")
+    test_fraction: float = Field(0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test`")
+    split_seed: int = Field(1, ge=0, description="Seed of the split; the same picture and seed give the same split")
+    max_bad_fraction: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="The run fails, tables unchanged, when more than this share of the files is quarantined",
+    )
+    max_pixels: int = Field(
+        89_478_485,
+        ge=256,
+        le=178_956_970,
+        description="Pictures with more pixels than this (by their header) are quarantined, never decoded",
+    )
+    replace_source: bool = Field(
+        False, description="Let a source other than the one the tables were made from replace their contents"
+    )
+
+    @model_validator(mode="after")
+    def _leave_something_to_train_on(self) -> Self:
+        if self.val_fraction + self.test_fraction >= 1.0:
+            raise ValueError(
+                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
+                "make their sum less than 1"
+            )
+        return self
+
+
+class CacheConfig(Settings):
+    """From one Delta version to decoded pixels in Parquet, read with petastorm."""
+
+    image_size: int = Field(
+        224, ge=16, le=1024, description="Side of the square pictures that training sees, in pixels"
+    )
+    row_group_megabytes: int = Field(
+        16, ge=1, le=256, description="Upper bound of one row group, the unit of reading, in MB"
+    )
+
+
+class TrainConfig(Settings):
+    """One training run, on one process or on many ranks."""
+
+    model: str = Field("mobilenet_v2", min_length=1, description="Any classifier torchvision.models.get_model knows")
+    weights: str = Field(
+        "DEFAULT",
+        min_length=1,
+        description="none, DEFAULT (torchvision's pretrained weights, downloaded), or the path of a state dict",
+    )
+    freeze_backbone: bool = Field(True, description="Train the new head only; needs pretrained weights")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd runs with momentum 0.9")
+    learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate of one rank")
+    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay (AdamW: decoupled)")
+    batch_size: int = Field(32, ge=1, le=65536, description="Pictures a step on each rank")
+    max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
+    patience: int = Field(
+        3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
+    )
+    min_delta: float = Field(0.0, ge=0.0, description="The least change that counts as improvement")
+    monitor: Literal["val_accuracy", "val_loss"] = Field(
+        "val_accuracy", description="Metric that early stopping watches"
+    )
+    seed: int = Field(1, ge=1, description="Seed of weights, shuffling and dropout")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    num_threads: int = Field(
+        0, ge=0, description="Compute threads a rank; 0 shares the machine's cores among its ranks"
+    )
+
+    @model_validator(mode="after")
+    def _freeze_only_what_was_trained(self) -> Self:
+        if self.freeze_backbone and self.weights == "none":
+            raise ValueError(
+                "freeze_backbone is true with weights 'none', which would train a head on random features: "
+                "set freeze_backbone to false, or weights to DEFAULT or a path"
+            )
+        return self
+
+
+class DistributedConfig(Settings):
+    """The same training under Horovod, submitted to a GPU work pool."""
+
+    num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
+    scale_learning_rate: Literal["linear", "sqrt", "none"] = Field(
+        "linear", description="How the learning rate grows with the number of ranks"
+    )
+    warmup_epochs: float = Field(
+        1.0, ge=0.0, description="Epochs over which the learning rate rises to its scaled value"
+    )
+    where: Literal["auto", "work_pool", "in_place"] = Field(
+        "auto",
+        description="auto submits to the work pool where a Prefect server is configured, and else trains in place",
+    )
+    work_pool: str = Field("gpu", min_length=1, description="Work pool whose worker runs the ranks")
+    deployment: str = Field(
+        "train-distributed/train-distributed",
+        pattern=r"^[^/]+/[^/]+$",
+        description="Deployment to submit, flow/deployment",
+    )
+    submit_timeout_seconds: int = Field(
+        300, ge=1, description="How long the submitted run may wait for a worker, in seconds"
+    )
+    run_timeout_seconds: int = Field(86_400, ge=1, description="How long the submitted run may take, in seconds")
+    stall_timeout_seconds: int = Field(
+        600, ge=61, description="Ranks are ended when one waits this long for another (Horovod warns after 60)"
+    )
+
+
+class PromoteConfig(Settings):
+    """Which run becomes the champion."""
+
+    model_name: str = Field("lakevision", pattern=r"^[^/:]+$", description="Name of the registered model")
+    min_test_accuracy: float = Field(
+        0.0, ge=0.0, le=1.0, description="A run below this accuracy on the split `test` is not promoted"
+    )
+
+
+class PredictConfig(Settings):
+    """Batch inference with the champion."""
+
+    table: str | None = Field(
+        None, description="Delta table with columns sha256 and content; empty: the table `images`"
+    )
+    predictions: str | None = Field(None, description="Delta table to write; empty: <tables>/predictions")
+    alias: str = Field(
+        "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
+    )
+    batch_size: int = Field(64, ge=1, le=4096, description="Pictures a forward pass")
+
+
+class EtlRun(Settings):
+    """Parameters of the flow `etl`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    etl: EtlConfig = EtlConfig()
+
+
+class CacheRun(Settings):
+    """Parameters of the flow `cache`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    cache: CacheConfig = CacheConfig()
+    table_version: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Version of the table `images`; empty: the latest"
+    )
+
+
+class TrainRun(CacheRun):
+    """Parameters of the flow `train`."""
+
+    train: TrainConfig = TrainConfig()
+
+
+class TrainDistributedRun(TrainRun):
+    """Parameters of the flow `train-distributed`, which runs the ranks where it runs itself."""
+
+    distributed: DistributedConfig = DistributedConfig()
+
+
+class PromoteRun(Settings):
+    """Parameters of the flow `promote`."""
+
+    run_ids: list[str] = Field(
+        default_factory=list,
+        description="MLflow runs to choose from; empty: the newest finished run and all on the same cache",
+    )
+    storage: StorageConfig = StorageConfig()
+    promote: PromoteConfig = PromoteConfig()
+
+
+class PredictRun(Settings):
+    """Parameters of the flow `predict-batch`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
+    predict: PredictConfig = PredictConfig()
+
+
+class PipelineConfig(Settings):
+    """Parameters of the whole DAG."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    etl: EtlConfig = EtlConfig()
+    cache: CacheConfig = CacheConfig()
+    train: TrainConfig = TrainConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    promote: PromoteConfig = PromoteConfig()
+    predict: PredictConfig = PredictConfig()
+
+    @model_validator(mode="after")
+    def _predict_with_what_was_promoted(self) -> Self:
+        if self.predict.alias != "champion":
+            raise ValueError(
+                f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "
+                "leave it out, or run the flow predict-batch alone"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The ranks of a training: started, watched, and ended together."""

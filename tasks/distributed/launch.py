@@ -1,0 +1,181 @@
+"""Start the ranks of a training on this machine, watch them, and end them all together."""
+
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import HTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.environment import rank_environment
+from tasks.errors import WrongInput
+from tasks.refs import RunRef
+
+logger = logging.getLogger("lakevision.ranks")
+
+END_GRACE_SECONDS = 5.0
+"""How long a rank may take to end after SIGTERM before it gets SIGKILL."""
+
+LAST_LINES = 30
+"""Lines of a failed rank's output that its error carries."""
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error; the others were ended with it."""
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: "subprocess.Popen[str]"
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+@contextmanager
+def _rendezvous(num_ranks: int) -> Iterator[list[dict[str, str]]]:
+    """Run the server over which Horovod's ranks find each other; yield the environment of each rank.
+
+    Horovod's own launcher binds this server to all interfaces, passes the environment on a command line, where `ps`
+    shows it, and leads each rank in a session of its own. Here it listens on the loopback interface alone.
+    """
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    assignments = get_host_assignments(parse_hosts(f"localhost:{num_ranks}"), num_ranks)
+    server: HTTPServer = RendezvousHTTPServer(("127.0.0.1", 0), RendezvousHandler, 0)
+    server.init(assignments)  # type: ignore[attr-defined]  # Horovod has no types
+    thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", daemon=True)
+    thread.start()
+    shared = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        # Ranks load data and weights before they first meet; Gloo's own limit of 30 s is too short for that.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
+    }
+    try:
+        yield [shared | create_slot_env_vars(assignment) for assignment in assignments]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def _single() -> Iterator[list[dict[str, str]]]:
+    yield [{}]
+
+
+def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "tasks.distributed.rank", str(spec_path)],
+        # Nothing is ever written: the pipe closes when this process ends, and the rank with it.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        # A session of its own: Ctrl-C on the terminal reaches the ranks through this process, in order.
+        start_new_session=True,
+    )
+    return _Rank(number, process)
+
+
+def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> None:
+    assert rank.process.stdout is not None
+    for line in rank.process.stdout:
+        lines.put((rank, line.rstrip("\n")))
+    lines.put((rank, None))
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End every rank that still runs, and wait until none is left."""
+    running = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in running:
+        rank.process.terminate()
+    deadline = time.monotonic() + END_GRACE_SECONDS
+    for rank in running:
+        try:
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+    for rank in ranks:
+        assert rank.process.stdin is not None
+        rank.process.stdin.close()
+
+
+def launch_ranks(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None = None) -> RunRef:
+    """Train with the ranks that `spec` asks for, on this machine, and return the MLflow run that rank 0 made.
+
+    The first rank that fails ends all; when this process ends, by any signal, the ranks end with it.
+
+    Args:
+        spec: What to train.
+        on_event: Called with each event of rank 0: epoch, max_epochs, val_accuracy.
+
+    Raises:
+        WrongInput: A rank refused its input.
+        RankFailed: A rank failed; carries its last lines.
+    """
+    num_ranks = spec.distributed.num_ranks if spec.distributed else 1
+    lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
+    ranks: list[_Rank] = []
+    run_id: str | None = None
+    with TemporaryDirectory() as scratch, _rendezvous(num_ranks) if num_ranks > 1 else _single() as environments:
+        spec_path = Path(scratch, "spec.json")
+        spec_path.write_text(spec.model_dump_json())
+        common = rank_environment() | {
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, (os.cpu_count() or 1) // num_ranks)),
+        }
+        if spec.distributed:
+            common["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(spec.distributed.stall_timeout_seconds)
+        try:
+            for number, own in enumerate(environments):
+                ranks.append(_start(number, spec_path, common | own))
+                threading.Thread(target=_read_lines, args=(ranks[-1], lines), daemon=True).start()
+            running = len(ranks)
+            while running:
+                rank, line = lines.get()
+                if line is None:
+                    running -= 1
+                    _check_exit(rank)
+                elif line.startswith(EVENT_MARK):
+                    event = json.loads(line.removeprefix(EVENT_MARK))
+                    if "wrong_input" in event:
+                        raise WrongInput(event["wrong_input"])
+                    run_id = event.get("run_id", run_id)
+                    if on_event is not None and "epoch" in event:
+                        on_event(event)
+                else:
+                    rank.lines.append(line)
+                    logger.info("rank %d: %s", rank.number, line)
+        finally:
+            _end(ranks)
+    if run_id is None:
+        raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")
+    return RunRef(run_id=run_id)
+
+
+def _check_exit(rank: _Rank) -> None:
+    status = rank.process.wait()
+    if status != 0:
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise RankFailed(f"rank {rank.number} {how}; its last lines:\n" + "\n".join(rank.lines))

@@ -1,0 +1,151 @@
+"""What one rank runs: the training loop of tasks.train with the other ranks behind its reducer.
+
+Started as a command, `python -m tasks.distributed.rank SPEC`, never as a pickled function: Horovod then keeps no second
+core busy, and nothing is unpickled. A single process is the case of one rank, without Horovod.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.errors import WrongInput
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tasks.train.loop import EpochMetrics
+from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.run import train_model
+
+EVENT_MARK = "@lakevision "
+"""Lines on stdout with this mark are events for the process that started the rank, as JSON."""
+
+EXIT_WRONG_INPUT = 2
+EXIT_ORPHANED = 3
+
+
+class RankSpec(BaseModel):
+    """What a rank is to train; the file it comes in holds no secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache: CacheRef
+    storage: Storage
+    tags: dict[str, str] = {}
+
+
+class HorovodReducer:
+    """The other ranks, behind Horovod."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.num_ranks: int = hvd.size()
+        self._num_broadcasts = 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks."""
+        summed: torch.Tensor = self._hvd.allreduce(values.contiguous(), op=self._hvd.Sum)
+        return summed
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        # Horovod names the operation after the value's type where it gets no name; rank 0's value is often of another
+        # type than the others', and ranks that wait under different names wait for ever.
+        self._num_broadcasts += 1
+        return self._hvd.broadcast_object(value, root_rank=0, name=f"lakevision.broadcast.{self._num_broadcasts}")
+
+    def broadcast_model(self, model: nn.Module) -> None:
+        """Give every rank rank 0's parameters and buffers."""
+        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def wrap_optimizer(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> torch.optim.Optimizer:
+        """Return Horovod's optimizer, which averages gradients while backward still computes them."""
+        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        wrapped: torch.optim.Optimizer = self._hvd.DistributedOptimizer(optimizer, named_parameters=trained)
+        # Horovod makes a new optimizer from the parameter groups alone: a resumed one's moments must follow.
+        wrapped.load_state_dict(optimizer.state_dict())
+        return wrapped
+
+
+def emit(event: dict[str, Any]) -> None:
+    """Send an event to the process that started this rank."""
+    print(f"{EVENT_MARK}{json.dumps(event)}", flush=True)
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that holds the other end of stdin is gone, however it went.
+
+    The parent never writes: the pipe closes when it ends, also by SIGKILL, and no rank is left behind.
+    """
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def make_reducer(num_ranks: int) -> Reducer:
+    """Return the reducer of this rank; Horovod is initialised before anything heavy is loaded, or Gloo gives up."""
+    if num_ranks == 1:
+        return SingleProcess()
+    import horovod.torch as hvd
+
+    hvd.init()
+    return HorovodReducer()
+
+
+def run_rank(spec: RankSpec, reducer: Reducer) -> None:
+    """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
+
+    def on_epoch(metrics: EpochMetrics) -> None:
+        total = spec.train.max_epochs
+        emit({"epoch": metrics.epoch + 1, "max_epochs": total, "val_accuracy": metrics.val_accuracy})
+
+    run = train_model(spec.train, spec.cache, spec.storage, spec.distributed, reducer, spec.tags, on_epoch)
+    if reducer.rank == 0:
+        emit({"run_id": run.run_id})
+
+
+def main(spec_path: str) -> int:
+    """Run one rank; return the process's exit status."""
+    end_with_parent()
+    spec = RankSpec.model_validate_json(Path(spec_path).read_text())
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    for name in ("alembic", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        reducer = make_reducer(spec.distributed.num_ranks if spec.distributed else 1)
+        if reducer.rank != 0:
+            logging.getLogger("lakevision").setLevel(logging.WARNING)
+        run_rank(spec, reducer)
+    except WrongInput as error:
+        emit({"wrong_input": str(error)})
+        return EXIT_WRONG_INPUT
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    # Not sys.exit: the watching thread sits in a read that interpreter shutdown would wait for.
+    os._exit(status)

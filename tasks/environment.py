@@ -1,0 +1,73 @@
+"""The one place that reads the environment."""
+
+import os
+from pathlib import Path
+
+
+def lakevision_home() -> Path:
+    """Return the folder under which a run writes everything: $LAKEVISION_HOME, or ./.lakevision."""
+    return Path(os.environ.get("LAKEVISION_HOME") or ".lakevision").expanduser().absolute()
+
+
+def download_cache() -> Path:
+    """Return the user's cache of what set-up fetched or built: $LAKEVISION_CACHE, or lakevision under the XDG cache."""
+    if chosen := os.environ.get("LAKEVISION_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lakevision"
+
+
+def java_command() -> str:
+    """Return the java that Spark starts: $JAVA_HOME/bin/java, or the one on PATH."""
+    java_home = os.environ.get("JAVA_HOME")
+    return str(Path(java_home) / "bin" / "java") if java_home else "java"
+
+
+def code_version() -> str | None:
+    """Return the code version an image was built from ($LAKEVISION_CODE_VERSION), or None."""
+    return os.environ.get("LAKEVISION_CODE_VERSION") or None
+
+
+# What a rank or a JVM needs from its parent; the rest (credentials of other services, tokens) stays behind.
+_RANK_NAMES = frozenset(
+    {
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LANG",
+            "LC_ALL",
+            "TZ",
+            "TMPDIR",
+            "LD_LIBRARY_PATH",
+            "PYTHONPATH",
+            "VIRTUAL_ENV",
+            "DO_NOT_TRACK",
+        ),
+        *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CUDA_VISIBLE_DEVICES", "XDG_CACHE_HOME"),
+    }
+)
+_RANK_PREFIXES = (
+    *("LAKEVISION_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
+    *("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_"),
+)
+
+
+def rank_environment() -> dict[str, str]:
+    """Return the part of the environment a rank starts with."""
+    return {name: value for name, value in os.environ.items() if name in _RANK_NAMES or name.startswith(_RANK_PREFIXES)}
+
+
+def tracking_uri() -> str | None:
+    """Return the default tracking server, $LAKEVISION_TRACKING_URI, or None.
+
+    Not MLflow's own variable: MLflow writes it whenever a server is chosen, and a later run of the same process
+    under another home would track into the first one's.
+    """
+    return os.environ.get("LAKEVISION_TRACKING_URI") or None
+
+
+def mlflow_ui(tracking: str) -> str:
+    """Return where a person's browser finds MLflow: $LAKEVISION_MLFLOW_UI, the tracking server, or `make up`'s port."""
+    served = tracking if tracking.startswith("http") else "http://127.0.0.1:5000"
+    return (os.environ.get("LAKEVISION_MLFLOW_UI") or served).rstrip("/")

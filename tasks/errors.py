@@ -1,0 +1,27 @@
+"""The one exception that means: a person asked for something that cannot be done."""
+
+from pydantic import ValidationError
+
+
+class WrongInput(ValueError):
+    """Input refused before work starts; its one sentence says what was wrong, its value, and the way out.
+
+    Never retried: running again cannot help.
+    """
+
+
+def explain(error: ValidationError) -> str:
+    """Turn pydantic's report into one line a person can act on: field, value, and what it must be."""
+    lines = []
+    for item in error.errors(include_url=False):
+        field = ".".join(str(part) for part in item["loc"]) or "the configuration"
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{field} is not a setting: remove it or check its spelling")
+        elif item["type"] == "missing":
+            lines.append(f"{field} is missing: give it a value")
+        elif item["type"] == "value_error":
+            lines.append(f"{field}: {message}" if item["loc"] else message)
+        else:
+            lines.append(f"{field} is {item['input']!r}: {message[0].lower()}{message[1:]}")
+    return "; ".join(lines)

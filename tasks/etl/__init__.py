@@ -1,0 +1,1 @@
+"""From a folder of images to the Delta tables `images` and `files`."""

@@ -1,0 +1,106 @@
+"""Delta tables: existence, versions, properties, and the two ways of writing, each one commit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tasks.errors import WrongInput
+from tasks.refs import TableRef
+
+
+def check_table_path(path: str) -> bool:
+    """Say whether a Delta table is at `path`, without Spark.
+
+    Raises:
+        WrongInput: Something other than a Delta table is there.
+    """
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if not filesystem.exists(root):
+        return False
+    if filesystem.exists(f"{root}/_delta_log"):
+        return True
+    if not filesystem.isdir(root) or filesystem.ls(root):
+        raise WrongInput(
+            f"'{path}' is not a Delta table (it has no _delta_log): give another path, or move what is there"
+        )
+    return False
+
+
+def has_table(spark: SparkSession, path: str) -> bool:
+    """Say whether a Delta table is at `path`."""
+    found: bool = DeltaTable.isDeltaTable(spark, path)
+    return found
+
+
+def latest(spark: SparkSession, path: str) -> TableRef:
+    """Return the newest version of the table, resolved once, so that later reads agree.
+
+    Raises:
+        WrongInput: No Delta table is there.
+    """
+    if not has_table(spark, path):
+        raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
+    table = DeltaTable.forPath(spark, path)
+    version, table_id = table.history(1).collect()[0]["version"], table.detail().collect()[0]["id"]
+    return TableRef(path=path, version=version, table_id=table_id)
+
+
+def at_version(spark: SparkSession, path: str, version: int | None) -> TableRef:
+    """Return the asked-for version of the table, or the newest.
+
+    Raises:
+        WrongInput: No Delta table is there, or it has no such version any more.
+    """
+    newest = latest(spark, path)
+    if version is None:
+        return newest
+    versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
+    if version not in versions:
+        raise WrongInput(
+            f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
+            "choose one of them, or leave it empty for the newest"
+        )
+    return newest.model_copy(update={"version": version})
+
+
+def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
+    """Return the rows of exactly this version."""
+    return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+
+
+def properties(spark: SparkSession, path: str) -> dict[str, str]:
+    """Return the table's properties."""
+    return dict(DeltaTable.forPath(spark, path).detail().collect()[0]["properties"])
+
+
+def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
+    """Set table properties, in one commit."""
+    listed = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in values.items())
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
+    """Create the table with its first rows and properties in one commit; fail if it exists."""
+    writer = rows.writeTo(f"delta.`{path}`").using("delta")
+    for name, value in values.items():
+        writer = writer.tableProperty(name, value)
+    writer.create()
+
+
+def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Select exactly the columns of `schema`, in its order and types: the contract of a write."""
+    return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
+
+
+def merge(spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...]) -> Any:
+    """Begin a MERGE of `rows` (alias s) into the table (alias t) on `key`."""
+    condition = " AND ".join(f"t.{name} = s.{name}" for name in key)
+    return DeltaTable.forPath(spark, path).alias("t").merge(rows.alias("s"), condition)

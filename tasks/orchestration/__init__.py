@@ -1,0 +1,1 @@
+"""What every Prefect task shares."""

@@ -1,0 +1,142 @@
+"""What every Prefect task shares: retries, the run's log, and saying that there was nothing to do."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed
+from prefect.tasks import exponential_backoff
+
+from tasks.errors import WrongInput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SKIPPED = "Skipped"
+"""Name of the state of a stage that found its work done."""
+
+DAY_SECONDS = 86_400
+
+
+async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
+    """Say whether running again can help: not after wrong input."""
+    try:
+        await state.aresult()
+    except WrongInput:
+        return False
+    except Exception:  # Anything else may pass: a lost executor, a full disk that was cleaned, a server that restarts.
+        return True
+    return True
+
+
+class _RunLogHandler(logging.Handler):
+    """Hands the records of plain functions to the Prefect run's logger."""
+
+    def __init__(self, run_logger: Any) -> None:
+        super().__init__()
+        self._run_logger = run_logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._run_logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
+@contextmanager
+def run_log() -> Iterator[None]:
+    """Let everything below the logger `lakevision` reach the log of the current Prefect run."""
+    package = logging.getLogger("lakevision")
+    handler = _RunLogHandler(get_run_logger())
+    level, propagate = package.level, package.propagate
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    package.propagate = False
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        package.setLevel(level)
+        package.propagate = propagate
+
+
+def skipped(value: R, why: str) -> R:
+    """Return the value in a completed state named Skipped, so that the UI says that nothing had to be done."""
+    # Prefect takes a returned state for the task's own and unpacks its data for the caller.
+    return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]
+
+
+def stage(
+    name: str,
+    *,
+    timeout_seconds: float | None = DAY_SECONDS,
+    cache_key: Callable[[TaskRunContext, dict[str, Any]], str | None] | None = None,
+) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Make a Prefect task: retried with backoff and jitter but not after wrong input, logged, its result kept as JSON.
+
+    Args:
+        name: Name of the stage.
+        timeout_seconds: After this the task fails; None where the work has a limit of its own.
+        cache_key: Names the result by the versions of its inputs; None where it does not exist (any more).
+    """
+
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with run_log():
+                return function(*args, **kwargs)
+
+        made: Task[P, R] = task(
+            name=name,
+            retries=2,
+            retry_delay_seconds=exponential_backoff(backoff_factor=5),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=worth_retrying,
+            timeout_seconds=timeout_seconds,
+            cache_key_fn=cache_key,
+            persist_result=True,
+            # JSON, not a pickle: a result may come from another machine.
+            result_serializer="json",
+        )(run)
+        return made
+
+    return decorate
+
+
+def flow_run_tags() -> dict[str, str]:
+    """Return the tags by which an MLflow run names the Prefect run it belongs to."""
+    found = flow_run.get_id()
+    return {"prefect.flow_run_id": str(found)} if found else {}
+
+
+def run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run one stage and return its value, also where it was skipped; a failed one raises what it raised."""
+    return _run_stage(stage_task, *args, **kwargs)[0]
+
+
+def _run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, str | None]:
+    # A plain call of a task that returned a state returns that state and not its data.
+    state: State[R] = stage_task(*args, **kwargs, return_state=True)
+    value: R = state.result()
+    return value, state.name
+
+
+class StageLog:
+    """Runs stages one after the other, and remembers how long each took and whether it found its work done."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.skipped: dict[str, bool] = {}
+
+    def run(self, stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one stage and return its value; a failed one raises what it raised."""
+        began = time.perf_counter()
+        value, name = _run_stage(stage_task, *args, **kwargs)
+        self.seconds[stage_task.name] = round(time.perf_counter() - began, 2)
+        self.skipped[stage_task.name] = name in {"Cached", SKIPPED}
+        return value

@@ -1,0 +1,1 @@
+"""Predictions by the one model package."""

@@ -1,0 +1,174 @@
+"""Batch inference: the model package in a Spark iterator pandas UDF, over the pictures that have no prediction yet."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+from pyspark import SparkFiles
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+
+from tasks import tracking
+from tasks.config import PredictConfig, PromoteConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl import delta
+from tasks.refs import ModelRef, PredictReport, TableRef
+from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
+from tasks.spark import spark_session
+from tasks.storage import Storage
+from tasks.worker_log import say
+
+logger = logging.getLogger("lakevision.predict")
+
+
+def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[[str], Column]:
+    """Return the iterator pandas UDF: encoded pictures in, structs of PREDICTION out.
+
+    Args:
+        package: Name under which SparkContext.addFile sent the model package.
+        batch_size: Pictures a forward pass.
+        num_threads: Compute threads of one Python worker.
+    """
+
+    def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+        import torch
+
+        # Cores times threads would fight: Spark already runs one worker a core.
+        torch.set_num_threads(num_threads)
+        began = time.perf_counter()
+        model = tracking.load_package(Path(SparkFiles.get(package)))
+        say(f"model loaded in {time.perf_counter() - began:.1f} s")
+        for contents in batches:
+            parts = [
+                model.predict(pd.DataFrame({"content": contents.iloc[begin : begin + batch_size].to_numpy()}))
+                for begin in range(0, len(contents), batch_size)
+            ]
+            yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
+
+    predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]
+    return predictor
+
+
+def _champion(storage: Storage, promote: PromoteConfig, alias: str) -> ModelRef:
+    model = tracking.model_with_alias(storage, promote.model_name, alias)
+    if model is None:
+        raise WrongInput(
+            f"the registered model '{promote.model_name}' has no version with the alias '{alias}': "
+            "run the flow promote first, or give another name or alias"
+        )
+    return model
+
+
+def _pending(spark: SparkSession, pictures: DataFrame, predictions: str, model: ModelRef) -> DataFrame:
+    """Return the pictures without a prediction by this model version."""
+    if not delta.has_table(spark, predictions):
+        return pictures
+    done = (
+        spark.read.format("delta")
+        .load(predictions)
+        .where((F.col("model_name") == model.name) & (F.col("model_version") == model.version))
+    )
+    return pictures.join(done.select("sha256"), on="sha256", how="left_anti")
+
+
+def check_pictures(pictures: DataFrame, path: str) -> None:
+    """Refuse a table without the columns that inference reads.
+
+    Raises:
+        WrongInput: Names the missing columns.
+    """
+    missing = sorted({"sha256", "content"} - set(pictures.columns))
+    if missing:
+        raise WrongInput(
+            f"predict.table is '{path}', which has no column {', '.join(missing)}: "
+            "give a table with sha256 (string) and content (binary, an encoded image)"
+        )
+
+
+def predict_batch(
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    storage: Storage,
+    config: SparkConfig,
+    table: TableRef | None = None,
+    model: ModelRef | None = None,
+) -> PredictReport:
+    """Predict every picture that has no prediction by this model version, and merge the result into `predictions`.
+
+    Args:
+        predict: Settings of inference.
+        promote: Names the registered model.
+        storage: Where tables and models lie.
+        config: The Spark session.
+        table: Version to predict on; None: the latest of `predict.table`.
+        model: Model version; None: the one with the alias.
+
+    Raises:
+        WrongInput: No such model, alias or table, or a table without the columns.
+    """
+    model = model or _champion(storage, promote, predict.alias)
+    path = predict.table or storage.table("images")
+    predictions = predict.predictions or storage.table("predictions")
+    delta.check_table_path(path)
+    delta.check_table_path(predictions)
+    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch:
+        table = table or delta.latest(spark, path)
+        pictures = delta.read_version(spark, table)
+        check_pictures(pictures, path)
+        pending = _pending(spark, pictures.select("sha256", "content"), predictions, model)
+        num_pending = pending.count()
+        errors, seconds = 0, 0.0
+        if num_pending:
+            began = time.perf_counter()
+            package = _send_package(spark, storage, model, Path(scratch))
+            errors = _predict_pending(spark, pending, predictions, package, model, predict.batch_size)
+            seconds = time.perf_counter() - began
+        written = delta.latest(spark, predictions)
+    rate = f", {num_pending / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
+    logger.info("%d pictures predicted by %s version %d%s", num_pending, model.name, model.version, rate)
+    return PredictReport(predictions=written, model=model, predicted=num_pending, errors=errors, seconds=seconds)
+
+
+def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
+    """Send the model package to every executor, which need not reach the registry; return its name there."""
+    name = f"{model.name}-{model.version}-{model.run_id[:8]}"
+    folder = tracking.download_model(storage, model, scratch / name)
+    spark.sparkContext.addFile(str(folder), recursive=True)
+    return folder.name
+
+
+def _predict_pending(
+    spark: SparkSession, pending: DataFrame, predictions: str, package: str, model: ModelRef, batch_size: int
+) -> int:
+    """Predict and merge, in one commit; return how many pictures have an error instead of a label."""
+    parallelism = spark.sparkContext.defaultParallelism
+    num_threads = max(1, (os.cpu_count() or 1) // parallelism)
+    predictor = make_predictor(package, batch_size, num_threads)
+    rows = (
+        # A worker loads the model once a task: as many tasks as cores, not as many as files.
+        pending.repartition(parallelism)
+        .select("sha256", predictor("content").alias("prediction"))
+        .select(
+            "sha256",
+            F.lit(model.name).alias("model_name"),
+            F.lit(model.version).alias("model_version"),
+            "prediction.*",
+            F.current_timestamp().alias("predicted_at"),
+        )
+    )
+    # A merge reads its source twice: predicted once, kept on disk.
+    new = delta.with_schema(rows, PREDICTIONS).persist()
+    try:
+        errors = new.where(F.col("error").isNotNull()).count()
+        if delta.has_table(spark, predictions):
+            delta.merge(spark, predictions, new, PREDICTIONS_KEY).whenNotMatchedInsertAll().execute()
+        else:
+            delta.create_table(predictions, new, {})
+    finally:
+        new.unpersist()
+    return errors

@@ -1,0 +1,76 @@
+"""The one model package, from bytes to a struct: preprocessing, weights and labels, for batch, stream and serving."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from tasks.etl.decode import BadImage, decode_pixels
+from tasks.train.model import Classifier, build_classifier
+
+WEIGHTS_FILE = "weights.pt"
+DESCRIPTION_FILE = "model.json"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The label of one picture and its probability (0-1), or why there is none."""
+
+    label: str | None
+    probability: float | None
+    error: str | None
+
+
+class ImageClassifier:
+    """A trained classifier on encoded pictures."""
+
+    def __init__(self, classifier: Classifier, classes: Sequence[str], image_size: int, device: torch.device) -> None:
+        self._classifier = classifier.to(device).eval()
+        self.classes = tuple(classes)
+        self.image_size = image_size
+        self._device = device
+
+    def predict(self, contents: Sequence[bytes]) -> list[Prediction]:
+        """Predict each picture; one that cannot be decoded gets an error, and costs the others nothing.
+
+        Args:
+            contents: Whole image files.
+        """
+        predictions: list[Prediction | None] = [None] * len(contents)
+        pictures = []
+        places = []
+        for place, content in enumerate(contents):
+            try:
+                pictures.append(decode_pixels(content, self.image_size))
+                places.append(place)
+            except BadImage as bad:
+                predictions[place] = Prediction(None, None, str(bad))
+        if pictures:
+            images_BHWC = torch.from_numpy(np.stack(pictures)).to(self._device)
+            with torch.inference_mode():
+                probabilities_BK = torch.softmax(self._classifier(images_BHWC).float(), dim=1).cpu()
+            best_B, index_B = probabilities_BK.max(dim=1)
+            for place, probability, index in zip(places, best_B.tolist(), index_B.tolist(), strict=True):
+                predictions[place] = Prediction(self.classes[index], probability, None)
+        return [prediction for prediction in predictions if prediction is not None]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Load what `save_classifier` wrote; runs no code from the files."""
+        description = json.loads((folder / DESCRIPTION_FILE).read_text())
+        classifier = build_classifier(description["model"], "none", len(description["classes"]), freeze_backbone=False)
+        classifier.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(classifier, description["classes"], description["image_size"], device)
+
+
+def save_classifier(folder: Path, model: str, state: dict[str, Any], classes: Sequence[str], image_size: int) -> None:
+    """Write weights and description of a classifier into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, folder / WEIGHTS_FILE)
+    description = {"model": model, "classes": list(classes), "image_size": image_size}
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2))

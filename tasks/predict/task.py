@@ -1,0 +1,38 @@
+"""Batch inference as a Prefect task."""
+
+import hashlib
+import json
+from typing import Any
+
+from prefect.context import TaskRunContext
+
+from tasks.config import PredictConfig, PromoteConfig, SparkConfig
+from tasks.etl.delta import check_table_path
+from tasks.orchestration.task import skipped, stage
+from tasks.predict.batch import predict_batch
+from tasks.refs import ModelRef, PredictReport, TableRef
+from tasks.storage import Storage
+
+
+def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
+    """Name the result by table version and model version, where both are given and the predictions still exist."""
+    table, model = parameters.get("table"), parameters.get("model")
+    predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
+    if table is None or model is None or not check_table_path(predictions):
+        return None
+    decisive = [table.model_dump(), model.model_dump(), predictions]
+    return f"predict-{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()}"
+
+
+@stage("predict", cache_key=_key)
+def predict_pictures(
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    storage: Storage,
+    spark: SparkConfig,
+    table: TableRef | None = None,
+    model: ModelRef | None = None,
+) -> PredictReport:
+    """Predict every picture that has no prediction by the champion yet."""
+    report = predict_batch(predict, promote, storage, spark, table, model)
+    return report if report.predicted else skipped(report, "every picture has a prediction by this model version")

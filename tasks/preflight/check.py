@@ -1,0 +1,58 @@
+"""Refuse before any work what would fail after hours of it."""
+
+import logging
+
+import torch
+
+from tasks import tracking
+from tasks.cache.materialize import cache_bytes, check_disk
+from tasks.config import CacheConfig, PipelineConfig, TrainConfig
+from tasks.errors import WrongInput
+from tasks.etl.delta import check_table_path
+from tasks.etl.ingest import prepare_source
+from tasks.etl.listing import check_source
+from tasks.spark import check_java
+from tasks.storage import Storage
+from tasks.train.model import build_classifier
+from tasks.train.run import choose_device
+
+logger = logging.getLogger("lakevision.preflight")
+
+
+def check_training(train: TrainConfig, cache: CacheConfig) -> None:
+    """Refuse a model, weights, device or image size that cannot be trained, before a cache is built for it.
+
+    Raises:
+        WrongInput: Names the setting, its value, and the way out.
+    """
+    choose_device(train.device, 0)
+    classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
+    side = cache.image_size
+    try:
+        with torch.no_grad():
+            classifier.train()(torch.zeros(2, side, side, 3, dtype=torch.uint8))
+    except Exception as error:  # Each architecture fails in its own way on a size it was not made for.
+        raise WrongInput(
+            f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
+            "give the size the model was made for, 224 for most"
+        ) from error
+
+
+def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
+    """Check everything that the DAG needs and that can be known before it starts.
+
+    Raises:
+        WrongInput: The first thing that cannot be, with its value and the way out.
+    """
+    check_java()
+    source = prepare_source(config.etl, storage)
+    num_files = check_source(source)
+    for path in (storage.table("images"), storage.table("files")):
+        check_table_path(path)
+    check_table_path(config.predict.predictions or storage.table("predictions"))
+    if config.predict.table and not check_table_path(config.predict.table):
+        raise WrongInput(f"predict.table is '{config.predict.table}', where no Delta table is: check the path")
+    check_training(config.train, config.cache)
+    check_disk(storage.cache, cache_bytes(num_files, config.cache))
+    tracking.check_tracking(storage)
+    logger.info("%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source)

@@ -1,0 +1,1 @@
+"""Which run becomes the champion, and how it is registered."""

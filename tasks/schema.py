@@ -1,0 +1,110 @@
+"""Column names and types, written once.
+
+Shape legend, used as suffix of names: B batch, C channels (3), H height, W width, K classes, F features.
+"""
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+TRAIN, VAL, TEST = "train", "val", "test"
+SPLITS = (TRAIN, VAL, TEST)
+
+STORED, DUPLICATE, QUARANTINED, DELETED = "stored", "duplicate", "quarantined", "deleted"
+
+IMAGES = StructType(
+    [
+        StructField("sha256", StringType(), nullable=False),
+        StructField("label", StringType(), nullable=False),
+        StructField("content", BinaryType(), nullable=False),
+        StructField("width", IntegerType(), nullable=False),
+        StructField("height", IntegerType(), nullable=False),
+        StructField("split", StringType(), nullable=False),
+        StructField("ingested_at", TimestampType(), nullable=False),
+    ]
+)
+"""One row a picture; sha256 is that of the original file, width and height (pixels) the original's."""
+
+FILES = StructType(
+    [
+        StructField("path", StringType(), nullable=False),
+        StructField("label", StringType()),
+        StructField("size", LongType(), nullable=False),
+        StructField("modified_at", TimestampType(), nullable=False),
+        StructField("sha256", StringType()),
+        StructField("outcome", StringType(), nullable=False),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+        StructField("seen_at", TimestampType(), nullable=False),
+    ]
+)
+"""The ledger: one row a source file; path is relative to the source, size in bytes."""
+
+PREDICTION = StructType(
+    [
+        StructField("label", StringType()),
+        StructField("probability", DoubleType()),
+        StructField("error", StringType()),
+    ]
+)
+"""What a model says of one picture: its label and probability (0-1), or why there is none."""
+
+PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
+
+PREDICTIONS = StructType(
+    [
+        StructField("sha256", StringType(), nullable=False),
+        StructField("model_name", StringType(), nullable=False),
+        StructField("model_version", LongType(), nullable=False),
+        *PREDICTION,
+        StructField("predicted_at", TimestampType(), nullable=False),
+    ]
+)
+"""One row a picture and model version."""
+
+LISTING_ARROW = pa.schema(
+    [
+        ("path", pa.string()),
+        ("label", pa.string()),
+        ("size", pa.int64()),
+        ("modified_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""What the listing of a source knows of a file before it is read."""
+
+READ_ARROW = pa.schema(
+    [
+        *LISTING_ARROW,
+        ("sha256", pa.string()),
+        ("content", pa.binary()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("split", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+"""What reading and decoding a file adds; where reason is set, content is null."""
+
+CACHE_ARROW = pa.schema([("pixels", pa.binary()), ("label", pa.int64()), ("row", pa.int64())])
+"""One cached picture: uint8 HWC pixels, index of its class, number of its row in the split; padding has -1 in both."""
+
+CACHE_PART_ARROW = pa.schema(
+    [
+        ("split", pa.string()),
+        ("name", pa.string()),
+        ("rows", pa.int64()),
+        ("row_groups", pa.int64()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+    ]
+)
+"""What a Spark task says of the cache file it wrote; rows count no padding."""

@@ -1,0 +1,181 @@
+"""The one place where a Spark session is made."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tasks.config import SparkConfig
+from tasks.environment import download_cache, java_command
+from tasks.errors import WrongInput
+from tasks.storage import Storage
+from tasks.worker_log import WORKER_MARK
+
+logger = logging.getLogger("lakevision.spark")
+
+DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
+JAVA_VERSIONS = ("17", "21")
+
+
+def jars_folder() -> Path:
+    """Return the folder of Delta's jars, filled once by set-up."""
+    return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
+
+
+def check_java() -> None:
+    """Refuse to start without Java 17 or 21.
+
+    Raises:
+        WrongInput: No java, or another version.
+    """
+    command = java_command()
+    way_out = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it"
+    try:
+        printed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except OSError:
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start: {way_out}") from None
+    found = re.search(r'version "(\d+)', printed)
+    if found is None or found.group(1) not in JAVA_VERSIONS:
+        said = printed.splitlines()[0] if printed else "nothing"
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
+
+
+def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
+    cores = os.cpu_count() or 1
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.memory": config.driver_memory,
+        "spark.ui.showConsoleProgress": "false",
+        # Row counts suit numbers; with images, 10,000 rows a batch or 4,096 a vector are gigabytes.
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
+        "spark.sql.parquet.columnarReaderBatchSize": "128",
+        "spark.hadoop.parquet.page.size.row.check.min": "4",
+        "spark.hadoop.parquet.page.size.row.check.max": "64",
+        # JPEG bytes do not compress and no two are equal.
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.hadoop.parquet.enable.dictionary": "false",
+    }
+    if config.master.startswith("local"):
+        settings |= {
+            # The defaults are for clusters: on one machine most of a minute goes into empty tasks.
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.databricks.delta.snapshotPartitions": "2",
+            # A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third
+            # of the start and of the first Delta commands, and gives nothing back in so short a life.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
+        }
+    jars = sorted(jars_folder().glob("*.jar"))
+    if jars:
+        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+    else:
+        logger.info("No jars in %s: Spark fetches %s (make setup does it once)", jars_folder(), DELTA_PACKAGE)
+        settings["spark.jars.packages"] = DELTA_PACKAGE
+    return settings | config.conf
+
+
+@contextmanager
+def _stderr_into(log: Path) -> Iterator[None]:
+    """Let processes started inside write their stderr to `log`: the JVM, and through it the Python workers."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    saved = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+@contextmanager
+def _forward_worker_lines(log: Path) -> Iterator[None]:
+    """Log what Python workers say, while they say it."""
+    stop = threading.Event()
+    start = log.stat().st_size
+
+    def follow() -> None:
+        with log.open("r", errors="replace") as file:
+            file.seek(start)
+            while True:
+                last_round = stop.is_set()
+                for line in file:
+                    if WORKER_MARK in line:
+                        logger.info("worker: %s", line.split(WORKER_MARK, 1)[1].rstrip())
+                if last_round:
+                    return
+                time.sleep(0.2)
+
+    # The run's log handler finds its run in the context, which a thread does not inherit by itself.
+    thread = threading.Thread(target=copy_context().run, args=(follow,), name="spark-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
+    """Yield a Spark session with Delta; reuse the one that is active, and stop only what was started here.
+
+    Raises:
+        WrongInput: No Java 17 or 21.
+    """
+    log = storage.logs / "spark.log"
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        with _forward_worker_lines(log):
+            yield active
+        return
+    check_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(config.master).appName("lakevision")
+    for name, value in _settings(config, storage).items():
+        builder = builder.config(name, value)
+    with _stderr_into(log):
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        with _forward_worker_lines(log):
+            yield session
+    finally:
+        session.stop()
+        _stop_jvm()
+
+
+def _stop_jvm() -> None:
+    """End the JVM behind the stopped session: pyspark keeps it until this process ends, with all its memory."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    gateway.shutdown()
+    process = gateway.proc
+    process.stdin.close()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    SparkContext._gateway = None
+    SparkContext._jvm = None

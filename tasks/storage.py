@@ -1,0 +1,74 @@
+"""Where things lie: the folders and URLs of one run, resolved once."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.config import StorageConfig
+from tasks.environment import lakevision_home, tracking_uri
+from tasks.errors import WrongInput
+
+
+class Storage(BaseModel):
+    """Absolute folders or URLs of everything a run reads and writes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    home: str
+    tables: str
+    cache: str
+    artifacts: str
+    tracking: str
+
+    def table(self, name: str) -> str:
+        """Return the path or URL of the Delta table `name`."""
+        return f"{self.tables.rstrip('/')}/{name}"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of log files; always local."""
+        return Path(self.home) / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints of running trainings; local or on a shared file system."""
+        return Path(self.home) / "checkpoints"
+
+    def as_config(self) -> StorageConfig:
+        """Return the settings that resolve to this storage in another process, whatever its environment."""
+        return StorageConfig(**self.model_dump())
+
+
+def local_path(url: str) -> Path | None:
+    """Return the path behind a folder or file:// URL, or None for an object store."""
+    parsed = urlparse(url)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return None if parsed.scheme else Path(url)
+
+
+def _absolute(url: str) -> str:
+    path = local_path(url)
+    return url if path is None else str(path.expanduser().absolute())
+
+
+def resolve_storage(config: StorageConfig) -> Storage:
+    """Fill what is empty from `home`, and make every folder absolute.
+
+    Raises:
+        WrongInput: `home` is no local folder.
+    """
+    home = _absolute(config.home) if config.home else str(lakevision_home())
+    if local_path(home) is None:
+        raise WrongInput(
+            f"storage.home is '{home}', which is no local folder: logs and checkpoints lie there; "
+            "set storage.tables, storage.cache and storage.artifacts to URLs instead"
+        )
+    return Storage(
+        home=home,
+        tables=_absolute(config.tables or f"{home}/tables"),
+        cache=_absolute(config.cache or f"{home}/cache"),
+        artifacts=_absolute(config.artifacts or f"{home}/artifacts"),
+        tracking=config.tracking or tracking_uri() or f"sqlite:///{home}/mlflow.db",
+    )

@@ -1,0 +1,1 @@
+"""What a whole run of the DAG gave, for people and for programs."""

@@ -1,0 +1,116 @@
+"""The summary of a run of the DAG: `summary.json`, and the lines that a person reads."""
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks import tracking
+from tasks.cache.manifest import open_cache
+from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.storage import Storage
+
+SUMMARY_FILE = "summary.json"
+
+
+class TrainingSummary(BaseModel):
+    """What one training gave."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    val_accuracy: float
+    test_accuracy: float
+
+
+class PipelineSummary(BaseModel):
+    """What a run of the DAG gave; the names are stable, programs read them from summary.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    images: int
+    quarantined: int
+    duplicates: int
+    delta_version: int
+    cache_rows: dict[str, int]
+    single: TrainingSummary
+    distributed: TrainingSummary
+    test_accuracy: float
+    model: str
+    version: int
+    predictions: int
+    prediction_errors: int
+    predict_images_per_second: float | None
+    """None where there was nothing to predict."""
+    seconds: dict[str, float]
+    skipped: dict[str, bool]
+
+
+def _training(storage: Storage, run: RunRef) -> TrainingSummary:
+    metrics = tracking.run_metrics(storage, run)
+    return TrainingSummary(
+        run_id=run.run_id, val_accuracy=metrics["best_val_accuracy"], test_accuracy=metrics["test_accuracy"]
+    )
+
+
+def make_summary(
+    storage: Storage,
+    etl: EtlReport,
+    cache: CacheRef,
+    single: RunRef,
+    distributed: RunRef,
+    champion: ModelRef,
+    predictions: PredictReport,
+    seconds: dict[str, float],
+    skipped: dict[str, bool],
+) -> PipelineSummary:
+    """Collect what the stages gave."""
+    return PipelineSummary(
+        images=etl.stored,
+        quarantined=etl.quarantined,
+        duplicates=etl.duplicates,
+        delta_version=etl.images.version,
+        cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
+        single=_training(storage, single),
+        distributed=_training(storage, distributed),
+        test_accuracy=_training(storage, RunRef(run_id=champion.run_id)).test_accuracy,
+        model=champion.name,
+        version=champion.version,
+        predictions=predictions.predicted,
+        prediction_errors=predictions.errors,
+        predict_images_per_second=round(predictions.predicted / predictions.seconds, 1)
+        if predictions.seconds
+        else None,
+        seconds=seconds,
+        skipped=skipped,
+    )
+
+
+def write_summary(storage: Storage, summary: PipelineSummary) -> Path:
+    """Write summary.json whole or not at all."""
+    home = Path(storage.home)
+    home.mkdir(parents=True, exist_ok=True)
+    partial = home / f".{SUMMARY_FILE}.partial"
+    partial.write_text(summary.model_dump_json(indent=2) + "\n")
+    os.replace(partial, home / SUMMARY_FILE)
+    return home / SUMMARY_FILE
+
+
+def summary_lines(summary: PipelineSummary) -> list[str]:
+    """Return the summary for a person, a line a fact."""
+    rows = ", ".join(f"{split} {count}" for split, count in summary.cache_rows.items())
+    rate = summary.predict_images_per_second
+    stages = ", ".join(
+        f"{name} {seconds:.1f} s{' (skipped)' if summary.skipped[name] else ''}"
+        for name, seconds in summary.seconds.items()
+    )
+    return [
+        f"images        {summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates",
+        f"Delta         version {summary.delta_version}",
+        f"cache         {rows} rows",
+        f"training      val accuracy {summary.single.val_accuracy:.4f} (one process), "
+        f"{summary.distributed.val_accuracy:.4f} (distributed)",
+        f"champion      {summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
+        f"inference     {'nothing new to predict' if rate is None else f'{rate:.0f} images/s'}",
+        f"stages        {stages}",
+    ]

@@ -1,0 +1,268 @@
+"""The only module that knows MLflow's API."""
+
+import json
+import logging
+import os
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Run, RunStatus, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, DataType, Schema
+
+import tasks
+from tasks.environment import code_version
+from tasks.errors import WrongInput
+from tasks.refs import ModelRef, RunRef
+from tasks.storage import Storage, local_path
+
+logger = logging.getLogger("lakevision.tracking")
+
+EXPERIMENT = "lakevision"
+KEY_TAG = "lakevision.key"
+FLOW_RUN_TAG = "prefect.flow_run_id"
+LOGGED_PACKAGES = (
+    "torch",
+    "torchvision",
+    "horovod",
+    "petastorm",
+    "pyspark",
+    "delta-spark",
+    "mlflow",
+    "prefect",
+    "numpy",
+    "pyarrow",
+    "pillow",
+)
+MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
+"""What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
+
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec(DataType.binary, "content")]),
+    outputs=Schema(
+        [
+            ColSpec(DataType.string, "label", required=False),
+            ColSpec(DataType.double, "probability", required=False),
+            ColSpec(DataType.string, "error", required=False),
+        ]
+    ),
+)
+
+
+def _client(storage: Storage) -> mlflow.MlflowClient:
+    # MLflow's own progress bars and hints are written for a notebook.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    mlflow.set_tracking_uri(storage.tracking)
+    return mlflow.MlflowClient(tracking_uri=storage.tracking)
+
+
+def prepare_tracking(storage: Storage) -> str:
+    """Create database and experiment where they are missing, and return the experiment's id.
+
+    Called once before anything runs in parallel: two processes that make one SQLite database race.
+    """
+    if storage.tracking.startswith("sqlite:///"):
+        Path(storage.tracking.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    client = _client(storage)
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    path = local_path(storage.artifacts)
+    try:
+        return str(client.create_experiment(EXPERIMENT, storage.artifacts if path is None else path.as_uri()))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+        return str(client.get_experiment_by_name(EXPERIMENT).experiment_id)  # Another process was quicker.
+
+
+def check_tracking(storage: Storage) -> None:
+    """Refuse a tracking server or database that does not answer.
+
+    Raises:
+        WrongInput: Names it and the way out.
+    """
+    try:
+        prepare_tracking(storage)
+    except MlflowException as error:
+        raise WrongInput(
+            f"storage.tracking is '{storage.tracking}', which does not answer ({error}): start that MLflow server, "
+            "or leave the setting empty for a database file"
+        ) from error
+
+
+def find_finished_run(storage: Storage, key: str) -> RunRef | None:
+    """Return the finished run of exactly these inputs, or None."""
+    runs = _runs_with_key(storage, key)
+    finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
+    return RunRef(run_id=finished[0].info.run_id) if finished else None
+
+
+def _runs_with_key(storage: Storage, key: str) -> list[Run]:
+    experiment = prepare_tracking(storage)
+    return list(
+        _client(storage).search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
+    )
+
+
+def end_abandoned_runs(storage: Storage, key: str, keep: str | None) -> None:
+    """Mark runs of this key as killed that no process can still be writing; the caller holds the key's lock."""
+    for run in _runs_with_key(storage, key):
+        if run.info.status == RunStatus.to_string(RunStatus.RUNNING) and run.info.run_id != keep:
+            logger.info("MLflow run %s was abandoned by a killed process: marked as killed", run.info.run_id)
+            _client(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the checkout this code lies in, or what the image says."""
+    if given := code_version():
+        return given
+    command = ["git", "-C", str(Path(tasks.__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(f"{prefix}{name}.", value) if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A running MLflow run."""
+
+    run_id: str
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Log metrics of an epoch."""
+        mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
+
+    def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
+        """Log a table, columns by name, as JSON that the UI shows."""
+        mlflow.log_table(rows, name, run_id=self.run_id)
+
+    def log_figure(self, figure: Any, name: str) -> None:
+        """Log a matplotlib figure."""
+        mlflow.log_figure(figure, name)
+
+    def log_model(self, folder: Path) -> None:
+        """Log the model package around what `save_classifier` wrote into `folder`."""
+        package = Path(tasks.__file__).parent
+        # An environment made by uv has no pip, which MLflow remarks on with every model.
+        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            # The signature is stated; an example picture in every model would add nothing to it.
+            warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
+            mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(package / "predict" / "pyfunc.py"),
+                artifacts={"classifier": str(folder)},
+                code_paths=[str(package)],
+                signature=SIGNATURE,
+                pip_requirements=[f"{name}=={version(name)}" for name in MODEL_PACKAGES],
+            )
+
+
+@contextmanager
+def tracked_run(
+    storage: Storage, name: str, key: str, config: dict[str, Any], tags: dict[str, str], resume: str | None
+) -> Iterator[TrackedRun]:
+    """Open an MLflow run, or go on with the run `resume`; it ends as finished, failed or killed."""
+    experiment = prepare_tracking(storage)
+    mlflow.enable_system_metrics_logging()
+    with mlflow.start_run(run_id=resume, experiment_id=experiment, run_name=None if resume else name) as run:
+        tracked = TrackedRun(run.info.run_id)
+        mlflow.set_tags({KEY_TAG: key, **tags})
+        if resume is None:
+            mlflow.log_params(_flat("", config))
+            mlflow.log_params({f"version.{package}": version(package) for package in LOGGED_PACKAGES})
+            mlflow.log_dict(config, "config.json")
+            if commit := _git_commit():
+                mlflow.set_tag("lakevision.code_version", commit)
+        yield tracked
+
+
+def promotable_runs(storage: Storage) -> list[RunRef]:
+    """Return the newest finished run and every other finished run on the same cache, the newest first."""
+    experiment = prepare_tracking(storage)
+    runs = _client(storage).search_runs(
+        [experiment],
+        "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
+        order_by=["attributes.start_time DESC"],
+    )
+    if not runs:
+        return []
+    digest = runs[0].data.params["cache.digest"]
+    return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
+
+
+def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
+    """Return the last value of every metric of a run."""
+    return dict(_client(storage).get_run(run.run_id).data.metrics)
+
+
+def run_location(storage: Storage, run: RunRef) -> str:
+    """Return where a person finds the run: the experiment and run in MLflow's UI."""
+    experiment = _client(storage).get_run(run.run_id).info.experiment_id
+    return f"/#/experiments/{experiment}/runs/{run.run_id}"
+
+
+def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
+    """Register the run's model under `name`; a run that is registered already keeps its version."""
+    client = _client(storage)
+    for found in client.search_model_versions(f"name = '{name}'"):
+        if found.run_id == run.run_id:
+            return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
+    logged = client.get_run(run.run_id).outputs.model_outputs
+    if not logged:
+        raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
+    created = mlflow.register_model(f"models:/{logged[0].model_id}", name)
+    return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
+
+
+def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:
+    """Return the model version that the alias names, or None."""
+    try:
+        found = _client(storage).get_model_version_by_alias(name, alias)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    return ModelRef(name=name, version=int(found.version), run_id=found.run_id)
+
+
+def set_alias(storage: Storage, model: ModelRef, alias: str, tags: dict[str, str]) -> None:
+    """Let the alias name this version, and say in the version's tags what it was measured and whom it replaced."""
+    client = _client(storage)
+    for name, value in tags.items():
+        client.set_model_version_tag(model.name, str(model.version), name, value)
+    client.set_registered_model_alias(model.name, alias, str(model.version))
+
+
+def download_model(storage: Storage, model: ModelRef, folder: Path) -> Path:
+    """Copy the model package of a registered version into `folder`."""
+    _client(storage)
+    return Path(mlflow.artifacts.download_artifacts(f"models:/{model.name}/{model.version}", dst_path=str(folder)))
+
+
+def load_package(folder: Path) -> Any:
+    """Load a model package from a folder; it has `predict`, from a frame with `content` to a frame."""
+    return mlflow.pyfunc.load_model(str(folder))
+
+
+def to_json(value: Any) -> str:
+    """Serialize for a tag: sorted, compact."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

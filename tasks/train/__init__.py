@@ -1,0 +1,1 @@
+"""One training loop, for one process and for many ranks."""

@@ -1,0 +1,152 @@
+"""The network: any torchvision classifier with a new head, its backbone frozen or not."""
+
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import URLError
+
+import torch
+import torchvision
+from torch import nn
+
+from tasks.errors import WrongInput
+from tasks.train.transforms import normalize
+
+IMAGENET_CLASSES = 1000
+
+
+class Classifier(nn.Module):
+    """A torchvision network that takes the cache's pixels, and whose frozen part stays as it was trained."""
+
+    def __init__(self, network: nn.Module, head: nn.Module, freeze_backbone: bool) -> None:
+        super().__init__()
+        self.network = network
+        # Kept out of the registered modules: its parameters are the network's own.
+        self._head = (head,)
+        self.freeze_backbone = freeze_backbone
+        if freeze_backbone:
+            self.network.requires_grad_(False)
+            head.requires_grad_(True)
+
+    @property
+    def head(self) -> nn.Module:
+        """The new last layer."""
+        return self._head[0]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a frozen backbone stays in eval mode, so that its batch norm neither learns nor drifts."""
+        super().train(mode)
+        if self.freeze_backbone:
+            self.network.eval()
+            self.head.train(mode)
+        return self
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return logits, float32 (B, K), of uint8 pictures (B, H, W, 3)."""
+        logits = self.network(normalize(images_BHWC))
+        # googlenet and inception_v3 return their auxiliary logits as well while they train.
+        return logits if isinstance(logits, torch.Tensor) else logits.logits
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a model torchvision does not know as a classifier.
+
+    Raises:
+        WrongInput: Names the model and how to list the known ones.
+    """
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise WrongInput(
+            f"train.model is '{name}', which is no torchvision classifier: choose one of "
+            "torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or resnet18"
+        )
+
+
+def _last_layer(network: nn.Module) -> str:
+    """Return the name of the layer that makes the logits: the last Linear or Conv2d with a class a channel."""
+    names = [
+        name
+        for name, module in network.named_modules()
+        if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
+        or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
+    ]
+    assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
+    last: str = names[-1]
+    return last
+
+
+def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
+    if isinstance(old, nn.Conv2d):
+        return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
+    assert isinstance(old, nn.Linear)
+    return nn.Linear(old.in_features, num_classes)
+
+
+def load_weights(name: str, weights: str) -> dict[str, Any] | None:
+    """Return the state dict that `weights` names, or None for 'none'.
+
+    Raises:
+        WrongInput: A path without a file or with something else in it, or a download that did not come.
+    """
+    if weights == "none":
+        return None
+    if weights == "DEFAULT":
+        try:
+            return dict(torchvision.models.get_model_weights(name)["DEFAULT"].get_state_dict(check_hash=True))
+        except (URLError, OSError) as error:
+            raise WrongInput(
+                f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
+                "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"
+            ) from None
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise WrongInput(
+            f"train.weights is '{weights}', which is no file: give none, DEFAULT, or the path of a state dict"
+        )
+    try:
+        # weights_only: a state dict is data, and a file from outside must not run code.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Every wrong file fails in its own way: zip, pickle, key and type errors.
+        raise WrongInput(
+            f"train.weights is '{weights}', which is no state dict ({type(error).__name__}): "
+            "save one with torch.save(model.state_dict(), path)"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise WrongInput(f"train.weights is '{weights}', which holds no state dict of tensors: save model.state_dict()")
+    return state
+
+
+def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone: bool) -> Classifier:
+    """Build the network with its weights and a new head of `num_classes` outputs.
+
+    Raises:
+        WrongInput: An unknown model, or weights that do not fit it.
+    """
+    check_model_name(name)
+    state = load_weights(name, weights)
+    # These two come from TensorFlow and take other means; torchvision says so only when it loads the weights itself.
+    options = {"transform_input": True} if name in {"googlenet", "inception_v3"} else {}
+    network = torchvision.models.get_model(name, weights=None, **options)
+    if state is not None:
+        _load_state(network, state, name, weights)
+    last = _last_layer(network)
+    head = _new_head(network.get_submodule(last), num_classes)
+    parent, _, attribute = last.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, head)
+    return Classifier(network, head, freeze_backbone)
+
+
+def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:
+    wanted = network.state_dict()
+    missing = sorted(wanted.keys() - state.keys())
+    unknown = sorted(state.keys() - wanted.keys())
+    reshaped = sorted(key for key in wanted.keys() & state.keys() if wanted[key].shape != state[key].shape)
+    problems = [
+        f"{len(keys)} {what} (first: {keys[0]})"
+        for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
+        if keys
+    ]
+    if problems:
+        raise WrongInput(
+            f"train.weights is '{weights}', which does not fit train.model '{name}': of its tensors "
+            f"{', '.join(problems)}; give the weights of this architecture, or the architecture of these weights"
+        )
+    network.load_state_dict(state)

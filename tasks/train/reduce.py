@@ -1,0 +1,52 @@
+"""How ranks agree: one process is the case of one rank."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Reducer(Protocol):
+    """What the training loop needs of the other ranks."""
+
+    rank: int
+    num_ranks: int
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` over all ranks, the same on each."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+
+    def broadcast_model(self, model: nn.Module) -> None:
+        """Give every rank the parameters and buffers of rank 0."""
+
+    def wrap_optimizer(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> torch.optim.Optimizer:
+        """Return an optimizer whose step averages gradients over all ranks first."""
+
+
+class SingleProcess:
+    """One rank: nothing to agree on."""
+
+    rank = 0
+    num_ranks = 1
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`."""
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Return `value`."""
+        return value
+
+    def broadcast_model(self, model: nn.Module) -> None:
+        """Do nothing."""
+
+    def wrap_optimizer(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> torch.optim.Optimizer:
+        """Return `optimizer`."""
+        return optimizer

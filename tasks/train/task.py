@@ -1,0 +1,76 @@
+"""The training stage as a Prefect task: one process, outside the flow's own, so that its heartbeats go on."""
+
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.context import TaskRunContext
+
+from tasks import tracking
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.distributed.launch import launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.environment import mlflow_ui
+from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.refs import CacheRef, RunRef
+from tasks.storage import Storage
+from tasks.train.run import run_key
+
+
+def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
+    """Train in processes of their own, with a progress artifact for the epochs and the metrics at the end."""
+    progress = UUID(str(create_progress_artifact(progress=0.0, key=f"{key}-epochs", description="Epochs trained")))
+
+    def on_event(event: dict[str, Any]) -> None:
+        update_progress_artifact(
+            artifact_id=progress,
+            progress=100.0 * event["epoch"] / event["max_epochs"],
+            description=f"epoch {event['epoch']} of at most {event['max_epochs']}, "
+            f"val accuracy {event['val_accuracy']:.4f}",
+        )
+
+    run = launch_ranks(spec, on_event)
+    update_progress_artifact(artifact_id=progress, progress=100.0)
+    publish_run(run, spec.storage, key)
+    return run
+
+
+def publish_run(run: RunRef, storage: Storage, key: str) -> None:
+    """Publish the metrics of a run as a table, and a link to it in MLflow."""
+    metrics = tracking.run_metrics(storage, run)
+    wanted = {name: value for name, value in metrics.items() if not name.startswith("system/")}
+    create_table_artifact(
+        table=[{"metric": name, "value": value} for name, value in sorted(wanted.items())],
+        key=f"{key}-metrics",
+        description=f"MLflow run {run.run_id}",
+    )
+    create_link_artifact(
+        link=mlflow_ui(storage.tracking) + tracking.run_location(storage, run), link_text="MLflow run", key=f"{key}-run"
+    )
+
+
+def existing_run_key(
+    train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
+) -> str | None:
+    """Return a cache key where the finished MLflow run still exists, else None."""
+    found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
+    return None if found is None else f"train-{found.run_id}"
+
+
+def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
+    return existing_run_key(parameters["train"], parameters["cache"], parameters["storage"], None)
+
+
+@stage("train", timeout_seconds=None, cache_key=_key)
+def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRef:
+    """Train in one process, or find the same training finished."""
+    if found := tracking.find_finished_run(storage, run_key(train, cache, None)):
+        publish_run(found, storage, "train")
+        return skipped(found, f"MLflow run {found.run_id} has trained this already")
+    spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage, tags=flow_run_tags())
+    return train_with_artifacts(spec, "train")

@@ -1,0 +1,70 @@
+"""What every benchmark shares: the form of its figures, on the terminal and in $LAKEVISION_HOME/bench/NAME.json."""
+
+import json
+import os
+import socket
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tasks.environment import lakevision_home
+
+PACKAGES = ("prefect", "pyspark", "delta-spark", "petastorm", "torch", "horovod", "mlflow", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure beside its peer's, measured in the same run; `holds` is None where there is no goal."""
+
+    figure: str
+    value: float
+    unit: str
+    peer: str
+    peer_value: float
+    ratio: float
+    goal: float | None
+    holds: bool | None
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def table(figures: list[Figure]) -> str:
+    """Return the figures as a Markdown table."""
+    lines = ["| figure | value | peer | peer's value | ratio | goal | holds |", "|---|---|---|---|---|---|---|"]
+    for row in figures:
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        holds = "" if row.holds is None else ("yes" if row.holds else "no")
+        lines.append(
+            f"| {row.figure} | {row.value:.1f} {row.unit} | {row.peer} | {row.peer_value:.1f} {row.unit} "
+            f"| {row.ratio:.2f} | {goal} | {holds} |"
+        )
+    return "\n".join(lines)
+
+
+def write_figures(name: str, figures: list[Figure], note: str) -> None:
+    """Print the table, and write NAME.json for programs and for the README."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    content = {
+        "commit": commit,
+        "cores": os.cpu_count(),
+        "versions": {package: version(package) for package in PACKAGES},
+        "note": note,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    folder = lakevision_home() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(f"\n{table(figures)}\n\n{note}; {folder / f'{name}.json'}")
+
+
+def read_table(file: Path) -> str:
+    """Return the Markdown table and its note from a benchmark's file."""
+    content = json.loads(file.read_text())
+    figures = [Figure(**figure) for figure in content["figures"]]
+    return f"{table(figures)}\n\n{content['note']}, {content['cores']} cores, commit `{content['commit'][:8]}`."

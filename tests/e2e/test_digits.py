@@ -1,0 +1,111 @@
+"""`make demo`'s program on the digits: server, workers, both pools, the whole DAG, twice."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_demo(home: Path) -> tuple[dict, str, float]:
+    """Run the demo; return its summary, what it printed, and its seconds."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"LAKEVISION_HOME": str(home), "LAKEVISION_PORT": str(free_port())}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.demo"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return json.loads((home / "summary.json").read_text()), done.stdout, time.monotonic() - began
+
+
+def processes_of(home: Path) -> list[str]:
+    """Return the command lines of processes that write below `home`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("LAKEVISION_HOME") == str(home):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Run the demo once."""
+    home = tmp_path_factory.mktemp("demo") / "home"
+    return home, *run_demo(home)
+
+
+@pytest.mark.timeout(1500)
+def test_the_dag_runs_from_digits_to_predictions(demo):
+    """Every stage did its work, and both trainings are good."""
+    home, summary, printed, _ = demo
+    assert (summary["images"], summary["quarantined"], summary["delta_version"]) == (1797, 0, 0)
+    assert sum(summary["cache_rows"].values()) == 1797
+    assert summary["single"]["val_accuracy"] >= 0.95
+    assert summary["distributed"]["val_accuracy"] >= 0.95
+    assert summary["test_accuracy"] >= 0.95
+    assert (summary["model"], summary["version"]) == ("lakevision", 1)
+    assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
+    assert summary["predict_images_per_second"] > 0
+    assert list(summary["seconds"]) == ["preflight", "etl", "cache", "train", "train-distributed", "promote", "predict"]
+    assert not any(summary["skipped"].values())
+    assert "Prefect UI" in printed
+    assert "MLflow UI" in printed
+    for place in ("tables/images", "tables/files", "tables/predictions", "cache", "mlflow.db", "artifacts", "logs"):
+        assert (home / place).exists(), place
+
+
+@pytest.mark.timeout(1500)
+def test_the_ranks_ran_on_the_gpu_pool_and_said_so_in_the_log(demo):
+    """The submitted run has its own place in the server's database, on the worker of the pool gpu."""
+    home, _, printed, _ = demo
+    assert "rank 0: epoch 0:" in printed
+    worker = (home / "logs" / "worker-gpu.log").read_text()
+    assert "train-distributed" in worker or "Completed" in worker
+
+
+@pytest.mark.timeout(1500)
+def test_nothing_is_left_running(demo):
+    """No process of the demo is there after it."""
+    assert processes_of(demo[0]) == []
+
+
+@pytest.mark.timeout(1500)
+def test_a_second_demo_commits_and_builds_and_trains_nothing(demo):
+    """And takes less than half the time."""
+    home, first, _, first_seconds = demo
+    caches = sorted(path.name for path in (home / "cache").iterdir())
+    second, _, second_seconds = run_demo(home)
+    assert second["delta_version"] == first["delta_version"]
+    assert sorted(path.name for path in (home / "cache").iterdir()) == caches
+    assert second["single"] == first["single"]
+    assert second["version"] == first["version"]
+    stages = {name for name, skipped in second["skipped"].items() if skipped}
+    assert stages == {"etl", "cache", "train", "train-distributed", "promote", "predict"}
+    # A promise of the product, not a benchmark: both runs are this machine's.
+    print(f"first {first_seconds:.0f} s, second {second_seconds:.0f} s")
+    logs = list((home / "tables" / "images" / "_delta_log").glob("*.json"))
+    assert len(logs) == first["delta_version"] + 1

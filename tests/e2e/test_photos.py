@@ -1,0 +1,50 @@
+"""The DAG on real photos with pretrained weights, as a plain Python call."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.summary.summary import PipelineSummary
+
+ROOT = Path(__file__).parents[2]
+
+CODE = """
+import sys
+from flows.pipeline import pipeline
+from tasks.config import PipelineConfig
+
+pipeline(PipelineConfig.model_validate({
+    "etl": {"source": sys.argv[1]},
+    "train": {"model": "mobilenet_v2", "weights": sys.argv[2], "freeze_backbone": True},
+}))
+"""
+
+
+@pytest.mark.timeout(1800)
+def test_photos_reach_what_a_linear_probe_reaches_and_none_is_lost(test_data, tmp_path):
+    """Default settings, 224 pixels, frozen mobilenet_v2; 220 photos are gray, all of one class among them."""
+    photos = test_data / "photos"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(photos), str(test_data / "weights" / "mobilenet_v2.pth")],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    summary = PipelineSummary.model_validate_json((tmp_path / "home" / "summary.json").read_text())
+    num_photos = sum(1 for _ in photos.glob("*/*.jpg"))
+    assert (summary.images, summary.quarantined, summary.duplicates) == (num_photos, 0, 0)
+    assert sum(summary.cache_rows.values()) == num_photos
+    assert summary.predictions == num_photos
+    assert summary.prediction_errors == 0
+    assert summary.single.val_accuracy >= 0.95
+    assert summary.distributed.val_accuracy >= 0.95
+    assert "2 ranks train in place" in done.stdout + done.stderr

@@ -1,0 +1,34 @@
+"""One local Spark session for all, and Prefect's test harness."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+from pyspark.sql import SparkSession
+
+from tasks.config import SparkConfig, StorageConfig
+from tasks.spark import spark_session
+from tasks.storage import resolve_storage
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Keep one session open: what runs inside finds it active and leaves it open."""
+    home = tmp_path_factory.mktemp("spark-home")
+    with spark_session(SparkConfig(driver_memory="2g"), resolve_storage(StorageConfig(home=str(home)))) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def prefect_harness() -> Iterator[None]:
+    """Run flows against a temporary server with a database of its own."""
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture
+def source(pictures) -> Path:  # type: ignore[no-untyped-def]
+    """Return a folder with 3 classes of 20 pictures."""
+    folder: Path = pictures()
+    return folder

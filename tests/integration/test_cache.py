@@ -1,0 +1,115 @@
+"""The cache, built by a real Spark and read by petastorm."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from delta.tables import DeltaTable
+from PIL import Image
+
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import open_cache
+from tasks.cache.materialize import materialize_cache
+from tasks.config import CacheConfig, EtlConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.decode import decode_pixels
+from tasks.etl.delta import latest, read_version
+from tasks.etl.ingest import ingest_images
+
+ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
+
+
+@pytest.fixture
+def images(spark, source, storage):
+    """Return the version of a table with 60 colour pictures and 2 gray ones."""
+    for number in (0, 1):
+        Image.new("L", (40, 17 + number), 90).save(source / "red" / f"gray{number}.png")
+    return ingest_images(EtlConfig(source=str(source), **ETL), storage, SparkConfig()).images
+
+
+def build(images, storage, **settings):
+    """Build the cache."""
+    return materialize_cache(CacheConfig(**({"image_size": 16} | settings)), images, storage, SparkConfig())
+
+
+def test_every_picture_is_in_the_cache_once_with_its_pixels_and_its_class(spark, images, storage):
+    """Grayscale ones too: code that drops one-channel pictures loses a class."""
+    ref, built = build(images, storage)
+    assert built
+    manifest = open_cache(ref)
+    rows = read_version(spark, images).collect()
+    wanted = {}
+    for split in ("train", "val", "test"):
+        for row in rows:
+            if row["split"] == split:
+                wanted[decode_pixels(row["content"], 16).tobytes()] = row["label"]
+        loader = CacheLoader(ref.url, manifest, split, batch_size=7)
+        batches = list(loader.epoch(0))
+        assert len(batches) == loader.num_steps
+        for batch in batches:
+            for pixels, label in zip(batch.inputs, batch.labels_B.tolist(), strict=True):
+                assert wanted.pop(pixels.numpy().astype(np.uint8).tobytes()) == manifest.classes[label]
+    assert not wanted
+
+
+def test_the_same_version_is_built_once_and_other_settings_are_another_cache(spark, images, storage):
+    """A cache is named by what decides its bytes."""
+    first, _ = build(images, storage)
+    second, built = build(images, storage)
+    assert (second, built) == (first, False)
+    other, built = build(images, storage, image_size=20)
+    assert built
+    assert other.url != first.url
+
+
+def test_optimize_invalidates_nothing(spark, images, storage):
+    """A new version with the same rows has the same cache."""
+    first, _ = build(images, storage)
+    for column in ("a", "b"):
+        DeltaTable.forPath(spark, images.path).history(1).collect()
+        spark.sql(f"ALTER TABLE delta.`{images.path}` SET TBLPROPERTIES ('note' = '{column}')")
+    DeltaTable.forPath(spark, images.path).optimize().executeCompaction()
+    newer = latest(spark, images.path)
+    assert newer.version > images.version
+    second, built = build(newer, storage)
+    assert (second, built) == (first, False)
+
+
+def test_a_damaged_file_is_noticed_and_the_cache_built_again(spark, images, storage):
+    """Half a file is never read."""
+    first, _ = build(images, storage)
+    file = next(Path(first.url).glob("train-*.parquet"))
+    file.write_bytes(file.read_bytes()[:-10])
+    second, built = build(images, storage)
+    assert built
+    assert second.digest == first.digest
+    open_cache(second)
+
+
+def test_a_cache_without_manifest_does_not_exist_and_its_files_are_swept(spark, images, storage):
+    """What a killed build left is neither read nor kept."""
+    first, _ = build(images, storage)
+    (Path(first.url) / "manifest.json").unlink()
+    (Path(first.url) / "train-99999-dead.parquet").write_bytes(b"half")
+    second, built = build(images, storage)
+    assert built
+    names = {file.name for part in open_cache(second).splits.values() for file in part.files}
+    assert {file.name for file in Path(second.url).iterdir()} == names | {"manifest.json"}
+
+
+def test_an_empty_split_is_refused_by_name(spark, source, storage):
+    """Nothing can be chosen on no pictures."""
+    settings = EtlConfig(source=str(source), val_fraction=0.0, test_fraction=0.2)
+    images = ingest_images(settings, storage, SparkConfig()).images
+    with pytest.raises(WrongInput, match="the split 'val' .* has no pictures"):
+        build(images, storage)
+
+
+def test_rows_per_group_are_exactly_equal_and_padding_is_counted(spark, images, storage):
+    """Equal row groups keep ranks in step."""
+    ref, _ = build(images, storage, image_size=1024, row_group_megabytes=6)
+    manifest = open_cache(ref)
+    for split in manifest.splits.values():
+        assert split.rows_per_group <= 2
+        assert split.row_groups * split.rows_per_group - split.rows == split.padding
+        assert 0 <= split.padding < split.rows_per_group

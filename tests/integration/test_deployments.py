@@ -1,0 +1,58 @@
+"""deployments/prefect.yaml: what it names exists, and its defaults are valid."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect import Flow
+
+FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
+DEPLOYMENTS = {deployment["name"]: deployment for deployment in yaml.safe_load(FILE.read_text())["deployments"]}
+FLOWS = {path.stem for path in (FILE.parents[1] / "flows").glob("*.py")} - {"__init__", "command_line"}
+
+
+def load(deployment: dict) -> Flow:
+    """Import the flow of a deployment."""
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_every_flow_has_a_deployment():
+    """One for the DAG and one a flow."""
+    assert {deployment["entrypoint"].split(".")[1] for deployment in DEPLOYMENTS.values()} == FLOWS
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_entrypoints_import_and_default_parameters_are_valid(name):
+    """What the worker will do with them."""
+    deployment = DEPLOYMENTS[name]
+    flow = load(deployment)
+    assert flow.name == name
+    flow.validate_parameters(deployment["parameters"])
+    assert deployment["description"]
+    assert "lakevision" in deployment["tags"]
+    assert deployment["work_pool"]["name"] == ("gpu" if name == "train-distributed" else "cpu")
+
+
+def test_schedules_are_paused_and_a_second_run_waits():
+    """Daily for the DAG, hourly for inference."""
+    scheduled = {name: item for name, item in DEPLOYMENTS.items() if item.get("schedules")}
+    assert {name: item["schedules"][0]["cron"] for name, item in scheduled.items()} == {
+        "pipeline": "0 2 * * *",
+        "predict-batch": "0 * * * *",
+    }
+    for item in scheduled.values():
+        assert item["schedules"][0]["active"] is False
+        assert item["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+
+
+def test_the_form_in_the_ui_is_typed():
+    """Descriptions, defaults, choices and bounds reach the schema that the UI draws."""
+    schema = load(DEPLOYMENTS["pipeline"]).parameters.definitions
+    size = schema["CacheConfig"]["properties"]["image_size"]
+    assert (size["minimum"], size["maximum"], size["default"]) == (16, 1024, 224)
+    assert schema["TrainConfig"]["properties"]["optimizer"]["enum"] == ["adam", "adamw", "sgd"]
+    for model in schema.values():
+        for name, field in model.get("properties", {}).items():
+            assert "$ref" in field or "allOf" in field or "description" in field, name

@@ -1,0 +1,200 @@
+"""ETL on a real Spark and real Delta tables."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+from PIL import Image
+from pyspark.sql import SparkSession
+
+from tasks.config import EtlConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_images
+from tasks.storage import Storage
+from tests.conftest import write_pictures
+
+SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
+
+
+def ingest(source: Path, storage: Storage, **settings):
+    """Run ETL with the tests' settings."""
+    return ingest_images(EtlConfig(source=str(source), **(SETTINGS | settings)), storage, SparkConfig())
+
+
+def ledger(spark: SparkSession, storage: Storage) -> dict[str, tuple[str, str | None]]:
+    """Return outcome and reason by path."""
+    rows = spark.read.format("delta").load(storage.table("files")).collect()
+    return {row["path"]: (row["outcome"], row["reason"]) for row in rows}
+
+
+def stored(spark: SparkSession, storage: Storage) -> dict[str, str]:
+    """Return label by sha256 of the table images."""
+    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
+    return {row["sha256"]: row["label"] for row in rows}
+
+
+def versions(spark: SparkSession, storage: Storage) -> tuple[int, int]:
+    """Return the newest versions of images and files."""
+    return tuple(
+        DeltaTable.forPath(spark, storage.table(name)).history(1).collect()[0]["version"]
+        for name in ("images", "files")
+    )
+
+
+def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
+    """Ten runs in a row give one version."""
+    report = ingest(source, storage)
+    assert (report.stored, report.quarantined, report.read, report.changed) == (60, 0, 60, True)
+    assert versions(spark, storage) == (0, 0)
+    again = ingest(source, storage)
+    assert (again.stored, again.read, again.changed) == (60, 0, False)
+    assert versions(spark, storage) == (0, 0)
+
+
+def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
+    """An incremental run adds what is new and moves nothing."""
+    ingest(source, storage)
+    read = spark.read.format("delta").load(storage.table("images"))
+    before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
+    write_pictures(source, per_class=2, first=100)
+    report = ingest(source, storage)
+    assert (report.read, report.stored) == (6, 66)
+    read = spark.read.format("delta").load(storage.table("images"))
+    after = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
+    assert before.items() <= after.items()
+    assert set(after.values()) == {"train", "val", "test"}
+    assert versions(spark, storage) == (1, 1)
+
+
+def test_bad_files_are_quarantined_with_their_reason_and_end_no_run(spark, source, storage):
+    """One corrupt file costs nobody the night."""
+    whole = (source / "red" / "000.png").read_bytes()
+    (source / "red" / "empty.png").write_bytes(b"")
+    (source / "red" / "text.jpg").write_bytes(b"no picture at all")
+    (source / "red" / "half.png").write_bytes(whole[: len(whole) // 2])
+    (source / "lone.png").write_bytes(whole[:-1] + b"x")
+    report = ingest(source, storage)
+    found = ledger(spark, storage)
+    assert found["red/empty.png"] == ("quarantined", "zero_bytes")
+    assert found["red/text.jpg"] == ("quarantined", "not_an_image")
+    assert found["red/half.png"] == ("quarantined", "truncated")
+    assert found["lone.png"] == ("quarantined", "label_missing")
+    assert (report.stored, report.quarantined) == (60, 4)
+
+
+def test_too_many_bad_files_fail_the_run_and_leave_the_tables_as_they_were(spark, source, storage):
+    """The gate closes before anything is written."""
+    ingest(source, storage)
+    for number in range(20):
+        (source / "red" / f"bad{number}.jpg").write_bytes(b"bad")
+    with pytest.raises(WrongInput, match=r"20 of 80 files cannot be used \(20 not_an_image\).*max_bad_fraction 0.1"):
+        ingest(source, storage)
+    assert versions(spark, storage) == (0, 0)
+
+
+def test_duplicates_are_one_picture_and_the_next_path_takes_over(spark, source, storage):
+    """An exact copy is a row of the ledger only, until the first one goes."""
+    shutil.copy(source / "red" / "000.png", source / "red" / "zzz.png")
+    report = ingest(source, storage)
+    assert (report.stored, report.duplicates) == (60, 1)
+    assert ledger(spark, storage)["red/zzz.png"] == ("duplicate", None)
+    (source / "red" / "000.png").unlink()
+    report = ingest(source, storage)
+    assert (report.stored, report.duplicates) == (60, 0)
+    found = ledger(spark, storage)
+    assert found["red/000.png"] == ("deleted", None)
+    assert found["red/zzz.png"] == ("stored", None)
+
+
+def test_one_content_under_two_labels_is_quarantined_until_it_is_settled(spark, source, storage):
+    """Whichever came first: a picture that is red and green teaches nothing."""
+    ingest(source, storage)
+    shutil.copy(source / "red" / "000.png", source / "green" / "red.png")
+    report = ingest(source, storage)
+    found = ledger(spark, storage)
+    assert found["red/000.png"] == found["green/red.png"] == ("quarantined", "label_conflict")
+    assert (report.stored, len(stored(spark, storage))) == (59, 59)
+    (source / "green" / "red.png").unlink()
+    report = ingest(source, storage)
+    assert (report.stored, len(stored(spark, storage))) == (60, 60)
+    assert ledger(spark, storage)["red/000.png"] == ("stored", None)
+
+
+def test_changed_moved_and_deleted_files_reach_the_table(spark, source, storage):
+    """After any change to the folder the table holds what a first run would store."""
+    ingest(source, storage)
+    os.replace(source / "red" / "001.png", source / "green" / "moved.png")
+    (source / "blue" / "002.png").unlink()
+    Image.new("RGB", (30, 30), (1, 2, 3)).save(source / "red" / "003.png")
+    report = ingest(source, storage)
+    assert report.stored == 59
+    incremental = stored(spark, storage)
+    fresh = storage.model_copy(update={"tables": f"{storage.tables}-fresh"})
+    ingest(source, fresh)
+    assert incremental == stored(spark, fresh)
+
+
+def test_a_run_killed_between_the_two_commits_is_repaired_by_the_next(spark, source, storage):
+    """Images without a ledger: the next run writes the ledger and doubles nothing."""
+    ingest(source, storage)
+    shutil.rmtree(storage.table("files"))
+    report = ingest(source, storage)
+    assert (report.stored, len(ledger(spark, storage))) == (60, 60)
+    assert versions(spark, storage) == (0, 0)
+
+
+def test_large_pictures_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, source, storage):
+    """`content` is the original unless its longest side exceeds `stored_side`."""
+    Image.new("RGB", (300, 100), (9, 9, 9)).save(source / "red" / "wide.png")
+    ingest(source, storage, stored_side=64)
+    rows = spark.read.format("delta").load(storage.table("images")).collect()
+    wide = next(row for row in rows if row["width"] == 300)
+    assert (wide["height"], wide["content"][:2]) == (100, b"\xff\xd8")
+    originals = {file.read_bytes() for file in source.glob("*/0*.png")}
+    assert {bytes(row["content"]) for row in rows if row["width"] == 24} == originals
+
+
+def test_other_settings_and_another_source_are_refused_by_name(spark, source, storage, pictures):
+    """A table is made with one set of settings, and says which."""
+    ingest(source, storage)
+    with pytest.raises(WrongInput, match="etl.split_seed is 7, but the table .* was made with 1"):
+        ingest(source, storage, split_seed=7)
+    other = pictures(per_class=5, side=20, name="other")
+    with pytest.raises(WrongInput, match="etl.replace_source"):
+        ingest(other, storage)
+    assert versions(spark, storage) == (0, 0)
+    report = ingest(other, storage, replace_source=True)
+    assert (report.stored, len(stored(spark, storage))) == (15, 15)
+
+
+def test_a_folder_that_is_no_table_is_refused_and_untouched(spark, source, storage):
+    """What lies there may be somebody's."""
+    folder = Path(storage.table("images"))
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(WrongInput, match="is not a Delta table"):
+        ingest(source, storage)
+    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_ledger_without_pictures_is_not_believed(spark, source, storage):
+    """The table images is compared as well: what is lost from it is read again."""
+    ingest(source, storage)
+    shutil.rmtree(storage.table("images"))
+    report = ingest(source, storage)
+    assert (report.stored, len(stored(spark, storage))) == (60, 60)
+    DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
+    report = ingest(source, storage)
+    assert (report.read, len(stored(spark, storage))) == (20, 60)
+    assert ingest(source, storage).changed is False
+
+
+def test_a_file_that_becomes_readable_is_stored_though_its_time_did_not_change(spark, source, storage):
+    """What a setting or a permission decided is decided anew."""
+    Image.new("RGB", (200, 200)).save(source / "red" / "big.png")
+    report = ingest(source, storage, max_pixels=10_000)
+    assert (report.stored, ledger(spark, storage)["red/big.png"]) == (60, ("quarantined", "too_many_pixels"))
+    assert ingest(source, storage, max_pixels=10_000).changed is False
+    assert ingest(source, storage).stored == 61

@@ -1,0 +1,177 @@
+"""A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.local_stack import STACK_MARK, LocalStack, check_port, prefect_command
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    """Run a server with the pool gpu, deployed, and no worker."""
+    running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
+    running.start(
+        "prefect-server", prefect_command("server", "start", "--host", "127.0.0.1", "--port", str(running.port))
+    )
+    try:
+        running.wait_for(f"{running.url}/api/health", "prefect-server")
+        for pool in ("cpu", "gpu"):
+            running.run("deploy", prefect_command("work-pool", "create", pool, "--type", "process"))
+        running.run(
+            "deploy", prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+        )
+        yield running
+    finally:
+        running.end()
+
+
+def marked(stack: LocalStack) -> list[int]:
+    """Return the processes that carry the stack's mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(STACK_MARK) == stack.mark:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
+    """Run Python in a process of its own, against the stack's server."""
+    return subprocess.run(
+        [sys.executable, "-c", code], env=stack.environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
+    """With the command that starts one; what was submitted is cancelled."""
+    code = """
+from prefect import flow
+from tasks.config import *
+from tasks.distributed.task import submit_train_distributed, live_workers
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+
+@flow
+def only_submit():
+    assert live_workers("gpu") == 0
+    distributed = DistributedConfig(submit_timeout_seconds=25)
+    submit_train_distributed(TrainConfig(weights="none", freeze_backbone=False), distributed,
+                             CacheRef(url="/nowhere", digest="none"), resolve_storage(StorageConfig()))
+only_submit()
+"""
+    done = submit(stack, code)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "no worker polls the work pool 'gpu': start one with 'prefect worker start --pool gpu'" in said
+    assert "no worker of the work pool 'gpu' took the training within distributed.submit_timeout_seconds 25" in said
+    left = submit(
+        stack,
+        """
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    print([run.state.type.value for run in client.read_flow_runs() if run.deployment_id])
+""",
+    )
+    assert left.stdout.strip() in {"['CANCELLED']", "['CANCELLING']"}
+
+
+def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
+    """Before anything is submitted."""
+    code = "from tasks.distributed.task import live_workers; live_workers('tpu')"
+    done = submit(stack, code)
+    assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
+    assert "prefect work-pool create tpu --type process" in done.stderr
+
+
+def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that uses it
+    """Whatever led a session of its own is found by its mark."""
+    stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
+    stray = subprocess.Popen(["sleep", "600"], env=stack.environment, start_new_session=True)
+    assert stray.pid in marked(stack)
+    stack.end()
+    stray.wait(timeout=10)
+    assert marked(stack) == []
+    check_port(stack.port, "the Prefect server", "LAKEVISION_PORT")
+
+
+def test_a_port_in_use_is_one_sentence():
+    """Said before anything starts."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = os.environ | {"LAKEVISION_PORT": str(port)}
+        done = subprocess.run(
+            [sys.executable, "-m", "deployments.demo"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert f"make demo: port {port} for the Prefect server is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--etl.source", "/nowhere"], "source is '/nowhere', which does not exist"),
+        (["--cache.image_size", "2000"], "cache.image_size is '2000': input should be less than or equal to 1024"),
+        (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
+        (
+            ["--train.model", "resnet19", "--train.weights", "none", "--train.freeze_backbone", "false"],
+            "no torchvision classifier",
+        ),
+    ],
+)
+def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, arguments, said):
+    """The traceback stays in the log file."""
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment |= {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.pipeline", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 2
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("python -m flows.pipeline: ")]
+    assert len(sentences) == 1
+    assert said in sentences[0]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_no_java_is_one_sentence(tmp_path):
+    """With the command that installs it."""
+    environment = os.environ | {"JAVA_HOME": str(tmp_path), "LAKEVISION_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.demo"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Spark needs Java 17 or 21" in done.stderr
+    assert "Traceback" not in done.stderr

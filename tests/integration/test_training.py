@@ -1,0 +1,231 @@
+"""Training in processes of their own: one, two, killed, resumed, refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tasks import tracking
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cache, write_manifest
+from tasks.cache.write import CacheFileWriter
+from tasks.config import CacheConfig, DistributedConfig, StorageConfig, TrainConfig
+from tasks.distributed.launch import RankFailed, launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.errors import WrongInput
+from tasks.etl.decode import decode_pixels
+from tasks.predict.model import ImageClassifier
+from tasks.refs import CacheRef, RunRef, TableRef
+from tasks.storage import Storage, resolve_storage
+from tasks.train.loop import evaluate
+from tasks.train.reduce import SingleProcess
+
+SIDE = 24
+SMALL = TrainConfig(
+    model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, learning_rate=1e-3, seed=3
+)
+
+
+@pytest.fixture
+def cache(source: Path, storage: Storage) -> CacheRef:
+    """Return a cache of 60 pictures, written without Spark: 10 row groups of 4, 2 and 3 of 4."""
+    files = sorted(source.glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
+    classes = ("blue", "green", "red")
+    url = f"{storage.cache}/by-hand"
+    Path(url).mkdir(parents=True)
+    splits = {}
+    for split, part in (("train", files[:39]), ("val", files[39:50]), ("test", files[50:])):
+        writer = CacheFileWriter(url, split, 0, SIDE, 4)
+        for row, file in enumerate(part):
+            writer.add(decode_pixels(file.read_bytes(), SIDE), classes.index(file.parent.name), row)
+        said = writer.close()
+        file_facts = CacheFile(**{name: said[name] for name in CacheFile.model_fields})
+        splits[split] = CacheSplit(rows=len(part), rows_per_group=4, files=(file_facts,))
+    manifest = CacheManifest(
+        format=1,
+        table=TableRef(path="by hand", version=0),
+        content_digest="by hand",
+        settings=CacheConfig(image_size=SIDE),
+        classes=classes,
+        splits=splits,
+    )
+    return write_manifest(url, manifest)
+
+
+def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
+    """Train with the tests' settings."""
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    return launch_ranks(
+        RankSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
+        on_event,
+    )
+
+
+def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that the run logged."""
+    model = tracking.register_run(storage, run, f"model-{run.run_id}")
+    package = tracking.download_model(storage, model, folder / run.run_id)
+    file = next(package.rglob("weights.pt"))
+    return torch.load(file, weights_only=True)
+
+
+def rank_processes(storage: Storage) -> list[psutil.Process]:
+    """Return the rank processes that write below this storage's home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                "tasks.distributed.rank" in process.cmdline()
+                and storage.home in Path(process.cmdline()[-1]).read_text()
+            ):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def test_a_training_is_tracked_whole_and_not_repeated(cache, storage, tmp_path):
+    """Metrics of every epoch, parameters, data version and the model; the same inputs again find the run."""
+    events = []
+    run = train(cache, storage, on_event=events.append)
+    assert [event["epoch"] for event in events] == [1, 2]
+    metrics = tracking.run_metrics(storage, run)
+    wanted = {"train_loss", "val_loss", "val_accuracy", "test_accuracy", "images_per_second", "learning_rate"}
+    assert wanted <= metrics.keys()
+    assert train(cache, storage) == run
+    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
+    assert classifier.classes == ("blue", "green", "red")
+    # What was logged is what was measured: the model in the run has the run's test accuracy.
+    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
+    again = evaluate(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    assert again.accuracy == pytest.approx(metrics["test_accuracy"])
+    assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
+
+
+def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(cache, storage):
+    """A single process is the case of one rank."""
+    alone = tracking.run_metrics(storage, train(cache, storage))
+    ranked = tracking.run_metrics(storage, train(cache, storage, num_ranks=1))
+    for name in ("train_loss", "val_loss", "test_loss", "val_accuracy"):
+        assert alone[name] == ranked[name], name
+
+
+def test_two_ranks_count_every_picture_once_and_agree(cache, storage, tmp_path):
+    """Unequal shards (5 and 5 row groups, one padded), averaged metrics, one MLflow run."""
+    events = []
+    run = train(cache, storage, num_ranks=2, on_event=events.append)
+    assert [event["epoch"] for event in events] == [1, 2]
+    metrics = tracking.run_metrics(storage, run)
+    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
+    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
+    alone = evaluate(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    assert int(alone.confusion_KK.sum()) == 10
+    assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
+    assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
+    assert metrics["learning_rate"] == pytest.approx(2 * SMALL.learning_rate)
+    assert rank_processes(storage) == []
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights(cache, storage, tmp_path, num_ranks):
+    """Resumed is never stopped, bit for bit, in the same MLflow run, for one process and for two ranks."""
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = weights(train(cache, other, num_ranks, max_epochs=4), other, tmp_path)
+
+    def kill(event):
+        if event["epoch"] == 2:
+            for process in rank_processes(storage):
+                process.send_signal(signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match="was ended by signal 9"):
+        train(cache, storage, num_ranks, max_epochs=4, on_event=kill)
+    events = []
+    run = train(cache, storage, num_ranks, max_epochs=4, on_event=events.append)
+    assert events[0]["epoch"] > 2
+    resumed = weights(run, storage, tmp_path)
+    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+
+
+def test_a_failing_rank_ends_the_others(cache, storage):
+    """No rank waits for one that is gone."""
+
+    def kill(event):
+        rank_processes(storage)[-1].send_signal(signal.SIGKILL)
+
+    with pytest.raises(RankFailed):
+        train(cache, storage, num_ranks=2, max_epochs=200, patience=200, on_event=kill)
+    assert rank_processes(storage) == []
+
+
+def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
+    """Also when it was killed and could clean nothing."""
+    spec = RankSpec(
+        train=SMALL.model_copy(update={"max_epochs": 10_000, "patience": 10_000}),
+        distributed=DistributedConfig(num_ranks=2),
+        cache=cache,
+        storage=storage,
+    )
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    code = (
+        "import sys; from pathlib import Path; from tasks.distributed.launch import launch_ranks;"
+        "from tasks.distributed.rank import RankSpec;"
+        "spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text());"
+        "launch_ranks(spec, lambda event: print('epoch', flush=True))"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "spec.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline().strip() == "epoch"
+    ranks = rank_processes(storage)
+    assert len(ranks) == 2
+    parent.kill()
+    parent.wait()
+    _gone, alive = psutil.wait_procs(ranks, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"weights": "/nowhere/weights.pth"}, "train.weights is '/nowhere/weights.pth', which is no file"),
+        ({"model": "resnet19"}, "train.model is 'resnet19', which is no torchvision classifier"),
+        ({"device": "cuda"}, "train.device is 'cuda' and torch sees no GPU"),
+    ],
+)
+def test_wrong_input_reaches_the_caller_as_one_sentence(cache, storage, settings, said):
+    """From a rank's process, too."""
+    if settings.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(WrongInput, match=said):
+        train(cache, storage, **settings)
+
+
+def test_the_frozen_backbone_of_real_weights_learns_the_head_alone(cache, storage, test_data, tmp_path):
+    """Features are cached, the backbone stays as it was."""
+    path = test_data / "weights" / "mobilenet_v2.pth"
+    run = train(
+        cache, storage, model="mobilenet_v2", weights=str(path), freeze_backbone=True, max_epochs=40, patience=40
+    )
+    trained = weights(run, storage, tmp_path)
+    original = torch.load(path, weights_only=True)
+    backbone = [name for name in original if name.startswith("features.")]
+    assert all(torch.equal(trained[f"network.{name}"], original[name]) for name in backbone)
+    assert tracking.run_metrics(storage, run)["best_val_accuracy"] > 0.9
+
+
+def test_a_run_says_how_long_it_waited_for_data(cache, storage):
+    """The share is a share."""
+    began = time.perf_counter()
+    metrics = tracking.run_metrics(storage, train(cache, storage))
+    assert 0.0 <= metrics["data_wait_share"] <= 1.0
+    assert metrics["images_per_second"] > 39 / (time.perf_counter() - began)

@@ -1,0 +1,103 @@
+"""What one rank does beside training: it ends with its parent, and speaks in lines."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.distributed.rank import EVENT_MARK, EXIT_ORPHANED, RankSpec, emit, end_with_parent, make_reducer
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tasks.train.reduce import SingleProcess
+
+# A rank that sleeps instead of training. It has the function's source: importing all that a rank needs takes seconds.
+RANK = f"""
+import os, sys, threading, time
+EXIT_ORPHANED = {EXIT_ORPHANED}
+{inspect.getsource(end_with_parent)}
+end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(300)
+"""
+
+PARENT = """
+import subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_orphaned_rank_ends() -> None:
+    """The parent is killed, without a chance to say anything: the rank, in a session of its own, is gone too."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        rank = psutil.Process(int(parent.stdout.readline()))
+        assert rank.is_running()
+
+        parent.kill()
+        parent.wait()
+
+        # The rank inherited the other end of this pipe: its end is the end of the rank.
+        assert parent.stdout.read() == ""
+    rank.wait(timeout=30)
+    assert not rank.is_running()
+
+
+@pytest.mark.timeout(60)
+def test_orphaned_rank_has_a_status_of_its_own() -> None:
+    """A rank that was left alone can be told from one that failed, and lives until then."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", RANK], **pipes) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        assert rank.poll() is None
+
+        rank.stdin.close()
+
+        assert rank.wait(timeout=30) == EXIT_ORPHANED
+
+
+def test_event_is_one_marked_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the launcher reads is JSON after the mark, on a line of its own, whatever is in it."""
+    event = {"epoch": 1, "val_accuracy": 0.5, "text": "zwei\nZeilen"}
+
+    emit(event)
+
+    line = capsys.readouterr().out
+    assert line.startswith(EVENT_MARK)
+    assert line.count("\n") == 1
+    assert json.loads(line.removeprefix(EVENT_MARK)) == event
+
+
+def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:
+    """What the launcher writes is what the rank reads, and a name that no rank knows is refused."""
+    spec = RankSpec(
+        train=TrainConfig(model="resnet18"),
+        distributed=DistributedConfig(num_ranks=3),
+        cache=CacheRef(url="/cache", digest="d"),
+        storage=Storage(home=str(tmp_path), tables="t", cache="c", artifacts="a", tracking="m"),
+        tags={"prefect.flow_run_id": "1"},
+    )
+    text = spec.model_dump_json()
+
+    assert RankSpec.model_validate_json(text) == spec
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        RankSpec.model_validate(json.loads(text) | {"surprise": 1})
+
+
+def test_single_process_is_one_rank_without_horovod() -> None:
+    """One rank needs no one to agree with."""
+    reducer = make_reducer(1)
+
+    assert isinstance(reducer, SingleProcess)
+    assert (reducer.rank, reducer.num_ranks) == (0, 1)
+    assert reducer.broadcast("value") == "value"

@@ -1,0 +1,190 @@
+"""What a Spark task does with the files it is given, called here without Spark."""
+
+import hashlib
+import io
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from tasks.etl.extract import BATCH_BYTES, make_reader, read_picture, split_of
+from tasks.etl.listing import list_images
+from tasks.schema import READ_ARROW, SPLITS, TEST, TRAIN, VAL
+from tasks.worker_log import WORKER_MARK
+
+HASHES = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(4000)]
+"""As good as those of 4,000 pictures."""
+
+
+def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
+    """Write a picture of noise and return the file's bytes."""
+    samples = np.random.default_rng(size).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(samples).save(file, **options)
+    return file.read_bytes()
+
+
+def read(file: Path, root: Path, label: str | None = "cat", stored_side: int = 512) -> dict[str, Any]:
+    """Read one file as a Spark task would."""
+    return read_picture(file, label, os.path.realpath(root), stored_side, max_pixels=1_000_000)
+
+
+def test_split_is_a_function_of_content_and_seed() -> None:
+    """Asked twice, in any order and company, a picture is on the same side."""
+    together = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in HASHES}
+
+    assert all(split_of(sha256, 1, 0.1, 0.1) == together[sha256] for sha256 in reversed(HASHES))
+
+
+def test_split_fractions_are_kept() -> None:
+    """4,000 pictures fall into the splits as asked, within what chance allows."""
+    counts = Counter(split_of(sha256, 1, 0.2, 0.1) for sha256 in HASHES)
+
+    assert set(counts) == set(SPLITS)
+    assert counts[VAL] / len(HASHES) == pytest.approx(0.2, abs=0.025)
+    assert counts[TEST] / len(HASHES) == pytest.approx(0.1, abs=0.025)
+
+
+def test_another_seed_is_another_split() -> None:
+    """The seed draws: about as many pictures change sides as chance says, not none and not all."""
+    moved = sum(split_of(sha256, 1, 0.25, 0.25) != split_of(sha256, 2, 0.25, 0.25) for sha256 in HASHES)
+
+    assert moved / len(HASHES) == pytest.approx(1 - (0.5**2 + 2 * 0.25**2), abs=0.04)
+
+
+def test_no_fraction_is_an_empty_split() -> None:
+    """With both fractions 0 every picture is trained on."""
+    assert {split_of(sha256, 1, 0.0, 0.0) for sha256 in HASHES} == {TRAIN}
+
+
+def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:
+    """What is no larger than stored_side is the original file."""
+    content = save(tmp_path / "cat" / "1.jpg", (60, 40))
+
+    row = read(tmp_path / "cat" / "1.jpg", tmp_path, stored_side=60)
+
+    assert row["content"] == content
+    assert row["sha256"] == hashlib.sha256(content).hexdigest()
+    assert (row["width"], row["height"]) == (60, 40)
+    assert row["reason"] is None
+
+
+def test_large_picture_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> None:
+    """sha256, width and height are the original's; the content is a JPEG with the longest side of stored_side."""
+    original = save(tmp_path / "cat" / "1.png", (120, 60))
+
+    row = read(tmp_path / "cat" / "1.png", tmp_path, stored_side=64)
+
+    stored = Image.open(io.BytesIO(row["content"]))
+    assert (stored.format, stored.size) == ("JPEG", (64, 32))
+    assert row["sha256"] == hashlib.sha256(original).hexdigest()
+    assert (row["width"], row["height"]) == (120, 60)
+
+
+def test_size_is_that_of_the_upright_picture(tmp_path: Path) -> None:
+    """A photograph taken on its side is as high as it looks."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save(tmp_path / "cat" / "1.jpg", (60, 40), exif=exif)
+
+    row = read(tmp_path / "cat" / "1.jpg", tmp_path)
+
+    assert (row["width"], row["height"]) == (40, 60)
+
+
+def test_bad_file_has_a_reason_and_no_content(tmp_path: Path) -> None:
+    """A quarantined file keeps its sha256, so that the ledger knows it again."""
+    file = tmp_path / "cat" / "1.jpg"
+    file.parent.mkdir()
+    file.write_bytes(b"no picture")
+
+    row = read(file, tmp_path)
+
+    assert row["reason"] == "not_an_image"
+    assert row["detail"]
+    assert row["content"] is None
+    assert row["sha256"] == hashlib.sha256(b"no picture").hexdigest()
+
+
+def test_picture_over_the_bound_has_a_reason(tmp_path: Path) -> None:
+    """max_pixels reaches the decoder."""
+    save(tmp_path / "cat" / "1.png", (1001, 1000), compress_level=0)
+
+    assert read(tmp_path / "cat" / "1.png", tmp_path)["reason"] == "too_many_pixels"
+
+
+def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
+    """A picture at the top of the source is quarantined, not given a label of our own."""
+    save(tmp_path / "1.png", (8, 8))
+
+    row = read(tmp_path / "1.png", tmp_path, label=None)
+
+    assert row["reason"] == "label_missing"
+    assert row["content"] is None
+
+
+def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
+    """A file that was deleted meanwhile is unreadable, not a failed job."""
+    row = read(tmp_path / "cat" / "gone.jpg", tmp_path)
+
+    assert row["reason"] == "unreadable"
+    assert row["sha256"] is None
+
+
+def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -> None:
+    """The check of the listing is made again where the file is read."""
+    save(tmp_path / "elsewhere" / "1.png", (8, 8))
+    (tmp_path / "source" / "cat").mkdir(parents=True)
+    link = tmp_path / "source" / "cat" / "1.png"
+    link.symlink_to(tmp_path / "elsewhere" / "1.png")
+
+    row = read(link, tmp_path / "source")
+
+    assert row["reason"] == "unreadable"
+    assert "leads out of the source" in row["detail"]
+    assert row["content"] is None
+
+
+def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Good and bad files each give one row in the schema that Spark is told, and one line in the worker's log."""
+    save(tmp_path / "cat" / "1.png", (8, 8))
+    save(tmp_path / "dog" / "2.png", (9, 9))
+    (tmp_path / "dog" / "3.png").write_bytes(b"")
+    listing = list_images(tmp_path)
+    reader = make_reader(tmp_path, 512, 1_000_000, seed=1, val_fraction=0.0, test_fraction=0.0)
+
+    batches = list(reader(iter(listing.to_batches(max_chunksize=2))))
+
+    rows = pa.Table.from_batches(batches, schema=READ_ARROW)
+    assert rows["path"].to_pylist() == ["cat/1.png", "dog/2.png", "dog/3.png"]
+    assert rows["label"].to_pylist() == ["cat", "dog", "dog"]
+    assert rows["split"].to_pylist() == [TRAIN, TRAIN, None]
+    assert rows["reason"].to_pylist() == [None, None, "zero_bytes"]
+    assert rows.select(listing.column_names).equals(listing)
+    assert capsys.readouterr().err == f"{WORKER_MARK}read 3 files, 1 of them unusable\n"
+
+
+def test_reader_bounds_the_content_of_a_batch(tmp_path: Path) -> None:
+    """Pictures of more than BATCH_BYTES each travel alone, so that a worker never holds two."""
+    side = 2400
+    for number in range(2):
+        save(tmp_path / "cat" / f"{number}.png", (side, side), compress_level=0)
+    reader = make_reader(tmp_path, 16384, side * side, seed=1, val_fraction=0.1, test_fraction=0.1)
+
+    batches = list(reader(iter(list_images(tmp_path).to_batches())))
+
+    assert [batch.num_rows for batch in batches] == [1, 1]
+    assert all(len(batch["content"][0].as_py()) > BATCH_BYTES for batch in batches)
+
+
+def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty partition is silent."""
+    reader = make_reader(tmp_path, 512, 1_000_000, seed=1, val_fraction=0.1, test_fraction=0.1)
+
+    assert list(reader(iter([]))) == []
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,229 @@
+"""What counts as an image file of a source, and which sources are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.config import BUILTIN_DIGITS
+from tasks.errors import WrongInput
+from tasks.etl.listing import check_source, list_images, source_folder
+from tasks.schema import LISTING_ARROW
+from tasks.storage import Storage
+
+
+def put(source: Path, *paths: str) -> None:
+    """Write a file at each path below the source."""
+    for path in paths:
+        file = source / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"content")
+
+
+def paths_of(source: Path) -> list[str]:
+    """Return the listed paths."""
+    return list_images(source)["path"].to_pylist()
+
+
+def storage_below(home: Path) -> Storage:
+    """Return a storage with everything below one folder."""
+    return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
+
+
+def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
+    """A listing says path, label, size in bytes and time of the last change of each file."""
+    put(tmp_path, "cat/1.jpg", "dog/2.png")
+
+    listing = list_images(tmp_path)
+
+    assert listing.schema == LISTING_ARROW
+    assert listing["path"].to_pylist() == ["cat/1.jpg", "dog/2.png"]
+    assert listing["label"].to_pylist() == ["cat", "dog"]
+    assert listing["size"].to_pylist() == [7, 7]
+    modified = listing["modified_at"].cast("int64").to_pylist()
+    assert modified[0] == (tmp_path / "cat/1.jpg").stat().st_mtime_ns // 1000
+
+
+def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
+    """Of nested folders the innermost is the class, and a file at the top has none."""
+    put(tmp_path, "animals/cat/1.jpg", "loose.jpg")
+
+    listing = list_images(tmp_path)
+
+    assert dict(zip(listing["path"].to_pylist(), listing["label"].to_pylist(), strict=True)) == {
+        "animals/cat/1.jpg": "cat",
+        "loose.jpg": None,
+    }
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    """Thumbnail folders, macOS's ._ twins and dot files are no pictures."""
+    put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.hidden.png", ".thumbnails/cat/1.jpg", "cat/.git/2.jpg")
+
+    assert paths_of(tmp_path) == ["cat/1.jpg"]
+
+
+def test_extensions_are_read_in_any_case(tmp_path: Path) -> None:
+    """Cameras write .JPG, and other files beside the pictures are left out."""
+    put(tmp_path, "cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG", "cat/notes.txt", "cat/d.jpg.bak", "cat/jpg", "cat/e.gif")
+
+    assert paths_of(tmp_path) == ["cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG"]
+
+
+@pytest.mark.parametrize("name", ["mit leerzeichen", "größe-猫-🐈", "100%20x%", "a=b", "a,b", "q?x#y", "[x]*", "'\""])
+def test_names_are_taken_literally(tmp_path: Path, name: str) -> None:
+    """Spaces, unicode and what a URL or a partition path would escape are parts of a name."""
+    put(tmp_path, f"{name}/{name}.jpg")
+
+    listing = list_images(tmp_path)
+
+    assert listing["path"].to_pylist() == [f"{name}/{name}.jpg"]
+    assert listing["label"].to_pylist() == [name]
+
+
+def test_source_itself_may_have_any_name(tmp_path: Path) -> None:
+    """Paths are relative to the source, whatever it is called."""
+    put(tmp_path / "my data=50% ä", "cat/1.jpg")
+
+    assert paths_of(tmp_path / "my data=50% ä") == ["cat/1.jpg"]
+
+
+def test_folder_with_the_name_of_a_picture_is_a_folder(tmp_path: Path) -> None:
+    """A folder called cat.jpg is walked, not read."""
+    put(tmp_path, "cat.jpg/1.png")
+
+    assert paths_of(tmp_path) == ["cat.jpg/1.png"]
+
+
+def test_link_out_of_the_source_is_not_followed(tmp_path: Path) -> None:
+    """Neither a linked file nor a linked folder brings in what was not handed to us."""
+    source, outside = tmp_path / "source", tmp_path / "source-of-others"
+    put(source, "cat/1.jpg")
+    put(outside, "secret/2.jpg")
+    (source / "cat" / "link.jpg").symlink_to(outside / "secret" / "2.jpg")
+    (source / "secret").symlink_to(outside / "secret")
+
+    assert paths_of(source) == ["cat/1.jpg"]
+
+
+def test_link_inside_the_source_is_followed(tmp_path: Path) -> None:
+    """A linked file is a file under another label; its size is that of the picture, not of the link."""
+    put(tmp_path, "cat/1.jpg")
+    (tmp_path / "pet").mkdir()
+    (tmp_path / "pet" / "1.jpg").symlink_to(tmp_path / "cat" / "1.jpg")
+
+    listing = list_images(tmp_path)
+
+    assert listing["path"].to_pylist() == ["cat/1.jpg", "pet/1.jpg"]
+    assert listing["size"].to_pylist() == [7, 7]
+
+
+def test_linked_folder_does_not_walk_in_circles(tmp_path: Path) -> None:
+    """A folder that links to one above it ends, and each file is listed once, at its own place."""
+    put(tmp_path, "animals/cat/1.jpg")
+    (tmp_path / "animals" / "cat" / "all").symlink_to(tmp_path)
+    (tmp_path / "animals" / "cat" / "again").symlink_to(tmp_path / "animals")
+    (tmp_path / "pets").symlink_to(tmp_path / "animals")
+
+    assert paths_of(tmp_path) == ["animals/cat/1.jpg"]
+
+
+def test_broken_link_is_as_if_never_there(tmp_path: Path) -> None:
+    """A link inside the source whose target is gone is no file."""
+    put(tmp_path, "cat/1.jpg")
+    (tmp_path / "cat" / "2.jpg").symlink_to(tmp_path / "cat" / "gone.jpg")
+
+    assert paths_of(tmp_path) == ["cat/1.jpg"]
+
+
+def test_source_may_be_a_link_itself(tmp_path: Path) -> None:
+    """What the person names is followed, and its files are inside."""
+    put(tmp_path / "real", "cat/1.jpg")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    assert paths_of(tmp_path / "link") == ["cat/1.jpg"]
+
+
+def test_listing_is_the_same_every_time(tmp_path: Path) -> None:
+    """The order is that of the names, not that of the file system."""
+    put(tmp_path, *(f"{label}/{number}.jpg" for label in ("b", "a", "c") for number in (3, 1, 2)))
+
+    assert paths_of(tmp_path) == [f"{label}/{number}.jpg" for label in ("a", "b", "c") for number in (1, 2, 3)]
+
+
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    """The sentence names the folder and what it should be."""
+    with pytest.raises(WrongInput, match=r"'.*/gone', which does not exist: give a folder of class folders"):
+        list_images(tmp_path / "gone")
+
+
+def test_file_as_source_is_refused(tmp_path: Path) -> None:
+    """A picture is no folder of pictures."""
+    put(tmp_path, "1.jpg")
+
+    with pytest.raises(WrongInput, match="which is not a folder: give a folder"):
+        list_images(tmp_path / "1.jpg")
+
+
+def test_folder_without_images_is_refused(tmp_path: Path) -> None:
+    """The sentence names the extensions that were looked for."""
+    put(tmp_path, "cat/notes.txt")
+
+    with pytest.raises(WrongInput, match=r"holds no \.jpeg, \.jpg, \.png file: check the path"):
+        check_source(tmp_path)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    """A classifier needs something to tell apart, and the sentence names the one class there is."""
+    put(tmp_path, "cat/1.jpg", "cat/2.jpg", "loose.jpg")
+
+    with pytest.raises(WrongInput, match="only the class folder 'cat': a classifier needs at least two"):
+        check_source(tmp_path)
+
+
+def test_pictures_without_class_folders_are_refused(tmp_path: Path) -> None:
+    """Pictures at the top have no label."""
+    put(tmp_path, "1.jpg", "2.jpg")
+
+    with pytest.raises(WrongInput, match="no class folder: a classifier needs at least two"):
+        check_source(tmp_path)
+
+
+def test_two_classes_are_enough(tmp_path: Path) -> None:
+    """A usable source says how many image files it holds."""
+    put(tmp_path, "cat/1.jpg", "dog/1.jpg", "dog/2.jpg")
+
+    assert check_source(tmp_path) == 3
+
+
+def test_builtin_digits_lie_under_the_home(tmp_path: Path) -> None:
+    """The built-in data set is written where the run writes everything."""
+    assert source_folder(BUILTIN_DIGITS, storage_below(tmp_path)) == tmp_path / "digits"
+
+
+def test_file_url_and_path_name_the_same_folder(tmp_path: Path) -> None:
+    """A file:// URL is a local folder."""
+    assert source_folder(f"file://{tmp_path}", storage_below(tmp_path)) == tmp_path
+    assert source_folder(str(tmp_path), storage_below(tmp_path)) == tmp_path
+
+
+def test_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors run in other folders, so the path they get is whole."""
+    monkeypatch.chdir(tmp_path)
+
+    assert source_folder("pictures", storage_below(tmp_path)) == tmp_path / "pictures"
+
+
+def test_object_store_as_source_is_refused(tmp_path: Path) -> None:
+    """The sentence names the URL and what to give instead."""
+    with pytest.raises(WrongInput, match=r"source is 's3a://bucket/x', which is no local folder: give a path"):
+        source_folder("s3a://bucket/x", storage_below(tmp_path))
+
+
+def test_name_that_is_no_unicode_is_listed_escaped(tmp_path: Path) -> None:
+    """A file name in another encoding, as old archives have, ends no run: its escaped name will be unreadable."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"x")
+    with open(bytes(tmp_path / "cat") + b"/\xe9t\xe9.jpg", "wb") as file:
+        file.write(b"x")
+
+    assert list_images(tmp_path)["path"].to_pylist() == ["cat/1.jpg", "cat/\\xe9t\\xe9.jpg"]

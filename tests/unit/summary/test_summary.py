@@ -1,0 +1,74 @@
+"""The summary of a run of the DAG, for programs and for people."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.storage import Storage
+from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, TrainingSummary, summary_lines, write_summary
+
+
+@pytest.fixture
+def summary() -> PipelineSummary:
+    """A run that had nothing to ingest anew."""
+    return PipelineSummary(
+        images=90,
+        quarantined=3,
+        duplicates=2,
+        delta_version=5,
+        cache_rows={"train": 70, "val": 10, "test": 10},
+        single=TrainingSummary(run_id="a", val_accuracy=0.9, test_accuracy=0.8),
+        distributed=TrainingSummary(run_id="b", val_accuracy=0.95, test_accuracy=0.85),
+        test_accuracy=0.85,
+        model="lakevision",
+        version=4,
+        predictions=90,
+        prediction_errors=0,
+        predict_images_per_second=123.4,
+        seconds={"etl": 1.25, "train": 60.0},
+        skipped={"etl": True, "train": False},
+    )
+
+
+def storage_at(home: Path) -> Storage:
+    """Return a storage with the home alone."""
+    return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
+
+
+def test_summary_is_written_whole_and_alone(tmp_path: Path, summary: PipelineSummary) -> None:
+    """The file says what the run gave, the folder is made, and a second run replaces it."""
+    write_summary(storage_at(tmp_path / "home"), summary)
+    path = write_summary(storage_at(tmp_path / "home"), summary.model_copy(update={"version": 5}))
+
+    assert path == tmp_path / "home" / SUMMARY_FILE
+    assert json.loads(path.read_text())["version"] == 5
+    assert [file.name for file in path.parent.iterdir()] == [SUMMARY_FILE]
+
+
+def test_names_in_the_file_are_stable(tmp_path: Path, summary: PipelineSummary) -> None:
+    """Programs read these: a name that goes is a broken promise."""
+    content = json.loads(write_summary(storage_at(tmp_path), summary).read_text())
+
+    assert {"images", "quarantined", "delta_version", "cache_rows", "test_accuracy", "predictions"} <= content.keys()
+    assert content["distributed"] == {"run_id": "b", "val_accuracy": 0.95, "test_accuracy": 0.85}
+    assert PipelineSummary.model_validate(content) == summary
+
+
+def test_lines_say_what_a_person_asks(summary: PipelineSummary) -> None:
+    """Counts, accuracies, rate and the time of each stage, and which of them found their work done."""
+    text = "\n".join(summary_lines(summary))
+
+    assert "90 ingested, 3 quarantined, 2 duplicates" in text
+    assert "train 70, val 10, test 10 rows" in text
+    assert "0.9000 (one process), 0.9500 (distributed)" in text
+    assert "lakevision version 4, test accuracy 0.8500" in text
+    assert "123 images/s" in text
+    assert "etl 1.2 s (skipped), train 60.0 s" in text
+
+
+def test_run_without_new_pictures_has_no_rate(summary: PipelineSummary) -> None:
+    """Nothing predicted is said so, not shown as zero images a second."""
+    nothing = summary.model_copy(update={"predictions": 0, "predict_images_per_second": None})
+
+    assert any("nothing new to predict" in line for line in summary_lines(nothing))

@@ -1,0 +1,226 @@
+"""The rules that keep it a house, read off the source and off fresh interpreters."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LOADED_BY_RANKS_AND_EXECUTORS = (
+    "tasks.distributed.rank",
+    "tasks.etl.extract",
+    "tasks.cache.write",
+    "tasks.predict.batch",
+)
+
+CODE = ("flows", "tasks")
+DESCRIBED = ("flows", "tasks", "deployments", "docker")
+"""Folders whose every file a reader may open."""
+
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc"}
+
+
+def sources(*folders: str) -> list[Path]:
+    """Return the Python files below the folders."""
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    """Return the name under which the file is imported."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(file: Path) -> set[str]:
+    """Return the top-level packages that the file imports anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh interpreter finds after it imported everything, ranks' and executors' modules first."""
+    folder = tmp_path_factory.mktemp("imported")
+    work, home = folder / "work", folder / "home"
+    work.mkdir()
+    home.mkdir()
+    names = [module_name(file) for file in sources(*CODE)]
+    program = f"""
+import importlib, json, os, sys
+before = dict(os.environ)
+for name in {LOADED_BY_RANKS_AND_EXECUTORS!r}:
+    importlib.import_module(name)
+prefect = sorted(name for name in sys.modules if name.split(".")[0] == "prefect")
+for name in {names!r}:
+    importlib.import_module(name)
+import mlflow, psutil
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+print(json.dumps({{
+    "prefect": prefect,
+    "imported": sorted(sys.modules),
+    "spark_context": SparkContext._active_spark_context is not None,
+    "spark_session": SparkSession.getActiveSession() is not None,
+    "mlflow_run": mlflow.active_run() is not None,
+    "children": [child.name() for child in psutil.Process().children(recursive=True)],
+}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=work,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            # matplotlib looks through all fonts where it finds no list of them.
+            "MPLCONFIGDIR": mpl.get_cachedir(),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    left = [*work.rglob("*"), *home.rglob("*lakevision*")]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"left": [str(path) for path in left], "names": names}
+
+
+def test_ranks_and_executors_do_not_load_prefect(imported: dict[str, Any]) -> None:
+    """What a rank or a Spark worker imports brings no Prefect with it, which would cost seconds and a server."""
+    assert imported["prefect"] == []
+
+
+def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
+    """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
+    assert set(imported["names"]) <= set(imported["imported"])
+    assert "tasks.etl.decode" in imported["names"]
+    assert imported["left"] == []
+
+
+def test_importing_starts_nothing(imported: dict[str, Any]) -> None:
+    """No Spark session, no MLflow run and no process are there after everything was imported."""
+    assert {name: imported[name] for name in ("spark_context", "spark_session", "mlflow_run", "children")} == {
+        "spark_context": False,
+        "spark_session": False,
+        "mlflow_run": False,
+        "children": [],
+    }
+
+
+def test_only_flows_and_tasks_import_prefect() -> None:
+    """The plain functions work in a notebook, a rank and an executor without Prefect."""
+    importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "prefect" in imported_names(file)}
+
+    assert importers
+    assert {path for path in importers if not path.startswith("flows/") and not path.endswith("/task.py")} == set()
+
+
+def test_only_tracking_knows_mlflow() -> None:
+    """One module has MLflow's API in it, and the pyfunc that MLflow itself loads."""
+    importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
+
+    assert importers == {"tasks/tracking.py", "tasks/predict/pyfunc.py"}
+
+
+def test_only_one_module_reads_the_environment() -> None:
+    """Settings have one way in beside the form; what passes a whole environment on, or sets it, reads none of it."""
+    reading = re.compile(r"os\.environ(\.get|\[)|os\.getenv|load_dotenv")
+
+    readers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if reading.search(file.read_text())}
+
+    assert readers <= {"tasks/environment.py", "tasks/spark.py"}
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    """What a module is for is in its name."""
+    assert [str(file) for file in sources(*DESCRIBED) if file.stem in VAGUE_NAMES] == []
+
+
+def test_no_module_shadows_a_package() -> None:
+    """A file called horovod.py or a package called docker would hide what it is named after."""
+    installed = set(packages_distributions()) | {"docker", "horovod"}
+    assert {"petastorm", "prefect", "torch"} <= installed
+
+    named = {file.relative_to(ROOT) for file in sources(*DESCRIBED)}
+    named |= {file.parent for file in named} - {Path(folder) for folder in DESCRIBED}
+    # delta-spark's package is called delta as well; nothing ever puts tasks/etl on sys.path.
+    shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/etl/delta.py"}
+
+    assert shadows == set()
+    assert not (ROOT / "docker" / "__init__.py").exists()
+
+
+def test_no_top_level_name_shadows_the_standard_library() -> None:
+    """What lies beside the checkout's packages is importable by its bare name wherever the checkout is on sys.path."""
+    importable = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+
+    assert set(CODE) <= importable
+    assert importable & set(sys.stdlib_module_names) == set()
+
+
+def test_every_package_is_one() -> None:
+    """A folder with modules has an __init__.py, without which the wheel leaves it out or finds another's."""
+    folders = {file.parent for file in sources(*CODE)}
+
+    assert sorted(str(folder) for folder in folders if not (folder / "__init__.py").is_file()) == []
+
+
+def described_paths() -> dict[str, str]:
+    """Return the paths of the README's tree with their descriptions."""
+    blocks = re.findall(r"^```tree\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert blocks, "README.md has no fenced block tagged tree"
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    pairs = [line.strip().split(maxsplit=1) for line in lines]
+    assert len({path for path, *_ in pairs}) == len(pairs), "a path is in the README's tree twice"
+    return {path: rest[0] if rest else "" for path, *rest in pairs}
+
+
+def tracked_files() -> set[str]:
+    """Return the files of the folders that a reader may open, as git knows them."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a checkout, to know which files are tracked")
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *DESCRIBED], capture_output=True, text=True, check=True
+    ).stdout
+    paths = [Path(path) for path in listed.split("\0") if path]
+    return {
+        path.as_posix()
+        for path in paths
+        if (path.suffix in {".py", ".sh", ".yaml"} or path.name.startswith("Dockerfile"))
+        and path.name != "__init__.py"
+        and (ROOT / path).exists()
+    }
+
+
+def test_readme_names_every_file() -> None:
+    """A file that a reader may open has its line in the README's tree."""
+    assert tracked_files() - described_paths().keys() == set()
+
+
+def test_readme_describes_what_it_names() -> None:
+    """Every path in the README's tree has a description, and those of folders end with a slash."""
+    described = described_paths()
+
+    assert [path for path, description in described.items() if not description] == []
+    assert [path for path in described if (ROOT / path).is_dir() != path.endswith("/")] == []
+
+
+def test_readme_names_nothing_that_is_gone() -> None:
+    """Every path in the README's tree exists."""
+    assert [path for path in described_paths() if not (ROOT / path).exists()] == []

@@ -1,0 +1,128 @@
+"""The models a person fills in: defaults that run, bounds, and rules across fields."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tasks import config
+from tasks.config import (
+    CacheConfig,
+    DistributedConfig,
+    EtlConfig,
+    PipelineConfig,
+    PredictConfig,
+    PromoteConfig,
+    SparkConfig,
+    StorageConfig,
+    TrainConfig,
+)
+
+MODELS = [
+    value
+    for value in vars(config).values()
+    if isinstance(value, type) and issubclass(value, config.Settings) and value is not config.Settings
+]
+
+
+def test_defaults_need_nothing_filled_in() -> None:
+    """The whole DAG runs on what is there: the built-in digits, local Spark, folders."""
+    pipeline = PipelineConfig()
+
+    assert pipeline.etl.source == config.BUILTIN_DIGITS
+    assert pipeline.spark.master == "local[*]"
+    assert set(pipeline.storage.model_dump().values()) == {None}
+
+
+def test_configuration_comes_back_from_json() -> None:
+    """What Prefect stores and a worker reads is what was given."""
+    given = PipelineConfig(train=TrainConfig(model="resnet18", seed=7), spark=SparkConfig(conf={"spark.x": "1"}))
+
+    assert PipelineConfig.model_validate_json(given.model_dump_json()) == given
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_unknown_names_are_refused(model: type[BaseModel]) -> None:
+    """A misspelled setting is never ignored."""
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        model.model_validate({"no_such_setting": 1})
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_setting_says_what_it_is(model: type[BaseModel]) -> None:
+    """The form that Prefect makes of a model has a text beside each field; groups have their docstring."""
+    for name, field in model.model_fields.items():
+        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, config.Settings)
+        assert field.description or is_group, f"{model.__name__}.{name}"
+    assert model.__doc__
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_model_has_a_schema(model: type[BaseModel]) -> None:
+    """Prefect's form is made of the JSON schema."""
+    assert model.model_json_schema()["additionalProperties"] is False
+
+
+def test_settings_do_not_change_after_they_were_checked() -> None:
+    """A frozen model is what was validated, until the end of the run."""
+    with pytest.raises(ValidationError, match="frozen"):
+        EtlConfig().stored_side = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (SparkConfig, {"driver_memory": "3 GB"}),
+        (EtlConfig, {"source": ""}),
+        (EtlConfig, {"stored_side": 15}),
+        (EtlConfig, {"stored_side": 16385}),
+        (EtlConfig, {"val_fraction": -0.1}),
+        (EtlConfig, {"test_fraction": 1.0}),
+        (EtlConfig, {"max_bad_fraction": 1.1}),
+        (EtlConfig, {"max_pixels": 1}),
+        (CacheConfig, {"image_size": 15}),
+        (CacheConfig, {"image_size": 1025}),
+        (CacheConfig, {"row_group_megabytes": 0}),
+        (TrainConfig, {"learning_rate": 0.0}),
+        (TrainConfig, {"learning_rate": float("nan")}),
+        (TrainConfig, {"batch_size": 0}),
+        (TrainConfig, {"max_epochs": 0}),
+        (TrainConfig, {"patience": 0}),
+        (TrainConfig, {"monitor": "train_loss"}),
+        (TrainConfig, {"device": "tpu"}),
+        (TrainConfig, {"seed": 0}),
+        (DistributedConfig, {"num_ranks": 0}),
+        (DistributedConfig, {"deployment": "no-slash"}),
+        (DistributedConfig, {"stall_timeout_seconds": 60}),
+        (PromoteConfig, {"model_name": "a/b"}),
+        (PromoteConfig, {"min_test_accuracy": 1.5}),
+        (PredictConfig, {"alias": "best one"}),
+        (PredictConfig, {"batch_size": 0}),
+    ],
+)
+def test_value_that_cannot_be_is_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
+    """Bounds and choices are checked before any work, and nothing else in the model is to blame."""
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(values)
+    assert [error["loc"] for error in refused.value.errors()] == [(name,) for name in values]
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])
+def test_splits_that_leave_nothing_to_train_on_are_refused(val: float, test: float) -> None:
+    """Two fractions that are possible each may be impossible together."""
+    with pytest.raises(ValidationError, match="leave nothing to train on"):
+        EtlConfig(val_fraction=val, test_fraction=test)
+
+
+def test_frozen_backbone_without_weights_is_refused() -> None:
+    """A head on random features is not what anyone asks for; each way out is accepted."""
+    with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to DEFAULT or a path"):
+        TrainConfig(weights="none")
+
+    assert TrainConfig(weights="none", freeze_backbone=False).weights == "none"
+    assert TrainConfig(weights="/x.pt").freeze_backbone
+
+
+def test_storage_takes_urls() -> None:
+    """Every place may be an object store."""
+    assert StorageConfig(tables="s3a://bucket/tables").tables == "s3a://bucket/tables"

@@ -1,0 +1,74 @@
+"""What a person reads when a setting is wrong."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tasks.config import EtlConfig, PipelineConfig
+from tasks.errors import WrongInput, explain
+
+
+def sentence(model: type[BaseModel], values: dict[str, Any]) -> str:
+    """Return the explanation of why the values are refused."""
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(values)
+    return explain(refused.value)
+
+
+def test_value_out_of_bounds_is_named_with_its_bound() -> None:
+    """Field, value, and what it must be."""
+    assert sentence(EtlConfig, {"stored_side": 8}) == "stored_side is 8: input should be greater than or equal to 16"
+
+
+def test_field_of_a_stage_is_named_by_its_path() -> None:
+    """In the whole configuration a field has its stage before it, as on the command line."""
+    explained = sentence(PipelineConfig, {"train": {"optimizer": "adamm"}})
+
+    assert explained == "train.optimizer is 'adamm': input should be 'adam', 'adamw' or 'sgd'"
+
+
+def test_unknown_setting_is_a_matter_of_spelling() -> None:
+    """A misspelled name is not silently ignored, and the line says what to do."""
+    assert sentence(EtlConfig, {"sorce": "/x"}) == "sorce is not a setting: remove it or check its spelling"
+
+
+def test_rule_across_fields_is_told_as_it_was_written() -> None:
+    """Neither pydantic's prefix nor a field that does not exist stands before our own sentence."""
+    explained = sentence(EtlConfig, {"val_fraction": 0.5, "test_fraction": 0.5})
+
+    assert explained.startswith("val_fraction 0.5 and test_fraction 0.5 leave nothing to train on: ")
+
+
+def test_rule_across_fields_of_a_stage_names_the_stage() -> None:
+    """In the whole configuration the stage says which fields are meant."""
+    explained = sentence(PipelineConfig, {"train": {"weights": "none"}})
+
+    assert explained.startswith("train: freeze_backbone is true with weights 'none'")
+
+
+def test_missing_field_is_named() -> None:
+    """A required setting that was not given is said to be required."""
+
+    class Needy(BaseModel):
+        run_id: str
+
+    explained = sentence(Needy, {})
+
+    assert explained == "run_id is missing: give it a value"
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    """Two wrong settings are two parts of one line."""
+    explained = sentence(PipelineConfig, {"etl": {"stored_side": 8}, "cache": {"image_size": 8}})
+
+    assert explained.split("; ") == [
+        "etl.stored_side is 8: input should be greater than or equal to 16",
+        "cache.image_size is 8: input should be greater than or equal to 16",
+    ]
+    assert "\n" not in explained
+
+
+def test_wrong_input_is_a_value_error() -> None:
+    """Callers who know nothing of us catch it as what it is."""
+    assert issubclass(WrongInput, ValueError)

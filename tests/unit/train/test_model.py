@@ -1,0 +1,204 @@
+"""The network: new heads, frozen backbones, and weights that are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from tasks.errors import WrongInput
+from tasks.train.model import IMAGENET_CLASSES, Classifier, build_classifier, check_model_name, load_weights
+
+SMALL = "shufflenet_v2_x0_5"
+"""The smallest of torchvision's classifiers; it has batch norm."""
+
+# googlenet says on every start that its way to draw weights will change.
+pytestmark = pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state dict of SMALL, drawn at random: stands for pretrained weights."""
+    torch.manual_seed(11)
+    path = tmp_path_factory.mktemp("weights") / "small.pt"
+    torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
+    return path
+
+
+def pictures(count: int = 2, side: int = 64) -> torch.Tensor:
+    """Return uint8 pictures of noise (B, H, W, 3)."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
+
+
+def copy_of(classifier: Classifier) -> dict[str, torch.Tensor]:
+    """Return a copy of parameters and buffers."""
+    return {name: value.clone() for name, value in classifier.state_dict().items()}
+
+
+def changed(classifier: Classifier, before: dict[str, torch.Tensor]) -> set[str]:
+    """Return the names of the parameters and buffers that are not what they were."""
+    return {name for name, value in classifier.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def train_a_step(classifier: Classifier) -> None:
+    """Make one step of training with a large learning rate."""
+    parameters = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    loss = nn.functional.cross_entropy(classifier.train()(pictures(4)), torch.tensor([0, 1, 2, 0]))
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v2", "googlenet"])
+def test_head_is_replaced(name: str) -> None:
+    """Whatever the last layer is and is called, logits have one column a class, in eval and in train mode."""
+    classifier = build_classifier(name, "none", num_classes=5, freeze_backbone=False)
+
+    with torch.no_grad():
+        assert classifier.eval()(pictures()).shape == (2, 5)
+        assert classifier.train()(pictures()).shape == (2, 5)
+    assert any(module is classifier.head for module in classifier.network.modules())
+    assert next(classifier.head.parameters()).shape[0] == 5
+
+
+def test_frozen_backbone_trains_the_head_alone(weights: Path) -> None:
+    """After a step the head has moved, and neither weights nor batch norm statistics of the backbone have."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
+    before = copy_of(classifier)
+
+    train_a_step(classifier)
+
+    assert changed(classifier, before) == {"network.fc.weight", "network.fc.bias"}
+    assert {name for name, value in classifier.named_parameters() if value.requires_grad} == changed(classifier, before)
+
+
+def test_frozen_backbone_stays_in_eval_mode(weights: Path) -> None:
+    """train() reaches the head and no batch norm layer."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True).train()
+
+    assert classifier.head.training
+    norms = [module for module in classifier.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert not any(norm.training for norm in norms)
+
+
+def test_unfrozen_backbone_trains_as_a_whole(weights: Path) -> None:
+    """Without freezing every parameter can move, and batch norm takes statistics."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False)
+    before = copy_of(classifier)
+
+    train_a_step(classifier)
+
+    assert all(parameter.requires_grad for parameter in classifier.parameters())
+    moved = changed(classifier, before)
+    assert "network.conv1.0.weight" in moved
+    assert "network.conv1.1.running_mean" in moved
+    assert "network.fc.weight" in moved
+
+
+def test_weights_of_a_file_are_loaded(weights: Path) -> None:
+    """All but the head is what the file says."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
+
+    given = torch.load(weights, weights_only=True)
+    for name, value in classifier.network.state_dict().items():
+        if not name.startswith("fc."):
+            assert torch.equal(value, given[name]), name
+    assert given["fc.weight"].shape[0] == IMAGENET_CLASSES
+
+
+def test_head_is_no_module_of_its_own(weights: Path) -> None:
+    """Its parameters are the network's, and are neither saved nor trained twice."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False)
+
+    names = list(classifier.state_dict())
+    assert all(name.startswith("network.") for name in names)
+    assert len({id(parameter) for parameter in classifier.parameters()}) == len(list(classifier.parameters()))
+
+
+def test_pixels_are_normalized_as_imagenet_s(weights: Path) -> None:
+    """The network gets torchvision's preprocessing of the same pictures."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True).eval()
+    images_BCHW = pictures().permute(0, 3, 1, 2).float() / 255
+    normalized = torchvision.transforms.functional.normalize(images_BCHW, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+    with torch.no_grad():
+        assert torch.allclose(classifier(pictures()), classifier.network(normalized), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet1", "fasterrcnn_resnet50_fpn", "quantized_mobilenet_v2", ""])
+def test_unknown_model_is_refused(name: str) -> None:
+    """What torchvision does not know, or knows as something else than a classifier, is named with a way out."""
+    with pytest.raises(WrongInput, match=rf"train.model is '{name}', which is no torchvision classifier: choose one"):
+        check_model_name(name)
+
+
+def test_weights_of_another_architecture_are_refused(weights: Path) -> None:
+    """The sentence names file and model, and counts what does not fit."""
+    with pytest.raises(
+        WrongInput,
+        match=r"small.pt', which does not fit train.model 'squeezenet1_1': of its tensors \d+ missing \(first: .*\), "
+        r"\d+ unknown \(first: conv1\.0\.weight\)",
+    ):
+        build_classifier("squeezenet1_1", str(weights), num_classes=3, freeze_backbone=True)
+
+
+def test_weights_of_another_head_are_refused(weights: Path, tmp_path: Path) -> None:
+    """A state dict of an already fine-tuned network has a head of another shape."""
+    state = torch.load(weights, weights_only=True)
+    state["fc.weight"] = state["fc.weight"][:10]
+    torch.save(state, tmp_path / "tuned.pt")
+
+    with pytest.raises(WrongInput, match=r"1 of another shape \(first: fc\.weight\)"):
+        build_classifier(SMALL, str(tmp_path / "tuned.pt"), num_classes=3, freeze_backbone=True)
+
+
+def test_missing_file_of_weights_is_refused(tmp_path: Path) -> None:
+    """A path without a file, a folder, and a misspelled word are all told what is possible."""
+    for given in (str(tmp_path / "gone.pt"), str(tmp_path), "default"):
+        with pytest.raises(WrongInput, match="which is no file: give none, DEFAULT, or the path of a state dict"):
+            load_weights(SMALL, given)
+
+
+def test_file_that_holds_no_state_dict_is_refused(tmp_path: Path) -> None:
+    """Text, and a saved object that is no dict of tensors, are told how to save one."""
+    (tmp_path / "text.pt").write_text("no weights")
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
+    torch.save({"epoch": 3, "model": {}}, tmp_path / "checkpoint.pt")
+
+    for name in ("text.pt", "list.pt", "checkpoint.pt"):
+        with pytest.raises(WrongInput, match=rf"{name}', which (is|holds) no state dict .*save"):
+            load_weights(SMALL, str(tmp_path / name))
+
+
+def test_pickled_model_is_refused_and_not_executed(tmp_path: Path) -> None:
+    """A file that would run code when it is unpickled is no state dict."""
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    torch.save(Payload(), tmp_path / "model.pt")
+
+    with pytest.raises(WrongInput, match="which is no state dict"):
+        load_weights(SMALL, str(tmp_path / "model.pt"))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_no_weights_are_drawn_from_the_seed() -> None:
+    """With weights none, the same seed draws the same network."""
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(build_classifier(SMALL, "none", num_classes=3, freeze_backbone=False).state_dict())
+
+    assert load_weights(SMALL, "none") is None
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_with_their_own_normalization_keep_it(name: str) -> None:
+    """Torchvision sets transform_input where it loads pretrained weights of these two: they expect (x - 0.5) / 0.5."""
+    assert build_classifier(name, "none", 3, freeze_backbone=False).network.transform_input
