@@ -27,7 +27,7 @@ lint:  ## ruff, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/hadolint docker/Dockerfile.*
-	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
 
 types:  ## mypy, strict
 	@.venv/bin/mypy

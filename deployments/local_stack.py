@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -107,19 +108,25 @@ class LocalStack:
         Raises:
             RuntimeError: It failed; carries its last lines.
         """
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        with self._log(name) as log:
-            log.write((done.stdout + done.stderr).encode())
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+        self.start(name, command)
+        self.finish(name)
+
+    def finish(self, name: str) -> None:
+        """Wait until the process `name`, which is no server, has done its work.
+
+        Raises:
+            RuntimeError: It failed; carries its last lines.
+        """
+        process = dict(self._processes)[name]
+        status = process.wait()
+        self._processes.remove((name, process))
+        if status != 0:
+            raise RuntimeError(f"{name} failed with status {status}; {self._last_lines(name)}")
+
+    def _last_lines(self, name: str) -> str:
+        log = self.home / "logs" / f"{name}.log"
+        lines = log.read_text(errors="replace").splitlines()[-15:]
+        return f"the end of {log}:\n" + "\n".join(lines)
 
     def wait_for(self, url: str, name: str) -> None:
         """Wait until `url` answers, while the process `name` runs.
@@ -137,9 +144,7 @@ class LocalStack:
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
-        log = self.home / "logs" / f"{name}.log"
-        lines = log.read_text(errors="replace").splitlines()[-15:]
-        raise RuntimeError(f"{name} did not start; the end of {log}:\n" + "\n".join(lines))
+        raise RuntimeError(f"{name} did not start; {self._last_lines(name)}")
 
     def check_alive(self) -> None:
         """Raise when a process of the stack ended by itself.
@@ -197,23 +202,21 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     if mlflow_port is not None:
         check_port(mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT")
     stack = LocalStack(home, port)
+    began = datetime.now(UTC).isoformat()
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
         stack.start("prefect-server", prefect_command("server", "start", "--host", HOST, "--port", str(port)))
+        stack.start("register", [sys.executable, "-m", "deployments.register", began])
         stack.wait_for(f"{stack.url}/api/health", "prefect-server")
-        crash_abandoned_runs(stack)
         say("work pools cpu and gpu, deployments of deployments/prefect.yaml, one worker a pool")
-        for pool in ("cpu", "gpu"):
-            stack.run("deploy", prefect_command("work-pool", "create", pool, "--type", "process", "--overwrite"))
-        # Two trainings on one machine's GPU would share its memory.
-        stack.run("deploy", prefect_command("work-pool", "set-concurrency-limit", "gpu", "1"))
+        # Workers start while the deployments are registered; the pools are there before either.
+        stack.wait_for(f"{stack.url}/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
             command = prefect_command(
                 "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-worker"
             )
             stack.start(f"worker-{pool}", command)
-        deploy = prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-        stack.run("deploy", deploy)
+        stack.finish("register")
         if mlflow_port is not None:
             start_mlflow_ui(stack, mlflow_port)
         yield stack
@@ -233,20 +236,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in saved.items():
             signal.signal(number, handler)
-
-
-def crash_abandoned_runs(stack: LocalStack) -> None:
-    """Mark runs as crashed that a killed stack left running: they would hold their slots, and later runs wait."""
-    code = (
-        "from prefect.client.orchestration import get_client\n"
-        "from prefect.client.schemas.filters import FlowRunFilter\n"
-        "from prefect.states import Crashed\n"
-        "left = FlowRunFilter.model_validate({'state': {'type': {'any_': ['RUNNING', 'PENDING', 'CANCELLING']}}})\n"
-        "with get_client(sync_client=True) as client:\n"
-        "    for run in client.read_flow_runs(flow_run_filter=left):\n"
-        "        client.set_flow_run_state(run.id, Crashed(message='its stack ended before it'), force=True)\n"
-    )
-    stack.run("deploy", [sys.executable, "-c", code])
 
 
 def start_mlflow_ui(stack: LocalStack, port: int) -> None:

@@ -1,8 +1,7 @@
 """The cache alone: from one Delta version to decoded pixels for training."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config import CacheRun
 from tasks.etl.task import choose_images
@@ -11,7 +10,7 @@ from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 
 
-@flow(name="cache", persist_result=True, result_serializer="json")
+@dag_flow("cache")
 def cache(config: CacheRun = CacheRun()) -> CacheRef:
     """Build the training cache of a version of `images`, or find it built."""
     storage = resolve_storage(config.storage)

@@ -1,8 +1,7 @@
 """The whole DAG: etl, cache, train here and on the GPU pool, promote, predict."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config import PipelineConfig
 from tasks.distributed.task import submit_train_distributed
@@ -11,20 +10,22 @@ from tasks.orchestration.task import StageLog
 from tasks.predict.task import predict_pictures
 from tasks.preflight.task import check_inputs
 from tasks.registry.task import promote_run
+from tasks.spark import spark_session
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
 from tasks.train.task import train_single
 
 
-@flow(name="pipeline", persist_result=True, result_serializer="json")
+@dag_flow("pipeline")
 def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     """Turn a folder of images into a champion and its predictions."""
     storage = resolve_storage(config.storage)
     stages = StageLog()
     stages.run(check_inputs, config, storage)
-    etl = stages.run(ingest, config.etl, storage, config.spark)
-    cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
+    with spark_session(config.spark, storage):  # one JVM for both, and none while training has the memory
+        etl = stages.run(ingest, config.etl, storage, config.spark)
+        cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
     single = stages.run(train_single, config.train, cache, storage)
     distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
     champion = stages.run(promote_run, [single, distributed], config.promote, storage)

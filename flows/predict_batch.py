@@ -1,8 +1,7 @@
 """Batch inference alone: the champion over a Delta table of images."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.config import PredictRun
 from tasks.orchestration.task import run_stage
 from tasks.predict.task import predict_pictures
@@ -10,7 +9,7 @@ from tasks.refs import PredictReport
 from tasks.storage import resolve_storage
 
 
-@flow(name="predict-batch", persist_result=True, result_serializer="json")
+@dag_flow("predict-batch")
 def predict_batch(config: PredictRun = PredictRun()) -> PredictReport:
     """Predict every picture that has no prediction by the champion yet."""
     return run_stage(predict_pictures, config.predict, config.promote, resolve_storage(config.storage), config.spark)

@@ -1,8 +1,7 @@
 """Promotion alone: the best of given MLflow runs becomes the champion."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.config import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
@@ -10,7 +9,7 @@ from tasks.registry.task import promote_run
 from tasks.storage import resolve_storage
 
 
-@flow(name="promote", persist_result=True, result_serializer="json")
+@dag_flow("promote")
 def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     """Register the best run and let the alias champion name it."""
     runs = [RunRef(run_id=run_id) for run_id in config.run_ids]

@@ -1,8 +1,7 @@
 """Training alone, in one process: builds the cache where it is missing."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config import TrainRun
 from tasks.etl.task import choose_images
@@ -13,7 +12,7 @@ from tasks.storage import resolve_storage
 from tasks.train.task import train_single
 
 
-@flow(name="train", persist_result=True, result_serializer="json")
+@dag_flow("train")
 def train(config: TrainRun = TrainRun()) -> RunRef:
     """Train on a version of `images`."""
     storage = resolve_storage(config.storage)

@@ -1,8 +1,7 @@
 """Distributed training alone: the ranks run where this flow runs, on a worker of the GPU pool or right here."""
 
-from prefect import flow
-
 from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config import TrainDistributedRun
 from tasks.distributed.task import train_ranks
@@ -13,7 +12,7 @@ from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
 
 
-@flow(name="train-distributed", persist_result=True, result_serializer="json")
+@dag_flow("train-distributed")
 def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache_ref: CacheRef | None = None) -> RunRef:
     """Train with many ranks on `cache_ref`, or on the cache of a version of `images`."""
     storage = resolve_storage(config.storage)

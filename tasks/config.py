@@ -99,6 +99,9 @@ class TrainConfig(Settings):
     freeze_backbone: bool = Field(True, description="Train the new head only; needs pretrained weights")
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd runs with momentum 0.9")
     learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate of one rank")
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="Learning rate over the epochs: falls to 0 at max_epochs along a cosine, or stays"
+    )
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay (AdamW: decoupled)")
     batch_size: int = Field(32, ge=1, le=65536, description="Pictures a step on each rank")
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
@@ -135,10 +136,13 @@ def _forward_worker_lines(log: Path) -> Iterator[None]:
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta; reuse the one that is active, and stop only what was started here.
 
+    A retry after the JVM was killed starts another one.
+
     Raises:
         WrongInput: No Java 17 or 21.
     """
     log = storage.logs / "spark.log"
+    _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -158,14 +162,34 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         with _forward_worker_lines(log):
             yield session
     finally:
-        session.stop()
-        _stop_jvm()
+        if _jvm_is_alive():
+            session.stop()
+            _stop_jvm()
+        else:
+            _forget_dead_jvm()
+
+
+def _jvm_is_alive() -> bool:
+    gateway = SparkContext._gateway
+    return gateway is not None and gateway.proc.poll() is None
+
+
+def _forget_dead_jvm() -> None:
+    """Drop what pyspark keeps of a JVM that was killed: it would talk to it for ever."""
+    gateway = SparkContext._gateway
+    if gateway is None or gateway.proc.poll() is None:
+        return
+    logger.warning("the JVM of Spark ended by itself (status %d): the next session starts another", gateway.proc.poll())
+    gateway.close()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
 
 
 def _stop_jvm() -> None:
     """End the JVM behind the stopped session: pyspark keeps it until this process ends, with all its memory."""
-    from pyspark import SparkContext
-
     gateway = SparkContext._gateway
     if gateway is None:
         return

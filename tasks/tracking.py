@@ -75,28 +75,38 @@ def prepare_tracking(storage: Storage) -> str:
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
-    path = local_path(storage.artifacts)
     try:
-        return str(client.create_experiment(EXPERIMENT, storage.artifacts if path is None else path.as_uri()))
+        return str(client.create_experiment(EXPERIMENT, _artifact_location(storage)))
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
         return str(client.get_experiment_by_name(EXPERIMENT).experiment_id)  # Another process was quicker.
 
 
+def _artifact_location(storage: Storage) -> str:
+    path = local_path(storage.artifacts)
+    return storage.artifacts if path is None else path.as_uri()
+
+
 def check_tracking(storage: Storage) -> None:
-    """Refuse a tracking server or database that does not answer.
+    """Refuse a tracking server or database that does not answer, or that keeps its artifacts elsewhere.
 
     Raises:
         WrongInput: Names it and the way out.
     """
     try:
-        prepare_tracking(storage)
+        experiment = _client(storage).get_experiment(prepare_tracking(storage))
     except MlflowException as error:
         raise WrongInput(
             f"storage.tracking is '{storage.tracking}', which does not answer ({error}): start that MLflow server, "
             "or leave the setting empty for a database file"
         ) from error
+    chosen = storage.artifacts != f"{storage.home}/artifacts"
+    if chosen and str(experiment.artifact_location) != _artifact_location(storage):
+        raise WrongInput(
+            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of '{storage.tracking}' "
+            f"keeps its artifacts in '{experiment.artifact_location}': leave the setting as it was, or track elsewhere"
+        )
 
 
 def find_finished_run(storage: Storage, key: str) -> RunRef | None:

@@ -17,10 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import filelock
+
 from tasks.distributed.rank import EVENT_MARK, RankSpec
 from tasks.environment import rank_environment
 from tasks.errors import WrongInput
 from tasks.refs import RunRef
+from tasks.train.run import run_key
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -134,6 +137,14 @@ def launch_ranks(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | No
         WrongInput: A rank refused its input.
         RankFailed: A rank failed; carries its last lines.
     """
+    lock = spec.storage.checkpoints / f"{run_key(spec.train, spec.cache, spec.distributed)}.launch.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    # Two that want the same training: the second waits here, where no rank waits for another, and finds it done.
+    with filelock.FileLock(lock):
+        return _train(spec, on_event)
+
+
+def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) -> RunRef:
     num_ranks = spec.distributed.num_ranks if spec.distributed else 1
     lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
     ranks: list[_Rank] = []

@@ -80,16 +80,6 @@ class Diverged(WrongInput):
     """The loss is no number any more: with the same settings it would be so again."""
 
 
-def learning_rate_at(step: int, base: float, scaled: float, warmup_steps: int) -> float:
-    """Return the learning rate of a step: linear from `base` to `scaled` over `warmup_steps`, then constant.
-
-    Gradual warm-up after Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
-    """
-    if step >= warmup_steps:
-        return scaled
-    return base + (scaled - base) * step / warmup_steps
-
-
 def train_one_epoch(
     model: nn.Module,
     loader: Loader,

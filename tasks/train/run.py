@@ -25,10 +25,11 @@ from tasks.storage import Storage
 from tasks.train.checkpoint import load_checkpoint, restore, save_checkpoint
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.features import FeatureLoader, ends_in_head
-from tasks.train.loop import EpochMetrics, Evaluation, Loader, Progress, evaluate, fit, learning_rate_at
+from tasks.train.loop import EpochMetrics, Evaluation, Loader, Progress, evaluate, fit
 from tasks.train.model import Classifier, build_classifier
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.report import log_evaluation
+from tasks.train.schedule import learning_rate
 
 logger = logging.getLogger("lakevision.train")
 
@@ -62,11 +63,12 @@ def make_optimizer(train: TrainConfig, model: nn.Module) -> torch.optim.Optimize
     """Return the optimizer over the parameters that are not frozen."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate, decay = train.learning_rate, train.weight_decay
+    # Fused: one pass over each parameter instead of one a term of the formula.
     if train.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
 
 
 def _loaders(
@@ -181,7 +183,7 @@ def _train_rank(
         restore(checkpoint, model, optimizer, progress)
         logger.info("going on with MLflow run %s at epoch %d", checkpoint["run_id"], progress.next_epoch)
     optimizer = reducer.wrap_optimizer(optimizer, model.named_parameters())
-    rate = _learning_rate(train, distributed, loaders[TRAIN].num_steps)
+    rate = learning_rate(train, distributed, loaders[TRAIN].num_steps)
 
     def run_epochs(log: Callable[[EpochMetrics, Progress], None]) -> Evaluation:
         fit(
@@ -252,17 +254,3 @@ def _train_rank(
     (folder / "last.pt").unlink(missing_ok=True)
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)
     return RunRef(run_id=run_id)
-
-
-def _learning_rate(
-    train: TrainConfig, distributed: DistributedConfig | None, steps_an_epoch: int
-) -> Callable[[int], float]:
-    if distributed is None:
-        return lambda step: train.learning_rate
-    factor = {
-        "linear": float(distributed.num_ranks),
-        "sqrt": float(distributed.num_ranks) ** 0.5,
-        "none": 1.0,
-    }[distributed.scale_learning_rate]
-    warmup_steps = round(distributed.warmup_epochs * steps_an_epoch)
-    return lambda step: learning_rate_at(step, train.learning_rate, train.learning_rate * factor, warmup_steps)

@@ -159,6 +159,11 @@ def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp
     assert len(sentences) == 1
     assert said in sentences[0]
     assert "Traceback" not in done.stdout + done.stderr
+    # What the temporary server wrote lies with the rest.
+    assert not (tmp_path / "prefect" / "prefect.db").exists()
+    assert (tmp_path / "home" / "prefect" / "temporary.db").exists() == (
+        "Beginning flow run" in done.stdout + done.stderr
+    )
 
 
 def test_no_java_is_one_sentence(tmp_path):

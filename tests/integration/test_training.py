@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,14 @@ from tasks.train.reduce import SingleProcess
 
 SIDE = 24
 SMALL = TrainConfig(
-    model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, learning_rate=1e-3, seed=3
+    model="squeezenet1_1",
+    weights="none",
+    freeze_backbone=False,
+    batch_size=8,
+    max_epochs=2,
+    learning_rate=1e-3,
+    schedule="constant",
+    seed=3,
 )
 
 
@@ -132,11 +140,19 @@ def test_two_ranks_count_every_picture_once_and_agree(cache, storage, tmp_path):
     assert rank_processes(storage) == []
 
 
+def test_two_that_want_the_same_ranks_train_once(cache, storage):
+    """The second waits for the first, and no rank of it waits for another until Horovod gives up."""
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: train(cache, storage, num_ranks=2), range(2)))
+    assert both[0] == both[1]
+    assert len(tracking.promotable_runs(storage)) == 1
+
+
 @pytest.mark.parametrize("num_ranks", [None, 2])
 def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights(cache, storage, tmp_path, num_ranks):
     """Resumed is never stopped, bit for bit, in the same MLflow run, for one process and for two ranks."""
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights(train(cache, other, num_ranks, max_epochs=4), other, tmp_path)
+    undisturbed = weights(train(cache, other, num_ranks, max_epochs=4, schedule="cosine"), other, tmp_path)
 
     def kill(event):
         if event["epoch"] == 2:
@@ -144,9 +160,9 @@ def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights
                 process.send_signal(signal.SIGKILL)
 
     with pytest.raises(RankFailed, match="was ended by signal 9"):
-        train(cache, storage, num_ranks, max_epochs=4, on_event=kill)
+        train(cache, storage, num_ranks, max_epochs=4, schedule="cosine", on_event=kill)
     events = []
-    run = train(cache, storage, num_ranks, max_epochs=4, on_event=events.append)
+    run = train(cache, storage, num_ranks, max_epochs=4, schedule="cosine", on_event=events.append)
     assert events[0]["epoch"] > 2
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)

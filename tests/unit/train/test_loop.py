@@ -22,7 +22,6 @@ from tasks.train.loop import (
     average_buffers,
     evaluate,
     fit,
-    learning_rate_at,
     train_one_epoch,
 )
 from tasks.train.reduce import Reducer, SingleProcess
@@ -201,19 +200,6 @@ def fit_simply(
 def new_progress(patience: int = 2, *, higher_is_better: bool = True) -> Progress:
     """Return a training that has not begun."""
     return Progress(EarlyStopping(patience, 0.0, higher_is_better))
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"), [(0, 0.1), (1, 0.175), (2, 0.25), (3, 0.325), (4, 0.4), (5, 0.4), (1_000, 0.4)]
-)
-def test_learning_rate_rises_in_a_line_and_then_stays(step: int, rate: float) -> None:
-    """Four steps of warm-up lead from 0.1 to 0.4."""
-    assert learning_rate_at(step, base=0.1, scaled=0.4, warmup_steps=4) == pytest.approx(rate)
-
-
-def test_learning_rate_without_warmup_is_the_scaled_one_from_the_start() -> None:
-    """No warm-up steps, no division by them."""
-    assert learning_rate_at(0, base=0.1, scaled=0.4, warmup_steps=0) == 0.4
 
 
 def test_learning_rate_is_asked_for_each_step_over_all_epochs() -> None:

@@ -7,7 +7,7 @@ from torch import nn
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
-from tasks.train.run import _learning_rate, choose_device, make_optimizer, run_key
+from tasks.train.run import choose_device, make_optimizer, run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
 
@@ -64,21 +64,3 @@ def test_optimizer_gets_what_is_not_frozen(name: str, kind: type[torch.optim.Opt
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
     if name == "sgd":
         assert group["momentum"] == 0.9
-
-
-@pytest.mark.parametrize(("scale", "reached"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
-def test_learning_rate_rises_to_its_scaled_value(scale: str, reached: float) -> None:
-    """Four ranks, one and a half epochs of ten steps: the rate of one rank at first, the scaled one after 15 steps."""
-    distributed = DistributedConfig(num_ranks=4, scale_learning_rate=scale, warmup_epochs=1.5)
-
-    rate = _learning_rate(TrainConfig(learning_rate=0.1), distributed, steps_an_epoch=10)
-
-    assert rate(0) == pytest.approx(0.1)
-    assert rate(15) == rate(99) == pytest.approx(reached)
-
-
-def test_learning_rate_of_a_single_process_is_constant() -> None:
-    """Without ranks there is nothing to warm up to."""
-    rate = _learning_rate(TrainConfig(learning_rate=0.1), None, steps_an_epoch=10)
-
-    assert {rate(step) for step in (0, 5, 500)} == {0.1}

@@ -1,0 +1,57 @@
+"""The learning rate over the steps."""
+
+import pytest
+
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.train.schedule import LearningRate, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 0.1), (1, 0.175), (2, 0.25), (3, 0.325), (4, 0.4), (5, 0.4), (1_000, 0.4)]
+)
+def test_a_constant_rate_rises_in_a_line_and_then_stays(step: int, rate: float) -> None:
+    """Four steps of warm-up lead from 0.1 to 0.4."""
+    schedule = LearningRate(base=0.1, peak=0.4, warmup_steps=4, total_steps=20, schedule="constant")
+
+    assert schedule(step) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.1), (4, 0.4), (8, 0.2), (12, 0.0), (13, 0.0)])
+def test_a_cosine_falls_to_zero_at_the_last_step(step: int, rate: float) -> None:
+    """From the peak at the end of the warm-up over half of it in the middle; no rise after the end."""
+    schedule = LearningRate(base=0.1, peak=0.4, warmup_steps=4, total_steps=12, schedule="cosine")
+
+    assert schedule(step) == pytest.approx(rate)
+
+
+def test_a_warmup_longer_than_the_training_is_no_division_by_zero() -> None:
+    """The rate still rises when the training ends."""
+    schedule = LearningRate(base=0.1, peak=0.4, warmup_steps=20, total_steps=10, schedule="cosine")
+
+    assert schedule(10) == pytest.approx(0.25)
+    assert schedule(20) == pytest.approx(0.4)
+
+
+def test_without_warmup_the_first_step_has_the_peak() -> None:
+    """No warm-up steps, no division by them."""
+    assert LearningRate(0.1, 0.4, warmup_steps=0, total_steps=10, schedule="cosine")(0) == 0.4
+
+
+@pytest.mark.parametrize(("scale", "reached"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
+def test_the_rate_rises_to_its_scaled_value(scale: str, reached: float) -> None:
+    """Four ranks, one and a half epochs of ten steps: the rate of one rank at first, the scaled one after 15 steps."""
+    distributed = DistributedConfig(num_ranks=4, scale_learning_rate=scale, warmup_epochs=1.5)
+
+    rate = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), distributed, steps_an_epoch=10)
+
+    assert rate(0) == pytest.approx(0.1)
+    assert rate(15) == rate(99) == pytest.approx(reached)
+
+
+def test_the_rate_of_a_single_process_starts_at_its_value() -> None:
+    """Without ranks there is nothing to warm up to."""
+    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), None, steps_an_epoch=10)
+    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), None, steps_an_epoch=10)
+
+    assert {constant(step) for step in (0, 5, 500)} == {0.1}
+    assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
