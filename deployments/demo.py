@@ -19,6 +19,10 @@ OWN_IMAGE_SIZE = 64
 """Image size of the demo on a person's own images: photos need more than the digits' 32, and a laptop must keep up."""
 
 
+TOLD = frozenset({"prefect.flow_runs", "prefect.task_runs"})
+"""Loggers whose lines a person sees; what workers and runners say of their own doings stays in the UI's log."""
+
+
 class DemoFailed(RuntimeError):
     """The DAG's run did not complete."""
 
@@ -102,6 +106,8 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
                 offset = shown.get(found, 0)
                 for record in client.read_logs(wanted, limit=200, offset=offset, sort=LogSort.TIMESTAMP_ASC):
                     shown[found] = shown.get(found, 0) + 1
+                    if record.name not in TOLD or record.message.startswith("Finished in state Completed"):
+                        continue
                     # Tracebacks stay in the log; a person gets the sentence at the end.
                     first = record.message.splitlines()[0] if record.message else ""
                     print(f"{record.timestamp:%H:%M:%S}  {first}", flush=True)

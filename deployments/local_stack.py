@@ -75,6 +75,8 @@ class LocalStack:
             "PREFECT_PROFILES_PATH": str(self.home / "prefect" / "profiles.toml"),
             "PREFECT_API_URL": f"{self.url}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # A run starts within 2 s of its submission and not within 10: the server is on this machine.
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
             # On disk like the slots they stand for: in memory, a killed server would never give them back.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "DO_NOT_TRACK": "1",

@@ -145,10 +145,8 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-        with _forward_worker_lines(log):
-            yield active
+        # Whoever opened it forwards what its workers say.
+        yield active
         return
     check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
