@@ -60,7 +60,6 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
                 "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
                 "weights": weights,
                 "freeze_backbone": frozen,
-                "batch_size": 32 if own else 64,
                 "max_epochs": 20 if own else 4,
             },
         }
