@@ -22,8 +22,9 @@ OWN_IMAGE_SIZE = 64
 NOT_TOLD = (
     *("Running 1 deployment pull step", "Executing deployment step", "Deployment step", "All deployment steps"),
     *("Worker ", "Flow run '", "Finished in state Completed"),
+    "summary of the run",
 )
-"""How lines begin that Prefect writes of its own doings; they are in the UI's log."""
+"""How lines begin that Prefect writes of its own doings, and the summary, which is printed at the end."""
 
 
 class DemoFailed(RuntimeError):

@@ -260,10 +260,11 @@ def say(text: str) -> None:
 
 
 def end_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into what Ctrl-C does, so that everything ends in order."""
+    """Turn SIGTERM and SIGHUP into what Ctrl-C does, so that everything ends in order; `nohup` keeps its meaning."""
 
     def interrupt(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)

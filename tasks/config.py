@@ -20,11 +20,13 @@ class StorageConfig(Settings):
     home: str | None = Field(
         None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
-    tables: str | None = Field(None, description="Folder or URL of the Delta tables; empty: <home>/tables")
-    cache: str | None = Field(None, description="Folder or URL of the training caches; empty: <home>/cache")
-    artifacts: str | None = Field(None, description="Folder or URL of MLflow's artifacts; empty: <home>/artifacts")
+    tables: str | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
+    cache: str | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
+    artifacts: str | None = Field(
+        None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"
+    )
     tracking: str | None = Field(
-        None, description="MLflow tracking URI; empty: $LAKEVISION_TRACKING_URI, else <home>/mlflow.db"
+        None, description="MLflow tracking URI; empty: $LAKEVISION_TRACKING_URI, else `mlflow.db` under home"
     )
 
 
@@ -172,7 +174,7 @@ class PredictConfig(Settings):
     table: str | None = Field(
         None, description="Delta table with columns sha256 and content; empty: the table `images`"
     )
-    predictions: str | None = Field(None, description="Delta table to write; empty: <tables>/predictions")
+    predictions: str | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )

@@ -29,6 +29,5 @@ def summarize(
     path = write_summary(storage, summary)
     lines = summary_lines(summary)
     create_markdown_artifact("```\n" + "\n".join(lines) + "\n```", key="summary", description=str(path))
-    for line in lines:
-        logger.info(line)
+    logger.info("summary of the run\n%s", "\n".join(lines))
     return summary
