@@ -181,6 +181,18 @@ class PredictConfig(Settings):
     batch_size: int = Field(64, ge=1, le=4096, description="Pictures a forward pass")
 
 
+class MaintainConfig(Settings):
+    """Compaction and clean-up of the Delta tables."""
+
+    vacuum_hours: int = Field(
+        168,
+        ge=0,
+        description="Files that left the table longer ago than this are deleted; versions that registered models "
+        "were trained from are kept in any case",
+    )
+    file_megabytes: int = Field(256, ge=1, le=4096, description="Size to which small data files are compacted, in MB")
+
+
 class EtlRun(Settings):
     """Parameters of the flow `etl`."""
 
@@ -230,6 +242,14 @@ class PredictRun(Settings):
     spark: SparkConfig = SparkConfig()
     promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
     predict: PredictConfig = PredictConfig()
+
+
+class MaintainRun(Settings):
+    """Parameters of the flow `maintain`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    maintain: MaintainConfig = MaintainConfig()
 
 
 class PipelineConfig(Settings):

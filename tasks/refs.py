@@ -64,3 +64,22 @@ class PredictReport(Ref):
     errors: int
     seconds: float
     """Wall time of inference and write, session start excluded."""
+
+
+class TableMaintenance(Ref):
+    """What maintenance did to one table."""
+
+    table: TableRef
+    files_compacted: int
+    files_written: int
+    files_deleted: int
+    retention_hours: int
+    """How far back VACUUM kept files."""
+    kept_versions: list[int]
+    """Versions that registered models were trained from."""
+
+
+class MaintenanceReport(Ref):
+    """What maintenance did, table by table."""
+
+    tables: list[TableMaintenance]

@@ -64,6 +64,8 @@ def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
         "spark.sql.parquet.columnarReaderBatchSize": "128",
         "spark.hadoop.parquet.page.size.row.check.min": "4",
         "spark.hadoop.parquet.page.size.row.check.max": "64",
+        # A reader holds one row group: 128 MB of pictures in each of many workers is too much.
+        "spark.hadoop.parquet.block.size": str(32 << 20),
         # JPEG bytes do not compress and no two are equal.
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",

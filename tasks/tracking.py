@@ -262,6 +262,17 @@ def set_alias(storage: Storage, model: ModelRef, alias: str, tags: dict[str, str
     client.set_registered_model_alias(model.name, alias, str(model.version))
 
 
+def trained_versions(storage: Storage) -> dict[str, set[int]]:
+    """Return the table versions that registered models were trained from, by the table's path."""
+    client = _client(storage)
+    versions: dict[str, set[int]] = {}
+    for found in client.search_model_versions():
+        params = client.get_run(found.run_id).data.params if found.run_id else {}
+        if "data.table" in params:
+            versions.setdefault(params["data.table"], set()).add(int(params["data.version"]))
+    return versions
+
+
 def download_model(storage: Storage, model: ModelRef, folder: Path) -> Path:
     """Copy the model package of a registered version into `folder`."""
     _client(storage)

@@ -34,6 +34,9 @@ _TURNS = {
 """What undoes each value of EXIF's orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
 
 
+_ON_ITS_SIDE = frozenset({5, 6, 7, 8})
+
+
 class Reason(StrEnum):
     """Why a file is quarantined."""
 
@@ -82,16 +85,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     raise BadImage(Reason.UNSUPPORTED_MODE, f"pixel mode {image.mode}")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turn by the EXIF orientation alone; PIL's own function also writes the other tags anew, and fails on odd ones."""
+def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
+    """Turn by the EXIF orientation alone; say whether width and height changed places.
+
+    PIL's own function also writes the other tags anew, and fails on odd ones.
+    """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     # Damaged EXIF fails in many ways; the pixels are whole, only their direction is unknown.
     except Exception as error:
         logger.debug("EXIF of an image cannot be read: %s", error)
-        return image
+        return image, False
     turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+    return (image, False) if turn is None else (image.transpose(turn), orientation in _ON_ITS_SIDE)
 
 
 def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None) -> Image.Image:
@@ -102,6 +108,17 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None =
         max_pixels: Upper bound of width times height, read from the header before anything is decoded.
         box: When the result is going to be scaled down into a square of this side, JPEG is decoded at the
             nearest 1/2, 1/4 or 1/8 that is not smaller.
+
+    Raises:
+        BadImage: With the reason why the bytes are not a usable image.
+    """
+    return decode_sized(content, max_pixels, box)[0]
+
+
+def decode_sized(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode as `decode_image`; return the image, and the width and height (pixels, upright) of the whole picture.
 
     Raises:
         BadImage: With the reason why the bytes are not a usable image.
@@ -118,23 +135,31 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None =
         raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
     if image.width * image.height > max_pixels:
         raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
+    width, height = image.size
     try:
-        if box is not None and image.format == "JPEG":
-            image.draft("RGB", (box, box))
+        if box is not None and image.format == "JPEG" and max(image.size) > box:
+            # By the sides it will have, not by the box: a wide picture may go down to 1/2 long before both its
+            # sides are twice the box.
+            image.draft("RGB", fitted_size(image.size, box))
         image.load()
     # PIL reports damage behind the header as any of these, depending on the format.
     except Exception as error:
         raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
-    return _to_rgb(_upright(image))
+    upright, swapped = _upright(image)
+    return _to_rgb(upright), (height, width) if swapped else (width, height)
+
+
+def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return width and height scaled so that the longer is `side` pixels, with the aspect kept."""
+    scale = side / max(size)
+    width, height = (max(1, round(length * scale)) for length in size)
+    return width, height
 
 
 def fit_within(image: Image.Image, side: int) -> Image.Image:
     """Scale so that the longest side is `side` pixels, up or down, with the aspect kept."""
-    scale = side / max(image.size)
-    width, height = (max(1, round(length * scale)) for length in image.size)
-    if (width, height) == image.size:
-        return image
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    size = fitted_size(image.size, side)
+    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
 
 
 def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:

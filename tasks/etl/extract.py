@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.etl.decode import BadImage, Reason, decode_image, encode_jpeg, fit_within
+from tasks.etl.decode import BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
 from tasks.worker_log import say
 
@@ -51,13 +51,24 @@ def read_picture(file: Path, label: str | None, root: str, stored_side: int, max
     if label is None:
         return row | {"reason": Reason.LABEL_MISSING.value, "detail": "the file lies in no class folder"}
     try:
-        image = decode_image(content, max_pixels)
+        content, width, height = store_picture(content, stored_side, max_pixels)
     except BadImage as bad:
         return row | {"reason": bad.reason.value, "detail": bad.detail}
-    row["width"], row["height"] = image.size
-    if max(image.size) > stored_side:
+    return row | {"content": content, "width": width, "height": height}
+
+
+def store_picture(content: bytes, stored_side: int, max_pixels: int) -> tuple[bytes, int, int]:
+    """Return what is stored of a file, and the picture's own width and height in pixels.
+
+    Decoded in any case, since only that finds damage; the bytes stay as they are where no side exceeds `stored_side`.
+
+    Raises:
+        BadImage: The bytes are no usable image.
+    """
+    image, (width, height) = decode_sized(content, max_pixels, box=stored_side)
+    if max(width, height) > stored_side:
         content = encode_jpeg(fit_within(image, stored_side))
-    return row | {"content": content}
+    return content, width, height
 
 
 def make_reader(

@@ -23,6 +23,13 @@ from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.etl")
 
+IMAGES_PROPERTIES = {
+    "delta.enableChangeDataFeed": "true",
+    # A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
+    # maintenance keeps its files, this keeps the log that names them.
+    "delta.logRetentionDuration": "interval 36500 days",
+}
+
 FILES_A_TASK = 256
 """Files a Spark task reads: few enough to keep all cores busy to the end, enough to hide its own cost."""
 
@@ -93,7 +100,7 @@ def _write_images(spark: SparkSession, path: str, read: DataFrame, outcomes: Dat
     rows = read.join(stored, on=["path", "sha256"], how="left_semi").withColumn("ingested_at", F.current_timestamp())
     if not delta.has_table(spark, path):
         new = delta.with_schema(rows, IMAGES)
-        delta.create_table(path, new, values | {"delta.enableChangeDataFeed": "true"})
+        delta.create_table(path, new, values | IMAGES_PROPERTIES)
         return
     held = spark.read.format("delta").load(path).select("sha256", "label")
     insert = delta.with_schema(rows.join(held, on=["sha256", "label"], how="left_anti"), IMAGES)
@@ -198,10 +205,11 @@ def _ingest(
 ) -> EtlReport:
     tables_exist = True
     other_source = False
-    for path in (images, files):
+    for path, schema in ((images, IMAGES), (files, FILES)):
         if not delta.has_table(spark, path):
             tables_exist = False
             continue
+        delta.check_schema(spark, path, schema)
         found = delta.properties(spark, path)
         check_properties(found, wanted, path, etl.replace_source)
         other_source |= found.get("lakevision.source") != wanted["lakevision.source"]
