@@ -41,8 +41,8 @@ def rows(storage: Storage) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
         images = delta.read_version(spark, delta.latest(spark, storage.table("images")))
         files = delta.read_version(spark, delta.latest(spark, storage.table("files")))
         return (
-            {tuple(row) for row in images.drop("ingested_at").collect()},
-            {tuple(row) for row in files.drop("seen_at").collect()},
+            {tuple(map(str, row)) for row in images.drop("ingested_at").collect()},
+            {tuple(map(str, row)) for row in files.drop("seen_at").collect()},
         )
 
 
