@@ -8,7 +8,7 @@ export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/l
 .PHONY: help setup demo up test lint types test-unit test-integration test-e2e test-faults bench readme image clean
 
 help:  ## say what there is
-	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
 
 setup:  ## everything a fresh machine needs, each step once
 	@deployments/setup.sh

@@ -9,6 +9,12 @@ version=0.28.1
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 python=$PWD/.venv/bin/python
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
+# A build for GPUs stays the choice of this checkout, whatever the environment of the next `make` says.
+remembered=.venv/.horovod-variant
+if [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && [ -e "$remembered" ]; then
+    HOROVOD_GPU_OPERATIONS=$(cat "$remembered")
+    export HOROVOD_GPU_OPERATIONS
+fi
 variant=$(echo "${HOROVOD_GPU_OPERATIONS:-cpu}" | tr '[:upper:]' '[:lower:]')
 key=$("$python" - <<PY
 import platform, sys
@@ -67,5 +73,6 @@ if [ ! -e "$stamp" ] || ! "$python" -c 'import horovod' 2>/dev/null; then
     uv pip install --quiet --python "$python" --no-deps --reinstall "$wheel"
     "$python" -c 'import horovod.torch as hvd; assert hvd.gloo_built(), "Horovod was built without Gloo"'
     touch "$stamp"
+    if [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then echo "$HOROVOD_GPU_OPERATIONS" >"$remembered"; fi
     echo "Horovod installed from $wheel"
 fi

@@ -5,11 +5,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from deployments.local_stack import LocalStack, end_on_signals, local_stack, say
+import httpx
+
+from deployments.local_stack import LocalStack, end_on_signals, local_stack, port_setting, say
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import lakevision_home
 from tasks.errors import WrongInput
@@ -40,7 +43,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
     )
     parser.add_argument("--image-size", type=int, default=None, help="side of the pictures in pixels")
-    parser.add_argument("--port", type=int, default=int(os.environ.get("LAKEVISION_PORT") or 4200))
+    parser.add_argument("--port", type=int, default=None, help="of the Prefect server; 4200, or $LAKEVISION_PORT")
     return parser.parse_args(arguments)
 
 
@@ -92,45 +95,53 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
     """
     # Imported here, after the environment names this stack's server.
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import LogFilter
-    from prefect.client.schemas.sorting import LogSort
+    from prefect.states import Cancelled
 
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
         run = client.create_flow_run_from_deployment(deployment.id, parameters=values)
         say(f"running the deployment {DEPLOYMENT}: {stack.url}/runs/flow-run/{run.id}")
-        shown: dict[UUID, int] = {}
-        ended = False
-        while True:
-            run = client.read_flow_run(run.id)
-            # The parent's log, and those of the runs it submitted.
-            for found in [run.id, *_children(client, run.id)]:
-                wanted = LogFilter.model_validate({"flow_run_id": {"any_": [found]}})
-                offset = shown.get(found, 0)
-                for record in client.read_logs(wanted, limit=200, offset=offset, sort=LogSort.TIMESTAMP_ASC):
-                    shown[found] = shown.get(found, 0) + 1
-                    if record.message.startswith(NOT_TOLD):
-                        continue
-                    # Tracebacks stay in the log; a person gets the sentence at the end.
-                    first = record.message.splitlines()[0] if record.message else ""
-                    print(f"{record.timestamp:%H:%M:%S}  {first}", flush=True)
-            assert run.state is not None
-            if ended:
-                break
-            # Read the state before the log, and the log once more after the end: its last lines arrive late.
-            ended = run.state.is_final()
-            stack.check_alive()
-            time.sleep(2.0 if ended else 1.0)
+        shown: set[UUID] = set()
+        try:
+            while run.state is None or not run.state.is_final():
+                stack.check_alive()
+                time.sleep(1.0)
+                run = client.read_flow_run(run.id)
+                _show_log(client, run.id, shown)
+        except BaseException:
+            # A run that no worker has taken yet would be taken by the next stack, with this one's parameters.
+            with suppress(Exception):
+                client.set_flow_run_state(run.id, Cancelled(message="the demo was stopped"), force=True)
+            raise
+        time.sleep(2.0)  # The last lines arrive late.
+        _show_log(client, run.id, shown)
     if not run.state.is_completed():
         raise DemoFailed(sentence(run.state.message or str(run.state.name)))
     return str(run.id)
 
 
-def _children(client: Any, flow_run_id: UUID) -> list[UUID]:
-    from prefect.client.schemas.filters import FlowRunFilter
+def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> None:
+    """Print what is new in the log of a run and of those it submitted.
 
-    wanted = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
-    return [run.id for run in client.read_flow_runs(flow_run_filter=wanted)]
+    Lines are known by their ids: they arrive in batches from several processes, an older one after a younger.
+    """
+    from prefect.client.schemas.filters import FlowRunFilter, LogFilter
+    from prefect.client.schemas.sorting import LogSort
+
+    children = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
+    runs = [flow_run_id, *(run.id for run in client.read_flow_runs(flow_run_filter=children))]
+    wanted = LogFilter.model_validate({"flow_run_id": {"any_": runs}})
+    # The newest page; a page holds far more lines than come in a second.
+    newest = client.read_logs(wanted, limit=200, sort=LogSort.TIMESTAMP_DESC)
+    for record in reversed(newest):
+        if record.id in shown:
+            continue
+        shown.add(record.id)
+        if record.message.startswith(NOT_TOLD):
+            continue
+        # Tracebacks stay in the log; a person gets the sentence at the end.
+        first = record.message.splitlines()[0] if record.message else ""
+        print(f"{record.timestamp:%H:%M:%S}  {first}", flush=True)
 
 
 def sentence(message: str) -> str:
@@ -151,6 +162,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     print("\n" + "\n".join(summary_lines(summary)))
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
+    home += "" if stack.port == 4200 else f"LAKEVISION_PORT={stack.port} "
     print(f"\nfor programs  {file}")
     print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
@@ -170,7 +182,8 @@ def main(arguments: Sequence[str]) -> int:
     values = parameters(options)
     try:
         check_parameters(values)
-        with local_stack(lakevision_home(), options.port) as stack:
+        port = options.port or port_setting("LAKEVISION_PORT", 4200)
+        with local_stack(lakevision_home(), port) as stack:
             os.environ.update(stack.environment)
             flow_run_id = follow_run(stack, values)
             show_summary(stack, flow_run_id)
@@ -180,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     except WrongInput as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 2
-    except RuntimeError as error:
+    except (RuntimeError, OSError, httpx.HTTPError) as error:
         print(f"make demo: {error} (logs: {lakevision_home()}/logs)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

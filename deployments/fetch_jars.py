@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
@@ -69,6 +70,8 @@ def main() -> int:
     except WrongInput as error:
         print(f"fetch_jars: {error}", file=sys.stderr)
         return 1
+    except PySparkRuntimeError:
+        pass  # Spark ended without a session; what it could not fetch is said below.
     if not have_all(folder):
         print(f"fetch_jars: {DELTA_PACKAGE} could not be fetched: see Spark's lines above", file=sys.stderr)
         return 1

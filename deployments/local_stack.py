@@ -30,6 +30,18 @@ END_SECONDS = 20.0
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def port_setting(name: str, default: int) -> int:
+    """Return the port that the environment variable `name` gives, or the default.
+
+    Raises:
+        WrongInput: It is no port.
+    """
+    given = os.environ.get(name) or str(default)
+    if not given.isdecimal() or not 1 <= int(given) <= 65535:
+        raise WrongInput(f"{name} is '{given}', which is no port: give a number from 1 to 65535")
+    return int(given)
+
+
 def check_port(port: int, what: str, setting: str) -> None:
     """Refuse a port on which something listens already.
 
@@ -54,6 +66,7 @@ class LocalStack:
 
     home: Path
     port: int
+    mlflow_port: int = 5000
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     _processes: list[tuple[str, "subprocess.Popen[bytes]"]] = field(default_factory=list)
 
@@ -70,6 +83,7 @@ class LocalStack:
             STACK_MARK: self.mark,
             "LAKEVISION_HOME": str(self.home),
             "LAKEVISION_TRACKING_URI": "",  # this stack tracks under its own home
+            "LAKEVISION_MLFLOW_UI": f"http://{HOST}:{self.mlflow_port}",
             "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
             "PREFECT_HOME": str(self.home / "prefect"),
             "PREFECT_PROFILES_PATH": str(self.home / "prefect" / "profiles.toml"),
@@ -159,7 +173,10 @@ class LocalStack:
                 raise RuntimeError(f"{name} ended with status {process.returncode}: see {self.home}/logs/{name}.log")
 
     def end(self) -> None:
-        """End every process of the stack, the youngest first, and whatever they started; return when none is left."""
+        """End every process of the stack, the youngest first, and whatever they started; return when none is left.
+
+        The server is the oldest: runs that end may still tell it so.
+        """
         for _name, process in reversed(self._processes):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -203,7 +220,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     check_port(port, "the Prefect server", "LAKEVISION_PORT")
     if mlflow_port is not None:
         check_port(mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT")
-    stack = LocalStack(home, port)
+    stack = LocalStack(home, port, mlflow_port or 5000)
     began = datetime.now(UTC).isoformat()
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
@@ -246,7 +263,9 @@ def start_mlflow_ui(stack: LocalStack, port: int) -> None:
     from tasks.storage import resolve_storage
     from tasks.tracking import prepare_tracking
 
-    storage = resolve_storage(StorageConfig(home=str(stack.home)))
+    # The stack's own database, as its workers have it, whatever this process's environment names.
+    tracking = f"sqlite:///{stack.home}/mlflow.db"
+    storage = resolve_storage(StorageConfig(home=str(stack.home), tracking=tracking))
     prepare_tracking(storage)
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", storage.tracking]
     stack.start("mlflow-ui", [*command, "--host", HOST, "--port", str(port)])

@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
@@ -23,6 +23,7 @@ POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
 START_SECONDS = 120.0
 
 LEFT = ("RUNNING", "PENDING", "CANCELLING")
+"""States of runs that were under way."""
 
 
 def crash_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
@@ -64,19 +65,66 @@ def wait_for_server(client: SyncPrefectClient) -> None:
         time.sleep(0.3)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Make the pools, then deploy all of deployments/prefect.yaml with Prefect's own command.
+def cancel_orphans(client: SyncPrefectClient, began: datetime) -> None:
+    """Cancel what an earlier stack's runs submitted and no worker took: nobody waits for it any more.
 
     Args:
-        arguments: Nothing, or the moment at which a stack began whose predecessor's runs are to be crashed.
+        client: Of the server.
+        began: When this stack began.
+    """
+    waiting = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
+    for run in client.read_flow_runs(flow_run_filter=waiting):
+        if run.parent_task_run_id is not None and run.created is not None and run.created < began:
+            client.set_flow_run_state(run.id, Cancelled(message="the run that submitted it has ended"), force=True)
+
+
+def read_switches(client: SyncPrefectClient) -> dict[tuple[str, str | None], bool]:
+    """Return which schedules are switched on, by deployment and slug."""
+    return {
+        (deployment.name, schedule.slug): schedule.active
+        for deployment in client.read_deployments()
+        for schedule in deployment.schedules
+    }
+
+
+def restore_switches(client: SyncPrefectClient, before: dict[tuple[str, str | None], bool]) -> None:
+    """Switch schedules as they were: to deploy makes them anew, paused, and a person may have resumed one."""
+    for deployment in client.read_deployments():
+        for schedule in deployment.schedules:
+            wanted = before.get((deployment.name, schedule.slug), schedule.active)
+            if wanted != schedule.active:
+                client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
+
+
+def deploy_all() -> None:
+    """Deploy all of deployments/prefect.yaml with Prefect's own command.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
+    try:
+        runpy.run_module("prefect", run_name="__main__")
+    except SystemExit as ended:  # How a command line ends, also a good one.
+        if ended.code:
+            raise
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the pools, and deploy; schedules stay switched as they are.
+
+    Args:
+        arguments: Nothing, or the moment at which a stack began whose predecessor's runs are to be ended.
     """
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         for began in arguments:
             crash_abandoned_runs(client, datetime.fromisoformat(began))
+            cancel_orphans(client, datetime.fromisoformat(began))
         make_pools(client)
-    sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-    runpy.run_module("prefect", run_name="__main__")
+        switches = read_switches(client)
+        deploy_all()
+        restore_switches(client, switches)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,12 @@ has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
 has_uv() { uv --version >/dev/null 2>&1 || [ -x "$cache/uv/bin/uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
-wheel_is_cached() { compgen -G "$cache/wheels/horovod-*/horovod-*.whl" >/dev/null; }
+torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
+wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
 
 missing=()
 has_java || missing+=(openjdk-17-jre-headless)
-if ! wheel_is_cached || [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then
+if ! wheel_is_cached || [ -n "${HOROVOD_GPU_OPERATIONS:-}" ] || [ -e .venv/.horovod-variant ]; then
     has_compiler || missing+=(g++)
     has_headers || missing+=(python3.11-dev)
 fi

@@ -89,8 +89,9 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
-    log = _route_logs(config)
+    log = "none"
     try:
+        log = _route_logs(config)
         result = flow(config)
     except WrongInput as error:
         print(f"{program}: {error}", file=sys.stderr)

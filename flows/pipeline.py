@@ -10,7 +10,7 @@ from tasks.orchestration.task import StageLog
 from tasks.predict.task import predict_pictures
 from tasks.preflight.task import check_inputs
 from tasks.registry.task import promote_run
-from tasks.spark import spark_session
+from tasks.spark import keep_spark
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
@@ -23,7 +23,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     storage = resolve_storage(config.storage)
     stages = StageLog()
     stages.run(check_inputs, config, storage)
-    with spark_session(config.spark, storage):  # one JVM for both, and none while training has the memory
+    with keep_spark():  # one JVM for both, and none while training has the memory
         etl = stages.run(ingest, config.etl, storage, config.spark)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
     single = stages.run(train_single, config.train, cache, storage)

@@ -116,6 +116,9 @@ class TrainConfig(Settings):
     )
     seed: int = Field(1, ge=1, description="Seed of weights, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    timeout_seconds: int = Field(
+        86_400, ge=1, description="The training is ended after this many seconds; run again, it goes on where it was"
+    )
     num_threads: int = Field(
         0, ge=0, description="Compute threads a rank; 0 shares the machine's cores among its ranks"
     )
@@ -151,7 +154,7 @@ class DistributedConfig(Settings):
         description="Deployment to submit, flow/deployment",
     )
     submit_timeout_seconds: int = Field(
-        300, ge=1, description="How long the submitted run may wait for a worker, in seconds"
+        300, ge=1, description="How long the submitted run may wait while no worker polls the pool, in seconds"
     )
     run_timeout_seconds: int = Field(86_400, ge=1, description="How long the submitted run may take, in seconds")
     stall_timeout_seconds: int = Field(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -134,6 +135,47 @@ def _forward_worker_lines(log: Path) -> Iterator[None]:
         thread.join()
 
 
+@dataclass
+class _Kept:
+    """Whether sessions stay open for the next stage, and whether one of ours does."""
+
+    scopes: int = 0
+    session: SparkSession | None = None
+    forwarding: bool = False
+
+
+_kept = _Kept()
+
+
+@contextmanager
+def keep_spark() -> Iterator[None]:
+    """Let the session that is first opened inside serve all others inside, and stop it at the end."""
+    _kept.scopes += 1
+    try:
+        yield
+    finally:
+        _kept.scopes -= 1
+        if _kept.scopes == 0 and _kept.session is not None:
+            session, _kept.session = _kept.session, None
+            _stop(session)
+
+
+@contextmanager
+def _forwarded(log: Path) -> Iterator[None]:
+    """Forward what workers say, once however many sessions are nested."""
+    if _kept.forwarding:
+        yield
+        return
+    _kept.forwarding = True
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    try:
+        with _forward_worker_lines(log):
+            yield
+    finally:
+        _kept.forwarding = False
+
+
 @contextmanager
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta; reuse the one that is active, and stop only what was started here.
@@ -147,8 +189,8 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        # Whoever opened it forwards what its workers say.
-        yield active
+        with _forwarded(log):
+            yield active
         return
     check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -159,14 +201,21 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:
-        with _forward_worker_lines(log):
+        with _forwarded(log):
             yield session
     finally:
-        if _jvm_is_alive():
-            session.stop()
-            _stop_jvm()
+        if _kept.scopes:
+            _kept.session = session
         else:
-            _forget_dead_jvm()
+            _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    if _jvm_is_alive():
+        session.stop()
+        _stop_jvm()
+    else:
+        _forget_dead_jvm()
 
 
 def _jvm_is_alive() -> bool:

@@ -116,6 +116,17 @@ def find_finished_run(storage: Storage, key: str) -> RunRef | None:
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 
 
+def has_run(storage: Storage, run_id: str) -> bool:
+    """Say whether the tracking server knows the run and nobody deleted it."""
+    try:
+        found = _client(storage).get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+    return bool(found.info.lifecycle_stage == "active")
+
+
 def _runs_with_key(storage: Storage, key: str) -> list[Run]:
     experiment = prepare_tracking(storage)
     return list(
@@ -202,7 +213,11 @@ def tracked_run(
             mlflow.log_dict(config, "config.json")
             if commit := _git_commit():
                 mlflow.set_tag("lakevision.code_version", commit)
-        yield tracked
+        try:
+            yield tracked
+        except KeyboardInterrupt:
+            mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
+            raise
 
 
 def promotable_runs(storage: Storage) -> list[RunRef]:

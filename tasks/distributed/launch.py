@@ -136,12 +136,21 @@ def launch_ranks(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | No
     Raises:
         WrongInput: A rank refused its input.
         RankFailed: A rank failed; carries its last lines.
+        TimeoutError: It took longer than `train.timeout_seconds`.
     """
     lock = spec.storage.checkpoints / f"{run_key(spec.train, spec.cache, spec.distributed)}.launch.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # Two that want the same training: the second waits here, where no rank waits for another, and finds it done.
-    with filelock.FileLock(lock):
+    turn = filelock.FileLock(lock)
+    try:
+        turn.acquire(timeout=0)
+    except filelock.Timeout:
+        logger.info("another process trains exactly this: waiting for its result")
+        turn.acquire(timeout=spec.train.timeout_seconds)
+    try:
         return _train(spec, on_event)
+    finally:
+        turn.release()
 
 
 def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) -> RunRef:
@@ -163,8 +172,9 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) ->
                 ranks.append(_start(number, spec_path, common | own))
                 threading.Thread(target=_read_lines, args=(ranks[-1], lines), daemon=True).start()
             running = len(ranks)
+            deadline = time.monotonic() + spec.train.timeout_seconds
             while running:
-                rank, line = lines.get()
+                rank, line = _next_line(lines, deadline, spec.train.timeout_seconds)
                 if line is None:
                     running -= 1
                     _check_exit(rank)
@@ -183,6 +193,18 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) ->
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")
     return RunRef(run_id=run_id)
+
+
+def _next_line(
+    lines: "queue.Queue[tuple[_Rank, str | None]]", deadline: float, timeout_seconds: int
+) -> tuple[_Rank, str | None]:
+    try:
+        return lines.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise TimeoutError(
+            f"the training took longer than train.timeout_seconds {timeout_seconds} and was ended: "
+            "run again, and it goes on from its last checkpoint"
+        ) from None
 
 
 def _check_exit(rank: _Rank) -> None:

@@ -7,6 +7,7 @@ core busy, and nothing is unpickled. A single process is the case of one rank, w
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -31,6 +32,8 @@ EVENT_MARK = "@lakevision "
 
 EXIT_WRONG_INPUT = 2
 EXIT_ORPHANED = 3
+EXIT_ENDED = 130
+"""Ended by a signal, as shells say it."""
 
 
 class RankSpec(BaseModel):
@@ -45,6 +48,21 @@ class RankSpec(BaseModel):
     tags: dict[str, str] = {}
 
 
+def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
+    """Say why ranks on this machine cannot exchange gradients on GPUs, or None.
+
+    Args:
+        nccl_built: Whether Horovod was built with NCCL; without it, tensors on a GPU end the rank.
+        num_ranks: Ranks on this machine.
+        num_gpus: GPUs that torch sees; NCCL refuses two ranks on one.
+    """
+    if not nccl_built:
+        return "Horovod was built without NCCL: run 'HOROVOD_GPU_OPERATIONS=NCCL make setup'"
+    if num_ranks > num_gpus:
+        return f"distributed.num_ranks is {num_ranks} and there are {num_gpus} GPUs: give at most as many ranks"
+    return None
+
+
 class HorovodReducer:
     """The other ranks, behind Horovod."""
 
@@ -54,6 +72,7 @@ class HorovodReducer:
         self._hvd = hvd
         self.rank: int = hvd.rank()
         self.num_ranks: int = hvd.size()
+        self.gpu_obstacle = gpu_obstacle(hvd.nccl_built(), self.num_ranks, torch.cuda.device_count())
         self._num_broadcasts = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -123,9 +142,19 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
         emit({"run_id": run.run_id})
 
 
+def _end_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that the MLflow run ends as killed and not as running for ever."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
     end_with_parent()
+    _end_on_sigterm()
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for name in ("alembic", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
@@ -138,6 +167,8 @@ def main(spec_path: str) -> int:
     except WrongInput as error:
         emit({"wrong_input": str(error)})
         return EXIT_WRONG_INPUT
+    except KeyboardInterrupt:
+        return EXIT_ENDED
     except Exception:
         traceback.print_exc(file=sys.stdout)
         return 1

@@ -97,31 +97,37 @@ def _wait(run: FlowRun, distributed: DistributedConfig) -> FlowRun:
         TimeoutError: It took longer than `run_timeout_seconds`.
     """
     log = get_run_logger()
-    submitted = time.monotonic()
-    said = False
+    waiting_since = time.monotonic()
+    said_no_worker = said_busy = False
     started: float | None = None
     with get_client(sync_client=True) as client:
         while True:
             run = client.read_flow_run(run.id)
             state = run.state
             assert state is not None
-            waited = time.monotonic() - submitted
             if state.is_final():
                 return run
             if started is None and (state.is_scheduled() or state.is_pending()):
-                if waited > SAY_AFTER_SECONDS and not said and not live_workers(distributed.work_pool):
-                    said = True
+                waited = time.monotonic() - waiting_since
+                if waited > SAY_AFTER_SECONDS and live_workers(distributed.work_pool):
+                    # The pool is busy, and its turn will come: only a pool without a worker is given up.
+                    waiting_since = time.monotonic()
+                    if not said_busy:
+                        said_busy = True
+                        log.info("the work pool '%s' is busy: waiting for a slot", distributed.work_pool)
+                elif waited > distributed.submit_timeout_seconds:
+                    raise WrongInput(
+                        f"no worker of the work pool '{distributed.work_pool}' took the training within "
+                        f"distributed.submit_timeout_seconds {distributed.submit_timeout_seconds}: "
+                        f"start one with '{worker_command(distributed.work_pool)}' and run again"
+                    )
+                elif waited > SAY_AFTER_SECONDS and not said_no_worker:
+                    said_no_worker = True
                     log.warning(
                         "no worker polls the work pool '%s': start one with '%s'; waiting %d s more",
                         distributed.work_pool,
                         worker_command(distributed.work_pool),
                         distributed.submit_timeout_seconds - waited,
-                    )
-                if waited > distributed.submit_timeout_seconds:
-                    raise WrongInput(
-                        f"no worker of the work pool '{distributed.work_pool}' took the training within "
-                        f"distributed.submit_timeout_seconds {distributed.submit_timeout_seconds}: "
-                        f"start one with '{worker_command(distributed.work_pool)}' and run again"
                     )
             else:
                 started = started or time.monotonic()

@@ -1,5 +1,6 @@
 """The network: any torchvision classifier with a new head, its backbone frozen or not."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
@@ -78,6 +79,15 @@ def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
         return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
     assert isinstance(old, nn.Linear)
     return nn.Linear(old.in_features, num_classes)
+
+
+def weights_digest(weights: str) -> str:
+    """Return the sha256 of a state dict's file, or `weights` itself where it names no file."""
+    path = Path(weights).expanduser()
+    if weights in ("none", "DEFAULT") or not path.is_file():
+        return weights
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_weights(name: str, weights: str) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ class Reducer(Protocol):
 
     rank: int
     num_ranks: int
+    gpu_obstacle: str | None
+    """Why these ranks cannot train on GPUs, with the way out; None where they can."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over all ranks, the same on each."""
@@ -33,6 +35,7 @@ class SingleProcess:
 
     rank = 0
     num_ranks = 1
+    gpu_obstacle: str | None = None
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values`."""

@@ -26,7 +26,7 @@ from tasks.train.checkpoint import load_checkpoint, restore, save_checkpoint
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.features import FeatureLoader, ends_in_head
 from tasks.train.loop import EpochMetrics, Evaluation, Loader, Progress, evaluate, fit
-from tasks.train.model import Classifier, build_classifier
+from tasks.train.model import Classifier, build_classifier, weights_digest
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.report import log_evaluation
 from tasks.train.schedule import learning_rate
@@ -38,7 +38,8 @@ def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig 
     """Name a training by everything that decides its result, so that the same one is not trained twice."""
     decisive = {
         "cache": cache.digest,
-        "train": train.model_dump(),
+        # By content: another file at the same path is another training, and the same file elsewhere is the same.
+        "train": train.model_dump(exclude={"timeout_seconds"}) | {"weights": weights_digest(train.weights)},
         "ranks": None
         if distributed is None
         else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),
@@ -46,15 +47,25 @@ def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig 
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
+def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
     """Return the device to train on.
 
+    Args:
+        wanted: auto, cpu or cuda.
+        local_rank: This rank among those of its machine.
+        gpu_obstacle: Why the ranks cannot use GPUs, where they cannot.
+
     Raises:
-        WrongInput: CUDA is asked for and absent.
+        WrongInput: CUDA is asked for and absent, or the ranks cannot use it.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
     if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if gpu_obstacle is not None:
+        if wanted == "cuda":
+            raise WrongInput(f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu")
+        logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
@@ -144,7 +155,8 @@ def train_model(
         resume = None
         if finished is None:
             checkpoint = load_checkpoint(folder / "last.pt")
-            resume = checkpoint["run_id"] if checkpoint else None
+            # Somebody may have deleted the run, or the database: then the training goes on in a new one.
+            resume = checkpoint["run_id"] if checkpoint and tracking.has_run(storage, checkpoint["run_id"]) else None
             tracking.end_abandoned_runs(storage, key, keep=resume)
         return _train_rank(
             train, cache, storage, distributed, reducer, key, folder, (finished, resume), tags or {}, on_epoch
@@ -168,7 +180,7 @@ def _train_rank(
         logger.info("MLflow run %s has trained this already: nothing to train", finished.run_id)
         return RunRef(run_id=finished.run_id)
     manifest = open_cache(cache)
-    device = choose_device(train.device, reducer.rank)
+    device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
     torch.set_num_threads(train.num_threads or max(1, (os.cpu_count() or 1) // reducer.num_ranks))
     torch.manual_seed(train.seed)
     classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
@@ -217,6 +229,7 @@ def _train_rank(
             "content_digest": manifest.content_digest,
             "rows": {split: part.rows for split, part in manifest.splits.items()},
         },
+        "weights_digest": weights_digest(train.weights),
         "num_ranks": reducer.num_ranks,
         "device": str(device),
     }

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -96,6 +97,66 @@ def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
     done = submit(stack, code)
     assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
     assert "prefect work-pool create tpu --type process" in done.stderr
+
+
+def test_a_schedule_that_a_person_resumed_stays_resumed(stack):
+    """To deploy again, as every start of a stack does, makes schedules anew and paused."""
+    switch = """
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    pipeline = client.read_deployment_by_name("pipeline/pipeline")
+    client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True)
+"""
+    assert submit(stack, switch).returncode == 0
+    stack.run("register", [sys.executable, "-m", "deployments.register"])
+    read = """
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    names = ("pipeline/pipeline", "predict-batch/predict-batch")
+    print([client.read_deployment_by_name(name).schedules[0].active for name in names])
+    print(client.read_work_pool("gpu").concurrency_limit)
+"""
+    assert submit(stack, read).stdout.split("\n")[:2] == ["[True, False]", "1"]
+
+
+def test_runs_that_an_ended_stack_left_are_ended_and_those_of_this_one_are_not(stack):
+    """They would hold the pool's only slot, or be run with old parameters."""
+    make = """
+from uuid import uuid4
+from prefect.client.orchestration import get_client
+from prefect.states import Running
+with get_client(sync_client=True) as client:
+    deployment = client.read_deployment_by_name("train-distributed/train-distributed")
+    run = client.create_flow_run_from_deployment(deployment.id)
+    client.set_flow_run_state(run.id, Running(), force=True)
+    print(run.id)
+"""
+    before = submit(stack, make).stdout.strip()
+    began = datetime.now(UTC).isoformat()
+    after = submit(stack, make).stdout.strip()
+    stack.run("register", [sys.executable, "-m", "deployments.register", began])
+    read = f"""
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    print([client.read_flow_run(run).state.type.value for run in ("{before}", "{after}")])
+"""
+    assert submit(stack, read).stdout.strip() == "['CRASHED', 'RUNNING']"
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "70000"])
+def test_what_is_no_port_is_one_sentence(port):
+    """Before anything starts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up"],
+        env=os.environ | {"LAKEVISION_PORT": port},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"make up: LAKEVISION_PORT is '{port}', which is no port: give a number from 1 to 65535" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that uses it

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import mlflow
 import psutil
 import pytest
 import torch
@@ -208,6 +209,16 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     parent.wait()
     _gone, alive = psutil.wait_procs(ranks, timeout=30)
     assert alive == []
+
+
+def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_again(cache, storage):
+    """Its MLflow run is no longer running."""
+    with pytest.raises(TimeoutError, match="longer than train.timeout_seconds 25 and was ended"):
+        train(cache, storage, max_epochs=100_000, patience=100_000, timeout_seconds=25)
+    assert rank_processes(storage) == []
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    experiment = tracking.prepare_tracking(storage)
+    assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
 
 
 @pytest.mark.parametrize(

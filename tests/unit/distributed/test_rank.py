@@ -11,7 +11,15 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.distributed.rank import EVENT_MARK, EXIT_ORPHANED, RankSpec, emit, end_with_parent, make_reducer
+from tasks.distributed.rank import (
+    EVENT_MARK,
+    EXIT_ORPHANED,
+    RankSpec,
+    emit,
+    end_with_parent,
+    gpu_obstacle,
+    make_reducer,
+)
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.reduce import SingleProcess
@@ -101,3 +109,12 @@ def test_single_process_is_one_rank_without_horovod() -> None:
     assert isinstance(reducer, SingleProcess)
     assert (reducer.rank, reducer.num_ranks) == (0, 1)
     assert reducer.broadcast("value") == "value"
+
+
+def test_what_keeps_ranks_off_the_gpus_is_said_with_the_way_out() -> None:
+    """A build without NCCL, and more ranks than GPUs."""
+    assert gpu_obstacle(nccl_built=True, num_ranks=2, num_gpus=2) is None
+    assert "HOROVOD_GPU_OPERATIONS=NCCL make setup" in str(gpu_obstacle(nccl_built=False, num_ranks=2, num_gpus=2))
+    assert "distributed.num_ranks is 2 and there are 1 GPUs" in str(
+        gpu_obstacle(nccl_built=True, num_ranks=2, num_gpus=1)
+    )

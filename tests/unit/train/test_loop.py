@@ -95,6 +95,7 @@ class ThreadReducer:
         self._ranks = ranks
         self.rank = rank
         self.num_ranks = ranks.num_ranks
+        self.gpu_obstacle: str | None = None
 
     def _exchange(self, value: Any) -> list[Any]:
         self._ranks.board[self.rank] = value

@@ -1,5 +1,7 @@
 """What decides a training: its key, device, optimizer and learning rate."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,34 @@ def test_whatever_decides_the_result_is_in_the_key() -> None:
     }
 
     assert len(keys) == 7
+
+
+def test_weights_count_by_their_content_and_not_by_their_path(tmp_path: Path) -> None:
+    """Another file at the same path is another training; the same file elsewhere is the same."""
+    first, second = tmp_path / "first.pth", tmp_path / "second.pth"
+    first.write_bytes(b"old")
+    second.write_bytes(b"old")
+    key = run_key(TrainConfig(weights=str(first)), CACHE, None)
+
+    assert run_key(TrainConfig(weights=str(second)), CACHE, None) == key
+    first.write_bytes(b"new")
+    assert run_key(TrainConfig(weights=str(first)), CACHE, None) != key
+
+
+def test_a_longer_timeout_is_the_same_training() -> None:
+    """What was ended by a timeout goes on with another."""
+    assert run_key(TrainConfig(timeout_seconds=60), CACHE, None) == run_key(TrainConfig(), CACHE, None)
+
+
+def test_ranks_that_cannot_use_gpus_train_on_the_cpu_unless_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU beside a Horovod that was built without NCCL ends no training."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    assert choose_device("auto", 1) == torch.device("cuda", 1)
+    assert choose_device("auto", 1, "no NCCL") == torch.device("cpu")
+    with pytest.raises(WrongInput, match="train.device is 'cuda', but no NCCL; or set it to auto or cpu"):
+        choose_device("cuda", 1, "no NCCL")
 
 
 def test_cpu_is_chosen_when_it_is_asked_for() -> None:

@@ -1,0 +1,76 @@
+"""The JVM of Spark is killed: what runs again starts another one, and ends with the rows of an undisturbed run."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+
+from tasks.config import EtlConfig, SparkConfig
+from tasks.etl import delta
+from tasks.etl.ingest import ingest_images
+from tasks.spark import keep_spark, spark_session
+from tasks.storage import Storage
+
+
+def kill_jvm() -> None:
+    """Kill it without a chance to say anything."""
+    os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+
+
+def kill_jvm_after(seconds: float) -> threading.Thread:
+    """Kill the JVM so long after it is there."""
+
+    def wait_and_kill() -> None:
+        while SparkContext._gateway is None:
+            time.sleep(0.05)
+        time.sleep(seconds)
+        kill_jvm()
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    return thread
+
+
+def rows(storage: Storage) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
+    """Return the rows of both tables, without the times at which they were written."""
+    with spark_session(SparkConfig(), storage) as spark:
+        images = delta.read_version(spark, delta.latest(spark, storage.table("images")))
+        files = delta.read_version(spark, delta.latest(spark, storage.table("files")))
+        return (
+            {tuple(map(str, row)) for row in images.drop("ingested_at").collect()},
+            {tuple(map(str, row)) for row in files.drop("seen_at").collect()},
+        )
+
+
+def test_a_session_after_a_killed_jvm_is_a_new_one(storage):
+    """Also inside a scope that keeps one session for several stages."""
+    with keep_spark():
+        with spark_session(SparkConfig(), storage) as first:
+            kill_jvm()
+            SparkContext._gateway.proc.wait()
+            with pytest.raises(Exception):  # noqa: B017, PT011  # a dead socket fails in many ways
+                first.range(10).count()
+        with spark_session(SparkConfig(), storage) as second:
+            assert second.range(10).count() == 10
+    assert SparkContext._gateway is None
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 8.0])
+def test_etl_whose_jvm_was_killed_ends_like_an_undisturbed_one(pictures, storage, tmp_path: Path, seconds):
+    """Killed at several moments, between start and the second commit."""
+    source = pictures(per_class=40)
+    killer = kill_jvm_after(seconds)
+    try:
+        ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    except Exception as error:  # whatever the moment made of it
+        print(f"killed after {seconds} s: {type(error).__name__}")
+    killer.join()
+    again = ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    assert again.stored == 120
+    undisturbed = storage.model_copy(update={"home": str(tmp_path / "other"), "tables": str(tmp_path / "other")})
+    ingest_images(EtlConfig(source=str(source)), undisturbed, SparkConfig())
+    assert rows(storage) == rows(undisturbed)
