@@ -18,7 +18,7 @@ from tasks.storage import local_path
 logger = logging.getLogger("lakevision.cache")
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class CacheFile(BaseModel):
@@ -71,11 +71,16 @@ class CacheManifest(BaseModel):
         return self.settings.image_size
 
     @property
+    def pixel_bytes(self) -> int:
+        """Size of one picture's pixels, uint8 HWC."""
+        return self.image_size**2 * 3
+
+    @property
     def digest(self) -> str:
         """sha256 of what the cache holds: classes, settings and the content of its files, whatever they are called."""
         held = {
             "format": self.format,
-            "settings": self.settings.model_dump(),
+            "settings": self.settings.decisive(),
             "classes": self.classes,
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
@@ -142,7 +147,7 @@ def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef 
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
         url = f"{folder.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)
-        if manifest is None or manifest.table != table or manifest.settings != settings:
+        if manifest is None or manifest.table != table or manifest.settings.decisive() != settings.decisive():
             continue
         try:
             check_files(url, manifest)

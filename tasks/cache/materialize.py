@@ -98,7 +98,7 @@ def check_content(content: Content, table: TableRef) -> None:
 
 def cache_key(content: Content, cache: CacheConfig) -> str:
     """Name a cache by what decides its bytes: content and settings, not the version, which OPTIMIZE changes as well."""
-    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.model_dump()}
+    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -216,7 +216,7 @@ def _build(
     spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig, table: TableRef, url: str
 ) -> CacheManifest:
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    writer = make_writer(url, cache.image_size, groups)
+    writer = make_writer(url, cache, groups)
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     parts = (
         _number_rows(spark, images, content, cache)
