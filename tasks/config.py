@@ -92,6 +92,19 @@ class CacheConfig(Settings):
         4, ge=1, le=256, description="Upper bound of one row group's pixels, the unit of reading, in MB"
     )
 
+    verify: bool = Field(
+        False, description="Check the sha256 of every file of a cache that is there already; a damaged one is rebuilt"
+    )
+    keep_days: int | None = Field(
+        30, ge=1, le=36_500, description="Caches unused for more days than this are removed; empty: none is"
+    )
+    keep_gigabytes: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="While all caches take more GB than this, the longest unused are removed; empty: no bound",
+    )
+
     def decisive(self) -> dict[str, str | int]:
         """Return the settings that decide what a cache holds."""
         names = {"image_size", "format", "row_group_megabytes"} | ({"jpeg_quality"} if self.format == "jpeg" else set())

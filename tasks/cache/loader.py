@@ -13,6 +13,7 @@ from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import count_steps, epoch_order, share_of
 from tasks.cache.reader import open_reader
+from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
 from tasks.storage import local_path
 
@@ -56,7 +57,7 @@ class CacheLoader:
         workers_count: int = 2,
         pin_memory: bool | None = None,
     ) -> None:
-        """Prepare to read; nothing is opened yet.
+        """Prepare to read: no file is opened yet, but the cache is held, so that no sweep removes it.
 
         Args:
             url: Folder or URL of the cache.
@@ -72,6 +73,7 @@ class CacheLoader:
             pin_memory: Batches in page-locked memory, from which a copy to a GPU need not be waited for; None where
                 there is a GPU.
         """
+        self._use = CacheUse(url)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
         self._local = local_path(url) is not None
