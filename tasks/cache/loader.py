@@ -15,6 +15,7 @@ from tasks.cache.order import count_steps, epoch_order, share_of
 from tasks.cache.reader import open_reader
 from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
+from tasks.errors import WrongInput
 from tasks.storage import local_path
 
 
@@ -123,8 +124,16 @@ class CacheLoader:
             number: Number of the epoch, which with the seed draws its order.
             start: Position in the epoch to begin at. The pictures before it and those that come are the whole epoch,
                 each once, with any number of ranks and any batch size, before and after.
+
+        Raises:
+            WrongInput: `start` is outside the epoch.
+            CacheDamaged: What is read is not what was written.
         """
         split = self._split
+        if not 0 <= start <= split.rows:
+            raise WrongInput(
+                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
+            )
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
         share = share_of(order, self.batch_size, self.rank, self._num_ranks, start)
         assembly = Assembly(share, split.rows_per_group, self._memory)

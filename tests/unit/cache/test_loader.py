@@ -12,6 +12,7 @@ import torch
 from tasks.cache.loader import Batch, CacheLoader
 from tasks.cache.manifest import CacheDamaged, CacheFile, CacheManifest, CacheSplit, open_cache
 from tasks.config import CacheConfig
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef, TableRef
 
 # petastorm leaves its Parquet files to the reference count to close.
@@ -216,6 +217,13 @@ def test_resumed_epoch_is_the_rest_of_the_one_never_left(cache: CacheRef) -> Non
 
     assert [batch.rows_B.tolist() for batch in loader.epoch(1, start=loader.position(3))] == whole[3:]
     assert list(loader.epoch(1, start=ROWS)) == []
+
+
+@pytest.mark.parametrize("start", [-1, ROWS + 1])
+def test_position_outside_the_epoch_is_refused(cache: CacheRef, start: int) -> None:
+    """A checkpoint of another cache does not begin somewhere by chance."""
+    with pytest.raises(WrongInput, match=f"start is {start}, an epoch of 23 pictures has no such position"):
+        next(load(cache, seed=7).epoch(0, start=start))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
