@@ -94,8 +94,19 @@ READ_ARROW = pa.schema(
 )
 """What reading and decoding a file adds; where reason is set, content is null."""
 
-CACHE_ARROW = pa.schema([("pixels", pa.binary()), ("label", pa.int64()), ("row", pa.int64())])
-"""One cached picture: uint8 HWC pixels, index of its class, number of its row in the split; padding has -1 in both."""
+
+def cache_schema(pixel_bytes: int | None) -> pa.Schema:
+    """Return the columns of a cache file; padding has label and row -1.
+
+    Nothing is nullable and raw pixels have one width, so that a column is a plain block of bytes in the file.
+
+    Args:
+        pixel_bytes: Size of one picture's uint8 HWC pixels; None where the column holds JPEG files.
+    """
+    pixels = pa.binary() if pixel_bytes is None else pa.binary(pixel_bytes)
+    columns = [("pixels", pixels), ("label", pa.int64()), ("row", pa.int64())]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
 
 CACHE_PART_ARROW = pa.schema(
     [

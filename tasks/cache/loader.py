@@ -1,15 +1,21 @@
-"""From a cache to batches: petastorm reads row groups, this module shuffles and batches them."""
+"""From a cache to batches: petastorm reads row groups straight into the batches of an order that is known before."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.order import count_steps, epoch_order, share_of
 from tasks.cache.reader import open_reader
-from tasks.cache.write import PADDING
+from tasks.cache.use import CacheUse
+from tasks.cache.worker import Work
+from tasks.errors import WrongInput
 from tasks.storage import local_path
 
 
@@ -30,50 +36,12 @@ def _file_url(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}" if path is None else str(path.absolute() / name)
 
 
-class _ShufflePool:
-    """Rows waiting to be drawn: at random with a generator, else in the order they came."""
-
-    def __init__(self, capacity: int, row_bytes: int, generator: np.random.Generator | None) -> None:
-        self._pixels = np.empty((capacity, row_bytes), dtype=np.uint8)
-        self._labels = np.empty(capacity, dtype=np.int64)
-        self._rows = np.empty(capacity, dtype=np.int64)
-        self._generator = generator
-        self.size = 0
-        self.capacity = capacity
-
-    def add(self, pixels: list[bytes], labels: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
-        end = self.size + len(rows)
-        for place, picture in enumerate(pixels, start=self.size):
-            self._pixels[place] = np.frombuffer(picture, dtype=np.uint8)
-        self._labels[self.size : end] = labels
-        self._rows[self.size : end] = rows
-        self.size = end
-
-    def draw(self, count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Take `count` rows out; the arrays are the caller's own."""
-        if self._generator is None:
-            chosen = np.arange(count)
-        else:
-            chosen = self._generator.choice(self.size, size=count, replace=False, shuffle=True)
-        taken = self._pixels[chosen], self._labels[chosen], self._rows[chosen]
-        kept = self.size - count
-        if self._generator is None:
-            for column in (self._pixels, self._labels, self._rows):
-                column[:kept] = column[count : self.size].copy()
-        else:
-            # Fill the holes from the end: moves at most `count` rows, however large the pool.
-            holes = np.sort(chosen[chosen < kept])
-            movers = np.setdiff1d(np.arange(kept, self.size), chosen, assume_unique=True)
-            for column in (self._pixels, self._labels, self._rows):
-                column[holes] = column[movers]
-        self.size = kept
-        return taken
-
-
 class CacheLoader:
     """Batches of one split for one rank: the same number of steps on every rank, nothing dropped or doubled.
 
-    Row group i belongs to rank i mod num_ranks. Ranks whose shard is shorter end with empty batches.
+    The order of an epoch is the same on any number of ranks. A position counts its pictures over all ranks, so that
+    a training may go on from one with another number of ranks or another batch size, and still sees every picture
+    exactly once: see `epoch`.
     """
 
     def __init__(
@@ -88,8 +56,9 @@ class CacheLoader:
         num_ranks: int = 1,
         pool_megabytes: int = 256,
         workers_count: int = 2,
+        pin_memory: bool | None = None,
     ) -> None:
-        """Prepare to read; nothing is opened yet.
+        """Prepare to read: no file is opened yet, but the cache is held, so that no sweep removes it.
 
         Args:
             url: Folder or URL of the cache.
@@ -99,73 +68,90 @@ class CacheLoader:
             seed: Shuffle, differently in each epoch, identically for the same seed; None keeps the order.
             rank: This rank.
             num_ranks: Number of ranks.
-            pool_megabytes: Memory of the shuffle pool, from which a batch is drawn.
-            workers_count: petastorm's reading threads.
+            pool_megabytes: Memory of the batches that are being filled, whatever the size of the split; half of it is
+                the window within which pictures are mixed. Another value is another order.
+            workers_count: petastorm's reading threads, which decode as well.
+            pin_memory: Batches in page-locked memory, from which a copy to a GPU need not be waited for; None where
+                there is a GPU.
         """
+        self._use = CacheUse(url)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
+        self._local = local_path(url) is not None
+        self._jpeg = manifest.settings.format == "jpeg"
+        self._pixel_bytes = manifest.pixel_bytes
         self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed = seed
         self.rank = rank
         self._num_ranks = num_ranks
         self._workers_count = workers_count
-        row_bytes = self.image_size**2 * 3
-        held = min((pool_megabytes << 20) // row_bytes, self._split.rows + self._split.rows_per_group)
-        # Room for one group more than is kept, and for a whole batch in any case.
-        self._capacity = max(held, batch_size) + self._split.rows_per_group
+        # One window is handed out while the next one is read.
+        self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._pixel_bytes) // 2)
+        # In the cache's own order a batch needs its neighbours only: enough is read ahead to keep the workers busy.
+        self._ahead = max(2 * workers_count, 0 if seed is None else self.window)
+        most = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
+        self._memory = BatchMemory(
+            (batch_size, self._pixel_bytes), most, pin=torch.cuda.is_available() if pin_memory is None else pin_memory
+        )
 
-    def rows_of(self, rank: int) -> int:
-        """Return how many pictures the rank reads an epoch; padding lies in the last row group."""
-        groups = self._split.row_groups
-        own = len(range(rank, groups, self._num_ranks))
-        has_last = own > 0 and (groups - 1) % self._num_ranks == rank
-        return own * self._split.rows_per_group - (self._split.padding if has_last else 0)
+    @property
+    def num_rows(self) -> int:
+        """Pictures of the split, over all ranks."""
+        return self._split.rows
 
     @property
     def num_steps(self) -> int:
         """Steps an epoch, the same on every rank."""
-        return max(-(-self.rows_of(rank) // self.batch_size) for rank in range(self._num_ranks))
+        return self.steps_from(0)
 
-    def num_global_rows(self, step: int) -> int:
-        """Return how many pictures all ranks together have in step `step` of an epoch."""
-        begin = step * self.batch_size
-        return sum(min(self.batch_size, max(0, self.rows_of(rank) - begin)) for rank in range(self._num_ranks))
+    def steps_from(self, start: int) -> int:
+        """Return how many steps are left of an epoch from position `start` on."""
+        return count_steps(self._split.rows - start, self.batch_size, self._num_ranks)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, exactly `num_steps` of them."""
-        generator = None if self._seed is None else np.random.default_rng((self._seed, number, self.rank))
-        pool = _ShufflePool(self._capacity, self.image_size**2 * 3, generator)
-        steps = 0
-        for pixels, labels, rows in self._row_groups(number):
-            pool.add(pixels, labels, rows)
-            while pool.size >= self.batch_size and pool.size + self._split.rows_per_group > pool.capacity:
-                yield self._batch(pool, self.batch_size)
-                steps += 1
-        while steps < self.num_steps:
-            yield self._batch(pool, min(self.batch_size, pool.size))
-            steps += 1
-        assert pool.size == 0, f"{pool.size} rows were left over"
+    def position(self, step: int, start: int = 0) -> int:
+        """Return the position in the epoch before step `step` of those from `start` on: pictures of all ranks."""
+        return min(self._split.rows, start + step * self.batch_size * self._num_ranks)
 
-    def _batch(self, pool: _ShufflePool, count: int) -> Batch:
-        pixels, labels, rows = pool.draw(count)
-        shape = (count, self.image_size, self.image_size, 3)
-        return Batch(torch.from_numpy(pixels).view(shape), torch.from_numpy(labels), rows)
+    def num_global_rows(self, step: int, start: int = 0) -> int:
+        """Return how many pictures all ranks together have in step `step` of an epoch, or of what is left of it."""
+        return self.position(step + 1, start) - self.position(step, start)
 
-    def _row_groups(self, number: int) -> Iterator[tuple[list[bytes], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Read this rank's row groups with petastorm, padding left out."""
-        if self.rank >= self._split.row_groups:
-            return
-        # A new reader each epoch: an old one repeats its order. The seed is above 0: petastorm takes 0 for none.
-        with open_reader(
-            self._urls,
-            seed=None if self._seed is None else 1 + self._seed * 1_000_003 + number,
-            rank=self.rank,
-            # petastorm refuses more shards than row groups; with as many, row group i is rank i's all the same.
-            num_ranks=min(self._num_ranks, self._split.row_groups),
-            workers_count=self._workers_count,
-        ) as reader:
-            for group in reader:
-                real = group.label != PADDING
-                pixels = [picture for picture, keep in zip(group.pixels, real, strict=True) if keep]
-                yield pixels, group.label[real], group.row[real]
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch, exactly `steps_from(start)` of them.
+
+        Args:
+            number: Number of the epoch, which with the seed draws its order.
+            start: Position in the epoch to begin at. The pictures before it and those that come are the whole epoch,
+                each once, with any number of ranks and any batch size, before and after.
+
+        Raises:
+            WrongInput: `start` is outside the epoch.
+            CacheDamaged: What is read is not what was written.
+        """
+        split = self._split
+        if not 0 <= start <= split.rows:
+            raise WrongInput(
+                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
+            )
+        order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
+        share = share_of(order, self.batch_size, self.rank, self._num_ranks, start)
+        assembly = Assembly(share, split.rows_per_group, self._memory)
+        with ExitStack() as stack:
+            reader: Iterator[int] = iter(())
+            if len(share.groups):
+                work = Work(assembly, self.image_size, jpeg=self._jpeg, local=self._local)
+                # A new reader each epoch: petastorm's order cannot be changed later.
+                reader = stack.enter_context(
+                    open_reader(
+                        self._urls, work, share.groups.tolist(), workers_count=self._workers_count, ahead=self._ahead
+                    )
+                )
+            num_read = 0
+            for step in range(share.num_steps):
+                for _group in islice(reader, max(0, int(share.whole_after[step]) - num_read)):
+                    num_read += 1
+                assert num_read >= share.whole_after[step], f"step {step} lacks row groups after {num_read}"
+                pixels, labels, rows = assembly.take(step)
+                yield Batch(pixels.view(-1, self.image_size, self.image_size, 3), labels, rows)
+                del pixels  # The memory goes to a later batch once the caller has let go of it too.

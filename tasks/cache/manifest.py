@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from tasks.storage import local_path
 logger = logging.getLogger("lakevision.cache")
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class CacheFile(BaseModel):
@@ -71,11 +72,16 @@ class CacheManifest(BaseModel):
         return self.settings.image_size
 
     @property
+    def pixel_bytes(self) -> int:
+        """Size of one picture's pixels, uint8 HWC."""
+        return self.image_size**2 * 3
+
+    @property
     def digest(self) -> str:
         """sha256 of what the cache holds: classes, settings and the content of its files, whatever they are called."""
         held = {
             "format": self.format,
-            "settings": self.settings.model_dump(),
+            "settings": self.settings.decisive(),
             "classes": self.classes,
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
@@ -136,16 +142,43 @@ def check_files(url: str, manifest: CacheManifest) -> None:
                 raise CacheDamaged(f"{path} has row groups of {groups} rows, its manifest says {wanted}")
 
 
+def verify_files(url: str, manifest: CacheManifest) -> None:
+    """Check every file in full: sizes, footers and sha256.
+
+    Raises:
+        CacheDamaged: Names every file whose content is not what was written.
+    """
+    check_files(url, manifest)
+    filesystem, root = fsspec.core.url_to_fs(url)
+
+    def damage(file: CacheFile) -> str | None:
+        with filesystem.open(f"{root}/{file.name}", "rb") as handle:
+            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+        return (
+            None
+            if sha256 == file.sha256
+            else f"{root}/{file.name} has the sha256 {sha256}, its manifest says {file.sha256}"
+        )
+
+    # Hashing lets go of Python's lock.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        found = [
+            said for said in pool.map(damage, (f for part in manifest.splits.values() for f in part.files)) if said
+        ]
+    if found:
+        raise CacheDamaged("; ".join(found))
+
+
 def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
     """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
     filesystem, root = fsspec.core.url_to_fs(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
         url = f"{folder.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)
-        if manifest is None or manifest.table != table or manifest.settings != settings:
+        if manifest is None or manifest.table != table or manifest.settings.decisive() != settings.decisive():
             continue
         try:
-            check_files(url, manifest)
+            (verify_files if settings.verify else check_files)(url, manifest)
         except CacheDamaged as damage:
             logger.warning("%s: it will be built again", damage)
             continue

@@ -22,8 +22,11 @@ from tasks.cache.manifest import (
     check_files,
     find_cache,
     read_manifest,
+    verify_files,
     write_manifest,
 )
+from tasks.cache.sweep import remove_unnamed, sweep_caches
+from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
 from tasks.config import CacheConfig, SparkConfig
 from tasks.errors import WrongInput
@@ -40,6 +43,9 @@ FILE_BYTES = 64 << 20
 
 MIN_ROW_GROUPS = 64
 """Row groups a split is cut into at least, where it has the rows: room for shuffling, and for as many ranks."""
+
+JPEG_SHARE = 0.25
+"""A JPEG picture's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
 
 BROADCAST_ROWS = 1_000_000
 """Up to so many row numbers (about 100 bytes each) are sent to every task instead of shuffling the pictures twice."""
@@ -98,7 +104,7 @@ def check_content(content: Content, table: TableRef) -> None:
 
 def cache_key(content: Content, cache: CacheConfig) -> str:
     """Name a cache by what decides its bytes: content and settings, not the version, which OPTIMIZE changes as well."""
-    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.model_dump()}
+    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -110,7 +116,8 @@ def rows_per_group(rows: int, cache: CacheConfig) -> int:
 
 def cache_bytes(rows: int, cache: CacheConfig) -> int:
     """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    return int(rows * cache.image_size**2 * 3 * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
+    picture_bytes = cache.image_size**2 * 3 * (1 if cache.format == "uint8" else JPEG_SHARE)
+    return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
 def check_disk(url: str, needed: int) -> None:
@@ -159,18 +166,19 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
 
 def _building(url: str) -> AbstractContextManager[object]:
     """Let one build at a time have a local folder; the others wait, then find its cache."""
-    if local_path(url) is None:
+    path = local_path(url)
+    if path is None:
         return nullcontext()
-    lock: AbstractContextManager[object] = filelock.FileLock(f"{url}.lock")
+    lock: AbstractContextManager[object] = filelock.FileLock(f"{path}.lock")
     return lock
 
 
-def _usable(url: str) -> CacheRef | None:
+def _usable(url: str, cache: CacheConfig) -> CacheRef | None:
     manifest = read_manifest(url)
     if manifest is None:
         return None
     try:
-        check_files(url, manifest)
+        (verify_files if cache.verify else check_files)(url, manifest)
     except CacheDamaged as damage:
         logger.warning("%s: built again", damage)
         return None
@@ -180,7 +188,7 @@ def _usable(url: str) -> CacheRef | None:
 def materialize_cache(
     cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig
 ) -> tuple[CacheRef, bool]:
-    """Build the cache of one Delta version, or find it built.
+    """Build the cache of one Delta version, or find it built; then sweep the other ones.
 
     Returns:
         The cache, and whether it was built now.
@@ -188,6 +196,13 @@ def materialize_cache(
     Raises:
         WrongInput: Fewer than two classes, an empty split, or too small a disk.
     """
+    ref, built = _find_or_build(cache, table, storage, config)
+    with CacheUse(ref.url):
+        sweep_caches(storage.cache, cache)
+    return ref, built
+
+
+def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig) -> tuple[CacheRef, bool]:
     if found := find_cache(storage.cache, table, cache):
         logger.info("%s is there already: nothing to build", found.url)
         return found, False
@@ -199,7 +214,7 @@ def materialize_cache(
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         with _building(url):
-            if found := _usable(url):
+            if found := _usable(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False
             check_disk(url, cache_bytes(sum(content.rows.values()), cache))
@@ -208,6 +223,7 @@ def materialize_cache(
             filesystem.makedirs(root, exist_ok=True)
             manifest = _build(spark, images, content, cache, table, url)
             ref = write_manifest(url, manifest)
+            remove_unnamed(url, manifest)
     logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
     return ref, True
 
@@ -216,7 +232,7 @@ def _build(
     spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig, table: TableRef, url: str
 ) -> CacheManifest:
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    writer = make_writer(url, cache.image_size, groups)
+    writer = make_writer(url, cache, groups)
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     parts = (
         _number_rows(spark, images, content, cache)

@@ -1,18 +1,23 @@
-"""petastorm's reader, made to hand over every row group, in the same order for the same seed."""
+"""petastorm's reader, made to read the row groups it is told to, every one of them, in that order."""
 
 import logging
 import queue
 import warnings
 from typing import Any
 
-from petastorm.arrow_reader_worker import ArrowReaderWorker
 from petastorm.cache import NullCache
 from petastorm.fs_utils import get_filesystem_and_path_or_paths
 from petastorm.reader import Reader
 from petastorm.workers_pool import EmptyResultError
 from petastorm.workers_pool.thread_pool import ThreadPool, VentilatedItemProcessedMessage
+from petastorm.workers_pool.ventilator import ConcurrentVentilator
+
+from tasks.cache.worker import PlacingWorker, Work
 
 POLL_SECONDS = 0.05
+
+VENTILATION_SECONDS = 0.001
+"""How often it is looked whether more row groups may be handed out; petastorm's 0.01 starves two quick workers."""
 
 
 class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no types
@@ -24,10 +29,15 @@ class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no t
     Item i is worker i mod n's, and yields one result and one message; taking turns strictly is both exact and in order.
     """
 
-    def __init__(self, workers_count: int, results_queue_size: int) -> None:
+    def __init__(self, workers_count: int, results_queue_size: int, work: Work) -> None:
         super().__init__(workers_count, results_queue_size)
+        self._work = work
         self._turn = 0
         self._num_processed = 0
+
+    def start(self, worker_class: Any, worker_args: tuple[Any, ...] = (), ventilator: Any = None) -> None:
+        """Start the workers, each with the work as its last argument."""
+        super().start(worker_class, (*worker_args, self._work), ventilator)
 
     def get_results(self) -> Any:
         """Return the next row group.
@@ -54,40 +64,62 @@ class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no t
                 return result
 
 
-class QuietReader(Reader):  # type: ignore[misc]  # petastorm has no types
-    """petastorm's reader without the line it prints on stdout whenever it is closed."""
+class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
+    """petastorm's reader over the row groups it is told to read, in that order, and without its line on stdout."""
+
+    def __init__(
+        self, filesystem: Any, paths: list[str], pool: OrderedThreadPool, groups: list[int], ahead: int
+    ) -> None:
+        self._groups = groups
+        self._ahead = ahead
+        super().__init__(
+            filesystem,
+            paths,
+            worker_class=PlacingWorker,
+            reader_pool=pool,
+            shuffle_row_groups=False,
+            num_epochs=1,
+            cache=NullCache(),
+            is_batched_reader=True,
+        )
+
+    def _filter_row_groups(self, *_how: Any) -> tuple[list[int], None]:
+        return self._groups, None
+
+    def _create_ventilator(self, groups: list[int], *_how: Any) -> ConcurrentVentilator:
+        items = [
+            {"piece_index": group, "worker_predicate": None, "shuffle_row_drop_partition": (0, 1)} for group in groups
+        ]
+        return ConcurrentVentilator(
+            self._workers_pool.ventilate,
+            items,
+            iterations=1,
+            max_ventilation_queue_size=self._ahead,
+            ventilation_interval=VENTILATION_SECONDS,
+        )
 
     def cleanup_cache(self) -> None:
         """Do nothing: row groups are not cached a second time."""
 
 
-def open_reader(urls: list[str], *, seed: int | None, rank: int, num_ranks: int, workers_count: int) -> Any:
-    """Return a petastorm reader over the row groups i with i mod num_ranks = rank, once through.
+def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count: int, ahead: int) -> Any:
+    """Return a petastorm reader that fills the batches of `work`, and yields the number of each row group it has read.
 
     Args:
         urls: The Parquet files, absolute paths or URLs, in the order that numbers their row groups.
-        seed: Draws the order of the row groups; above 0, the same on every rank. None keeps their order.
-        rank: This rank.
-        num_ranks: Number of ranks; at most the number of row groups.
+        work: Where the pictures go.
+        groups: The row groups to read, in this order.
         workers_count: Reading threads.
+        ahead: Row groups read before they are asked for.
     """
     # petastorm touches what pyarrow calls legacy on every access; the lock keeps a pyarrow that still has it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     logging.getLogger("petastorm").setLevel(logging.WARNING)
-    if all(url.startswith("/") for url in urls):
+    if work.local:
         (filesystem, _root), paths = get_filesystem_and_path_or_paths("file:///"), urls
     else:
         filesystem, paths = get_filesystem_and_path_or_paths(urls)
-    return QuietReader(
-        filesystem,
-        paths,
-        worker_class=ArrowReaderWorker,
-        reader_pool=OrderedThreadPool(workers_count, results_queue_size=2 * workers_count),
-        seed=seed,
-        shuffle_row_groups=seed is not None,
-        num_epochs=1,
-        cur_shard=rank,
-        shard_count=num_ranks,
-        cache=NullCache(),
-        is_batched_reader=True,
-    )
+    ahead = max(ahead, workers_count)
+    # Two messages a row group, so that no worker ever waits for room in its queue: `ahead` is the bound.
+    pool = OrderedThreadPool(workers_count, 2 * (ahead + workers_count), work)
+    return OrderedReader(filesystem, paths, pool, groups, ahead)

@@ -1,17 +1,21 @@
 """What a Spark task does to write cache files: decode, group exactly, pad the last group, digest."""
 
 import hashlib
+import io
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import fsspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
+from tasks.config import CacheConfig
 from tasks.etl.decode import decode_pixels
-from tasks.schema import CACHE_ARROW, CACHE_PART_ARROW
+from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.worker_log import say
 
 PADDING = -1
@@ -45,25 +49,37 @@ class _DigestingFile:
         self._handle.close()
 
 
+def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
+    """Encode uint8 HWC pixels; chroma is halved, as in nearly every photo that comes in."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=quality, subsampling="4:2:0")
+    return buffer.getvalue()
+
+
 class CacheFileWriter:
     """Writes one Parquet file of row groups of exactly `rows_per_group` rows."""
 
-    def __init__(self, url: str, split: str, number: int, image_size: int, rows_per_group: int) -> None:
+    def __init__(self, url: str, split: str, number: int, cache: CacheConfig, rows_per_group: int) -> None:
         # The name is this attempt's own: a retried or speculative task never writes into another's file, and what
         # no manifest names is no part of the cache.
         self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
         self.split = split
-        self._pixel_bytes = image_size**2 * 3
+        self._cache = cache
+        self._pixel_bytes = cache.image_size**2 * 3
         self._rows_per_group = rows_per_group
+        self._schema = cache_schema(self._pixel_bytes if cache.format == "uint8" else None)
         filesystem, root = fsspec.core.url_to_fs(url)
         self._file = _DigestingFile(filesystem.open(f"{root}/{self.name}", "wb"))
-        # Raw pixels: no codec or dictionary earns its time, and no reader asks for statistics.
+        # No codec or dictionary earns its time on pixels, and no reader asks for statistics. A row group's column is
+        # one page: raw pixels then lie in the file as they lie in memory.
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
-            CACHE_ARROW,
+            self._schema,
             compression="none",
             use_dictionary=False,
             write_statistics=False,
+            data_page_size=1 << 30,
+            write_batch_size=1 << 20,
         )
         self._pixels: list[bytes] = []
         self._labels: list[int] = []
@@ -71,9 +87,10 @@ class CacheFileWriter:
         self._num_rows = 0
         self._num_groups = 0
 
-    def add(self, pixels: np.ndarray[Any, np.dtype[np.uint8]], label: int, row: int) -> None:
+    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
         """Append one picture, uint8 HWC."""
-        self._pixels.append(pixels.tobytes())
+        encoded = pixels.tobytes() if self._cache.format == "uint8" else encode_jpeg(pixels, self._cache.jpeg_quality)
+        self._pixels.append(encoded)
         self._labels.append(label)
         self._rows.append(row)
         self._num_rows += 1
@@ -82,8 +99,8 @@ class CacheFileWriter:
 
     def _write_group(self) -> None:
         columns = [self._pixels, self._labels, self._rows]
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, CACHE_ARROW, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=CACHE_ARROW), row_group_size=self._rows_per_group)
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows_per_group)
         self._num_groups += 1
         self._pixels, self._labels, self._rows = [], [], []
 
@@ -91,7 +108,7 @@ class CacheFileWriter:
         """Pad the last group, close the file, and return what the manifest says of it."""
         if self._rows:
             missing = self._rows_per_group - len(self._rows)
-            self._pixels += [bytes(self._pixel_bytes)] * missing
+            self._pixels += [bytes(self._pixel_bytes) if self._cache.format == "uint8" else b""] * missing
             self._labels += [PADDING] * missing
             self._rows += [PADDING] * missing
             self._write_group()
@@ -108,7 +125,7 @@ class CacheFileWriter:
 
 
 def make_writer(
-    url: str, image_size: int, rows_per_group: Mapping[str, int]
+    url: str, cache: CacheConfig, rows_per_group: Mapping[str, int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`.
 
@@ -126,9 +143,10 @@ def make_writer(
                 if writer is None or place != current:
                     if writer is not None:
                         parts.append(writer.close())
-                    writer = CacheFileWriter(url, *place, image_size, rows_per_group[place[0]])
+                    writer = CacheFileWriter(url, *place, cache, rows_per_group[place[0]])
                     current = place
-                writer.add(decode_pixels(picture["content"], image_size), picture["label_index"], picture["row"])
+                pixels = decode_pixels(picture["content"], cache.image_size)
+                writer.add(pixels, picture["label_index"], picture["row"])
         if writer is not None:
             parts.append(writer.close())
         if parts:

@@ -72,7 +72,7 @@ class FeatureLoader:
             with torch.inference_mode():
                 for batch in self._loader.epoch(0):
                     if len(batch.labels_B):
-                        self._classifier.eval()(batch.inputs.to(self._device))
+                        self._classifier.eval()(batch.inputs.to(self._device, non_blocking=True))
                         labels.append(batch.labels_B)
                         rows.append(torch.from_numpy(batch.rows_B))
         finally:

@@ -150,7 +150,8 @@ def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.d
     with torch.inference_mode():
         for batch in loader.epoch(0):
             if len(batch.labels_B):
-                inputs, labels_B = batch.inputs.to(device), batch.labels_B.to(device)
+                inputs = batch.inputs.to(device, non_blocking=True)
+                labels_B = batch.labels_B.to(device, non_blocking=True)
                 logits_BK = model(inputs)
                 loss += functional.cross_entropy(logits_BK, labels_B, reduction="sum").double()
                 cells = labels_B * num_classes + logits_BK.argmax(1)

@@ -8,7 +8,7 @@ from delta.tables import DeltaTable
 from PIL import Image
 
 from tasks.cache.loader import CacheLoader
-from tasks.cache.manifest import open_cache
+from tasks.cache.manifest import open_cache, verify_files
 from tasks.cache.materialize import materialize_cache
 from tasks.config import CacheConfig, EtlConfig, SparkConfig
 from tasks.errors import WrongInput
@@ -84,6 +84,30 @@ def test_a_damaged_file_is_noticed_and_the_cache_built_again(spark, images, stor
     assert built
     assert second.digest == first.digest
     open_cache(second)
+    # One bit, which neither size nor footer gives away.
+    file = next(Path(second.url).glob("train-*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[300] ^= 1
+    file.write_bytes(content)
+    assert build(images, storage) == (second, False)
+    third, built = build(images, storage, verify=True)
+    assert built
+    verify_files(third.url, open_cache(third))
+
+
+def test_format_jpeg_holds_the_same_rows_and_labels(images, storage):
+    """The other format is another cache, with nothing else in another place."""
+    raw, _ = build(images, storage, image_size=32)
+    jpeg, built = build(images, storage, image_size=32, format="jpeg", jpeg_quality=95)
+    assert built
+    assert jpeg.url != raw.url
+    ours, theirs = (
+        list(CacheLoader(ref.url, open_cache(ref), "train", batch_size=7, seed=2).epoch(1)) for ref in (raw, jpeg)
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.rows_B.tolist() == other.rows_B.tolist()
+        assert mine.labels_B.tolist() == other.labels_B.tolist()
+        assert (mine.inputs.int() - other.inputs.int()).abs().double().mean() < 12
 
 
 def test_a_cache_without_manifest_does_not_exist_and_its_files_are_swept(spark, images, storage):

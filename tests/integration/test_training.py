@@ -15,7 +15,7 @@ import torch
 
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
-from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cache, write_manifest
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, open_cache, write_manifest
 from tasks.cache.write import CacheFileWriter
 from tasks.config import CacheConfig, DistributedConfig, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
@@ -50,14 +50,14 @@ def cache(source: Path, storage: Storage) -> CacheRef:
     Path(url).mkdir(parents=True)
     splits = {}
     for split, part in (("train", files[:39]), ("val", files[39:50]), ("test", files[50:])):
-        writer = CacheFileWriter(url, split, 0, SIDE, 4)
+        writer = CacheFileWriter(url, split, 0, CacheConfig(image_size=SIDE), 4)
         for row, file in enumerate(part):
             writer.add(decode_pixels(file.read_bytes(), SIDE), classes.index(file.parent.name), row)
         said = writer.close()
         file_facts = CacheFile(**{name: said[name] for name in CacheFile.model_fields})
         splits[split] = CacheSplit(rows=len(part), rows_per_group=4, files=(file_facts,))
     manifest = CacheManifest(
-        format=1,
+        format=FORMAT,
         table=TableRef(path="by hand", version=0),
         content_digest="by hand",
         settings=CacheConfig(image_size=SIDE),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -13,6 +14,13 @@ from tasks.config import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
 CLASSES = ("ant", "bee", "cat")
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def noise(row: int, side: int) -> Pixels:
+    """Return pixels drawn from the row's number."""
+    return np.random.default_rng(row).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,7 +40,10 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
         groups_per_file: int = 2,
         image_size: int = 16,
         folder: str = "cache",
+        draw: Callable[[int, int], Pixels] = noise,
+        **settings: object,
     ) -> CacheRef:
+        config = CacheConfig.model_validate({"image_size": image_size} | settings)
         root = tmp_path / folder
         root.mkdir()
         rows_per_file = rows_per_group * groups_per_file
@@ -40,11 +51,9 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
         for split, num_rows in rows.items():
             files = []
             for number in range(-(-num_rows // rows_per_file)):
-                writer = CacheFileWriter(str(root), split, number, image_size, rows_per_group)
+                writer = CacheFileWriter(str(root), split, number, config, rows_per_group)
                 for row in range(number * rows_per_file, min(num_rows, (number + 1) * rows_per_file)):
-                    shape = (image_size, image_size, 3)
-                    pixels = np.random.default_rng(row).integers(0, 256, shape, dtype=np.uint8)
-                    writer.add(pixels, row % len(CLASSES), row)
+                    writer.add(draw(row, image_size), row % len(CLASSES), row)
                 part = writer.close()
                 files.append(CacheFile(**{name: part[name] for name in CacheFile.model_fields}))
             splits[split] = CacheSplit(rows=num_rows, rows_per_group=rows_per_group, files=tuple(files))
@@ -52,7 +61,7 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
             format=FORMAT,
             table=TableRef(path="/tables/images", version=3),
             content_digest="content",
-            settings=CacheConfig(image_size=image_size),
+            settings=config,
             classes=CLASSES,
             splits=splits,
         )

@@ -2,13 +2,17 @@
 
 import random
 from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tasks.cache.loader import Batch, CacheLoader
-from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cache
+from tasks.cache.manifest import CacheDamaged, CacheFile, CacheManifest, CacheSplit, open_cache
 from tasks.config import CacheConfig
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef, TableRef
 
 # petastorm leaves its Parquet files to the reference count to close.
@@ -59,15 +63,15 @@ def test_steps_and_pictures_of_a_step_are_as_promised(cache: CacheRef, num_ranks
         assert sum(len(batches[step].labels_B) for batches in ranks) == loader.num_global_rows(step)
 
 
-def test_more_ranks_than_row_groups_work(cache: CacheRef) -> None:
-    """Of eleven ranks three have nothing to read, and take part with empty batches of the right shape."""
-    ranks = read_ranks(cache, 11, seed=7)
+def test_more_ranks_than_pictures_work(cache: CacheRef) -> None:
+    """Of thirty ranks seven have nothing to read, and take part with empty batches of the right shape."""
+    ranks = read_ranks(cache, 30, seed=7)
 
     assert sorted(row for batches in ranks for row in rows_of(batches)) == list(range(ROWS))
     idle = [batches for batches in ranks if not rows_of(batches)]
-    assert len(idle) == 3
+    assert len(idle) == 7
     assert all(batch.inputs.shape == (0, 16, 16, 3) for batches in idle for batch in batches)
-    assert len({len(batches) for batches in ranks}) == 1
+    assert {len(batches) for batches in ranks} == {1}
 
 
 def test_same_seed_is_the_same_order(cache: CacheRef) -> None:
@@ -180,8 +184,136 @@ def test_thirty_epochs_in_a_row_lose_no_row_group(make_cache: Callable[..., Cach
         assert sorted(rows_of(list(loader.epoch(epoch)))) == list(range(63)), f"epoch {epoch}"
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (4, 2), (3, 5)])
+def test_epoch_goes_on_where_it_was_left_on_any_number_of_ranks(
+    make_cache: Callable[..., CacheRef], before: int, after: int
+) -> None:
+    """Two steps on some ranks and the rest on others, with another batch size, are every picture exactly once."""
+    cache = make_cache({"train": 100}, rows_per_group=7)
+    seen: list[int] = []
+    for rank in range(before):
+        loader = load(cache, batch_size=6, seed=7, rank=rank, num_ranks=before)
+        seen += rows_of(list(islice(loader.epoch(3), 2)))
+    position = loader.position(2)
+    assert position == len(seen) == 12 * before
+
+    steps = set()
+    for rank in range(after):
+        loader = load(cache, batch_size=5, seed=7, rank=rank, num_ranks=after)
+        batches = list(loader.epoch(3, start=position))
+        steps.add(len(batches))
+        seen += rows_of(batches)
+
+    assert sorted(seen) == list(range(100))
+    assert steps == {loader.steps_from(position)}
+    counted = [loader.num_global_rows(step, position) for step in range(loader.steps_from(position))]
+    assert sum(counted) == 100 - position
+
+
+def test_resumed_epoch_is_the_rest_of_the_one_never_left(cache: CacheRef) -> None:
+    """On as many ranks with the same batch size, the batches after a position are the very ones."""
+    loader = load(cache, seed=7)
+    whole = [batch.rows_B.tolist() for batch in loader.epoch(1)]
+
+    assert [batch.rows_B.tolist() for batch in loader.epoch(1, start=loader.position(3))] == whole[3:]
+    assert list(loader.epoch(1, start=ROWS)) == []
+
+
+@pytest.mark.parametrize("start", [-1, ROWS + 1])
+def test_position_outside_the_epoch_is_refused(cache: CacheRef, start: int) -> None:
+    """A checkpoint of another cache does not begin somewhere by chance."""
+    with pytest.raises(WrongInput, match=f"start is {start}, an epoch of 23 pictures has no such position"):
+        next(load(cache, seed=7).epoch(0, start=start))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_step_has_the_same_pictures_on_any_number_of_ranks(cache: CacheRef, num_ranks: int) -> None:
+    """A step of R ranks with batches of B is the step of one process with batches of R B."""
+    ranks = read_ranks(cache, num_ranks, seed=7)
+    alone = list(load(cache, batch_size=4 * num_ranks, seed=7).epoch(0))
+
+    for step, batch in enumerate(alone):
+        assert sorted(row for batches in ranks for row in rows_of([batches[step]])) == sorted(rows_of([batch]))
+
+
+def photo(row: int, side: int) -> np.ndarray:
+    """Return a gradient in the colour of the row's number, with a little noise: what JPEG is made for."""
+    draw = np.random.default_rng(row)
+    ramp = np.linspace(0, 80, side)
+    picture = draw.integers(40, 140, 3) + ramp[:, None, None] * 0.5 + ramp[None, :, None] * 0.5
+    return np.clip(picture + draw.normal(0, 2, (side, side, 1)), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_both_formats_give_the_same_rows_and_labels_and_close_pixels(
+    make_cache: Callable[..., CacheRef], num_ranks: int
+) -> None:
+    """Format jpeg loses what its quality says and nothing else, and takes less of the disk."""
+    caches = [
+        make_cache({"train": 56}, image_size=64, folder=kind, draw=photo, format=kind) for kind in ("uint8", "jpeg")
+    ]
+    for rank in range(num_ranks):
+        raw, jpeg = (list(load(cache, seed=7, rank=rank, num_ranks=num_ranks).epoch(2)) for cache in caches)
+        for ours, theirs in zip(raw, jpeg, strict=True):
+            assert ours.rows_B.tolist() == theirs.rows_B.tolist()
+            assert ours.labels_B.tolist() == theirs.labels_B.tolist()
+            apart = (ours.inputs.int() - theirs.inputs.int()).abs().double()
+            assert apart.mean() < 2.5
+            assert apart.max() < 30
+    assert len({cache.digest for cache in caches}) == 2
+    sizes = [sum(file.stat().st_size for file in Path(cache.url).glob("*.parquet")) for cache in caches]
+    assert sizes[1] < 0.4 * sizes[0]
+
+
+def test_damaged_picture_of_format_jpeg_is_named(make_cache: Callable[..., CacheRef]) -> None:
+    """A JPEG file whose header is gone is no picture of zeros."""
+    cache = make_cache({"train": 6}, image_size=32, draw=photo, format="jpeg")
+    file = next(Path(cache.url).glob("*.parquet"))
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"\xff\xd8\xff\xe0", b"\0\0\0\0", 1))
+
+    with pytest.raises(CacheDamaged, match=f"{file.name} has a damaged picture in row group 0"):
+        list(load(cache).epoch(0))
+
+
+@pytest.mark.parametrize("rows", [2_000, 8_000])
+def test_memory_of_a_loader_does_not_grow_with_the_split(make_cache: Callable[..., CacheRef], rows: int) -> None:
+    """With a pool of 1 MB, pictures of 3 kB and steps of 16, at most a pool and a few batches are ever held."""
+    cache = make_cache({"train": rows}, image_size=32, rows_per_group=16, groups_per_file=50)
+    loader = load(cache, batch_size=16, seed=7, pool_megabytes=1)
+    window = (1 << 20) // (16 * 32 * 32 * 3) // 2
+    assert loader.window == window
+
+    assert sum(len(batch.labels_B) for batch in loader.epoch(0)) == rows
+    assert loader._memory.num_kept <= 2 * window + 3
+    assert loader._memory.num_kept * 16 * 32 * 32 * 3 <= 1.3 * (1 << 20)
+
+
+def test_memory_of_batches_is_used_again_and_never_while_held(make_cache: Callable[..., CacheRef]) -> None:
+    """Batches that are let go of lend their memory to later ones; one that is kept, or a view of it, does not."""
+    cache = make_cache({"train": 400}, rows_per_group=4)
+    loader = load(cache, batch_size=4, seed=7, pool_megabytes=0)
+    kept = {}
+    for step, batch in enumerate(loader.epoch(0)):
+        if step % 10 == 0:
+            kept[step] = (batch.inputs[1:3], batch.inputs[1:3].clone(), batch.inputs.data_ptr())
+    places = [batch.inputs.data_ptr() for batch in loader.epoch(1)]
+
+    assert all((view == copied).all() for view, copied, _place in kept.values())
+    assert len(set(places)) < len(places) / 2
+    assert not {place for _view, _copied, place in kept.values()} & set(places)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: page-locked memory is the driver's")
+def test_batches_for_a_gpu_are_pinned(cache: CacheRef) -> None:
+    """Their copies need not be waited for, and arrive whole."""
+    for batch in load(cache, seed=7).epoch(0):
+        assert batch.inputs.is_pinned()
+        assert (batch.inputs.to("cuda", non_blocking=True).cpu() == batch.inputs).all()
+
+
 def test_counts_add_up_for_any_shape_of_cache() -> None:
-    """For 300 drawn shapes, shares of ranks and pictures of steps sum to the rows of the split, and no step is idle."""
+    """For 300 drawn shapes, pictures of steps sum to the rows of the split, and no step is idle."""
     draw = random.Random(1)
     for _ in range(300):
         rows, rows_per_group = draw.randint(1, 60), draw.randint(1, 12)
@@ -198,7 +330,6 @@ def test_counts_add_up_for_any_shape_of_cache() -> None:
         )
         loader = CacheLoader("/nowhere", manifest, "train", batch_size, num_ranks=num_ranks)
 
-        assert sum(loader.rows_of(rank) for rank in range(num_ranks)) == rows
         steps = [loader.num_global_rows(step) for step in range(loader.num_steps)]
         assert sum(steps) == rows
         assert all(steps)

@@ -18,6 +18,7 @@ from tasks.cache.manifest import (
     find_cache,
     open_cache,
     read_manifest,
+    verify_files,
     write_manifest,
 )
 from tasks.config import CacheConfig
@@ -158,6 +159,69 @@ def test_file_with_other_row_groups_is_damage(make_cache: Callable[..., CacheRef
 
     with pytest.raises(CacheDamaged, match=r"row groups of \[3, 3\] rows, its manifest says 2 of 2"):
         check_files(ref.url, lying)
+
+
+def test_whole_cache_passes_in_full(make_cache: Callable[..., CacheRef]) -> None:
+    """The digests are those of the files, over all splits."""
+    ref = make_cache({"train": 20, "val": 4})
+
+    verify_files(ref.url, open_cache(ref))
+
+
+def flip_byte(file: Path, place: int) -> None:
+    """Change one byte."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def test_flipped_byte_is_seen_in_full_only(make_cache: Callable[..., CacheRef]) -> None:
+    """A bit that rotted leaves size and footer as they were; both files with one are named, and no other."""
+    ref = make_cache({"train": 20})
+    manifest = open_cache(ref)
+    flip_byte(files_of(ref)[1], 500)
+    flip_byte(files_of(ref)[2], 700)
+
+    open_cache(ref)
+    with pytest.raises(CacheDamaged, match=r"has the sha256 \w+, its manifest says") as raised:
+        verify_files(ref.url, manifest)
+    assert [file.name in str(raised.value) for file in files_of(ref)] == [False, True, True, False]
+
+
+def test_cut_or_missing_file_is_named_in_full_too(make_cache: Callable[..., CacheRef]) -> None:
+    """What opening a cache sees, the full check sees."""
+    ref = make_cache({"train": 20})
+    manifest = open_cache(ref)
+    first, second = files_of(ref)[:2]
+    second.write_bytes(second.read_bytes()[:-7])
+    with pytest.raises(CacheDamaged, match=second.name):
+        verify_files(ref.url, manifest)
+
+    first.unlink()
+    with pytest.raises(CacheDamaged, match=f"{first.name} is missing"):
+        verify_files(ref.url, manifest)
+
+
+def test_changed_cache_is_found_only_where_digests_are_not_asked_for(
+    make_cache: Callable[..., CacheRef], tmp_path: Path
+) -> None:
+    """With `verify`, a cache with a flipped byte is passed over, so that it is built again."""
+    ref = make_cache({"train": 6})
+    flip_byte(files_of(ref)[0], 500)
+    table = TableRef(path="/tables/images", version=3)
+
+    assert find_cache(str(tmp_path), table, CacheConfig(image_size=16)) == ref
+    assert find_cache(str(tmp_path), table, CacheConfig(image_size=16, verify=True)) is None
+
+
+def test_how_long_a_cache_is_kept_is_no_part_of_it(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
+    """Settings of sweeping and checking, or of JPEG for raw pixels, neither name a cache nor hide one."""
+    ref = make_cache({"train": 6})
+    other = CacheConfig(image_size=16, keep_days=1, keep_gigabytes=5, verify=True, jpeg_quality=70)
+
+    assert find_cache(str(tmp_path), TableRef(path="/tables/images", version=3), other) == ref
+    assert manifest_of(settings=other).digest == manifest_of().digest
+    assert manifest_of(settings=CacheConfig(image_size=16, format="jpeg")).digest != manifest_of().digest
 
 
 def test_folder_without_a_whole_cache_does_not_open(tmp_path: Path) -> None:

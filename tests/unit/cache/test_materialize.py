@@ -58,9 +58,13 @@ def test_key_is_decided_by_content_and_settings() -> None:
         cache_key(content_of("e"), settings),
         cache_key(content_of("d"), CacheConfig(image_size=64)),
         cache_key(content_of("d"), CacheConfig(image_size=32, row_group_megabytes=1)),
+        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg")),
+        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg", jpeg_quality=75)),
     }
 
-    assert len(keys) == 4
+    assert len(keys) == 6
+    kept = CacheConfig(image_size=32, jpeg_quality=75, verify=True, keep_days=None, keep_gigabytes=7)
+    assert cache_key(content_of("d"), kept) in keys
     assert cache_key(content_of("d"), CacheConfig(image_size=32)) in keys
 
 
@@ -69,6 +73,7 @@ def test_bytes_cover_pixels_and_padding() -> None:
     pixels = 1_000_000 * 32 * 32 * 3
 
     assert pixels < cache_bytes(1_000_000, CacheConfig(image_size=32)) < 1.05 * pixels
+    assert cache_bytes(1_000_000, CacheConfig(image_size=32, format="jpeg")) < 0.3 * pixels
 
 
 def test_table_with_one_class_is_refused() -> None:

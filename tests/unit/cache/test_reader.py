@@ -1,4 +1,4 @@
-"""petastorm's reader as we open it: every row group, in one order for one seed."""
+"""petastorm's reader as we open it: every row group it is told to read, in that order, into the batches laid out."""
 
 import gc
 from collections.abc import Callable
@@ -7,79 +7,131 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.manifest import read_manifest
+from tasks.cache.assemble import Assembly, BatchMemory
+from tasks.cache.manifest import CacheDamaged, read_manifest
+from tasks.cache.order import Share, epoch_order, share_of
 from tasks.cache.reader import open_reader
+from tasks.cache.worker import Work, read_plain
 from tasks.refs import CacheRef
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
+SIDE = 16
+
 
 @pytest.fixture
 def urls(make_cache: Callable[..., CacheRef]) -> list[str]:
     """Four files of two row groups of three rows each."""
-    ref = make_cache({"train": 24})
+    ref = make_cache({"train": 24}, image_size=SIDE)
     manifest = read_manifest(ref.url)
     assert manifest is not None
-    return [f"file://{ref.url}/{file.name}" for file in manifest.splits["train"].files]
+    return [f"{ref.url}/{file.name}" for file in manifest.splits["train"].files]
 
 
-def first_rows(urls: list[str], **how: Any) -> list[int]:
-    """Return the number of the first row of each row group, in the order they are read."""
-    settings = {"seed": None, "rank": 0, "num_ranks": 1, "workers_count": 2} | how
-    with open_reader(urls, **settings) as reader:
-        return [int(group.row[0]) for group in reader]
+def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: bool = True) -> tuple[Any, Assembly]:
+    """Return a reader of the share, and the batches it fills."""
+    assembly = Assembly(share, 3, BatchMemory((share.batch_size, SIDE * SIDE * 3), 0, pin=False))
+    work = Work(assembly, SIDE, jpeg=False, local=local)
+    if not local:
+        urls = [f"file://{url}" for url in urls]
+    return open_reader(urls, work, share.groups.tolist(), workers_count=workers_count, ahead=1), assembly
+
+
+def whole_share(seed: int | None = None) -> Share:
+    """Return all 24 rows in batches of 5."""
+    return share_of(epoch_order(24, 3, 2, seed, 0), 5, 0, 1)
 
 
 @pytest.mark.parametrize("workers_count", [1, 2, 3, 9])
-def test_row_groups_come_in_order_without_a_seed(urls: list[str], workers_count: int) -> None:
-    """However many threads read, the order is that of the files."""
-    assert first_rows(urls, workers_count=workers_count) == list(range(0, 24, 3))
-
-
-def test_seed_draws_the_order_and_the_number_of_threads_does_not(urls: list[str]) -> None:
-    """The same seed gives the same order on any machine; another seed gives another."""
-    drawn = first_rows(urls, seed=5)
-
-    assert first_rows(urls, seed=5, workers_count=5) == drawn
-    assert sorted(drawn) == list(range(0, 24, 3))
-    assert drawn != sorted(drawn)
-    assert any(first_rows(urls, seed=seed) != drawn for seed in (6, 7))
-
-
 @pytest.mark.parametrize("seed", [None, 5])
-def test_rank_reads_every_num_ranks_th_row_group(urls: list[str], seed: int | None) -> None:
-    """Row group i is rank i mod 3's, shuffled or not."""
-    for rank in range(3):
-        read = first_rows(urls, seed=seed, rank=rank, num_ranks=3)
-        assert sorted(row // 3 for row in read) == list(range(rank, 8, 3))
+def test_row_groups_come_in_the_order_asked_for(urls: list[str], seed: int | None, workers_count: int) -> None:
+    """However many threads read, the order is the one given, and none is left out."""
+    share = whole_share(seed)
+
+    reader, _assembly = open_share(urls, share, workers_count)
+    with reader:
+        assert list(reader) == share.groups.tolist()
+    assert sorted(share.groups.tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_files_are_read_alike_with_and_without_a_file_system_between(urls: list[str], local: bool) -> None:
+    """What an object store gives through Arrow is what a local file gives in one copy."""
+    share = whole_share(5)
+
+    reader, assembly = open_share(urls, share, local=local)
+    with reader:
+        list(reader)
+    batches = [assembly.take(step) for step in range(share.num_steps)]
+
+    direct_reader, direct = open_share(urls, share)
+    with direct_reader:
+        list(direct_reader)
+    for step, (pixels, labels, rows) in enumerate(batches):
+        other_pixels, other_labels, other_rows = direct.take(step)
+        assert (pixels == other_pixels).all()
+        assert (labels == other_labels).all()
+        assert (rows == other_rows).all()
 
 
 def test_reader_prints_nothing(urls: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Petastorm's line on closing stays out of a rank's output, where events are read."""
-    first_rows(urls)
+    reader, _assembly = open_share(urls, whole_share())
+    with reader:
+        list(reader)
 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == ""
 
 
-@pytest.mark.timeout(60)
-def test_damaged_row_group_raises_and_does_not_hang(urls: list[str]) -> None:
-    """What goes wrong in a reading thread comes out where the rows are asked for."""
-    path = Path(urls[2].removeprefix("file://"))
-    content = bytearray(path.read_bytes())
-    content[4:60] = b"\xff" * 56  # The first page's header; the footer stays whole.
-    path.write_bytes(content)
+def overwrite(path: str, begin: int, content: bytes) -> None:
+    """Change bytes of a file."""
+    held = bytearray(Path(path).read_bytes())
+    held[begin : begin + len(content)] = content
+    Path(path).write_bytes(held)
 
-    with pytest.raises(OSError, match="page header"):
-        first_rows(urls)
+
+@pytest.mark.timeout(60)
+def test_damaged_page_raises_and_does_not_hang(urls: list[str]) -> None:
+    """What goes wrong in a reading thread comes out where the rows are asked for."""
+    overwrite(urls[2], 4, b"\xff" * 12)  # The first page's header; the footer stays whole.
+
+    reader, _assembly = open_share(urls, whole_share())
+    with pytest.raises(CacheDamaged, match=f"{Path(urls[2]).name} has a damaged page header at byte 4"), reader:
+        list(reader)
     gc.collect()  # The traceback holds the reader's files open until here.
+
+
+def test_file_cut_after_it_was_opened_is_named(urls: list[str]) -> None:
+    """A file that ends early while it is read leaves no batch half filled."""
+    assembly = Assembly(whole_share(), 3, BatchMemory((5, SIDE * SIDE * 3), 0, pin=False))
+    read_plain(urls[1], 0, assembly.part(2), SIDE * SIDE * 3)  # The footer is known now.
+    with Path(urls[1]).open("rb+") as handle:
+        handle.truncate(1000)
+
+    with pytest.raises(CacheDamaged, match=f"{Path(urls[1]).name} ends within its row group 0"):
+        read_plain(urls[1], 0, assembly.part(2), SIDE * SIDE * 3)
+
+
+def test_other_rows_than_written_are_damage(urls: list[str]) -> None:
+    """Two files that changed places are noticed by the row numbers in them."""
+    first, second = Path(urls[0]), Path(urls[1])
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+    reader, _assembly = open_share(urls, whole_share())
+    with pytest.raises(CacheDamaged, match="has other rows in row group 0 than were written"), reader:
+        list(reader)
+    gc.collect()
 
 
 def test_reader_left_early_ends_its_threads(urls: list[str]) -> None:
     """A training that is ended within an epoch leaves nothing behind that would keep the process alive."""
-    with open_reader(urls, seed=None, rank=0, num_ranks=1, workers_count=2) as reader:
+    reader, _assembly = open_share(urls, whole_share())
+    with reader:
         next(reader)
         pool = reader._workers_pool
 

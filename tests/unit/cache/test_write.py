@@ -12,16 +12,18 @@ import pytest
 from PIL import Image
 
 from tasks.cache.write import PADDING, CacheFileWriter, make_writer
+from tasks.config import CacheConfig
 from tasks.etl.decode import BadImage, decode_pixels
-from tasks.schema import CACHE_ARROW, CACHE_PART_ARROW
+from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.worker_log import WORKER_MARK
 
 SIDE = 16
+CACHE = CacheConfig(image_size=SIDE)
 
 
 def write_rows(folder: Path, num_rows: int, rows_per_group: int) -> dict[str, Any]:
     """Write a file whose row i has the label 10 + i and pixels of level i; return its part of the manifest."""
-    writer = CacheFileWriter(str(folder), "train", 0, SIDE, rows_per_group)
+    writer = CacheFileWriter(str(folder), "train", 0, CACHE, rows_per_group)
     for row in range(num_rows):
         writer.add(np.full((SIDE, SIDE, 3), row, dtype=np.uint8), 10 + row, row)
     return writer.close()
@@ -57,7 +59,7 @@ def test_padding_is_marked_and_nothing_else_is(tmp_path: Path) -> None:
     """Labels and row numbers of pictures come back as given; the two rows of padding have -1 in both."""
     table = pq.read_table(tmp_path / write_rows(tmp_path, 7, 3)["name"])
 
-    assert table.schema.equals(CACHE_ARROW)
+    assert table.schema.equals(cache_schema(SIDE * SIDE * 3))
     assert table["row"].to_pylist() == [*range(7), PADDING, PADDING]
     assert table["label"].to_pylist() == [*range(10, 17), PADDING, PADDING]
 
@@ -97,7 +99,7 @@ def test_two_attempts_write_two_files_of_the_same_content(tmp_path: Path) -> Non
 
 def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Pictures of one split and file number go into one file, also across batches."""
-    write = make_writer(str(tmp_path), SIDE, {"train": 2, "val": 1})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2, "val": 1})
     batches = [given(("train", 0, 0), ("train", 0, 1)), given(("train", 0, 2), ("train", 1, 3), ("val", 0, 0))]
 
     parts = pa.Table.from_batches(list(write(iter(batches))), schema=CACHE_PART_ARROW).to_pylist()
@@ -113,7 +115,7 @@ def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.Captu
 
 def test_pictures_are_decoded_by_the_one_function(tmp_path: Path) -> None:
     """The cache holds what decode_pixels gives, which is what serving sees."""
-    write = make_writer(str(tmp_path), SIDE, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2})
 
     (batch,) = write(iter([given(("train", 0, 5))]))
 
@@ -123,7 +125,7 @@ def test_pictures_are_decoded_by_the_one_function(tmp_path: Path) -> None:
 
 def test_nothing_is_written_for_no_pictures(tmp_path: Path) -> None:
     """An empty partition leaves no file and no row."""
-    write = make_writer(str(tmp_path), SIDE, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2})
 
     assert list(write(iter([]))) == []
     assert list(tmp_path.iterdir()) == []
@@ -136,4 +138,4 @@ def test_picture_that_cannot_be_decoded_fails_the_task(tmp_path: Path) -> None:
     )
 
     with pytest.raises(BadImage):
-        list(make_writer(str(tmp_path), SIDE, {"train": 2})(iter([bad])))
+        list(make_writer(str(tmp_path), CACHE, {"train": 2})(iter([bad])))

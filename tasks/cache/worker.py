@@ -1,0 +1,128 @@
+"""petastorm's workers, made to read a row group straight into the batches it is going to be part of."""
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from petastorm.arrow_reader_worker import ArrowReaderWorker
+from petastorm.workers_pool import EmptyResultError
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from tasks.cache.assemble import Assembly, Part, Pixels, runs
+from tasks.cache.layout import PlainColumn, plain_columns
+from tasks.cache.manifest import CacheDamaged
+from tasks.cache.order import Integers
+
+IOV_MAX = 1024
+"""Buffers of one read, the bound of Linux."""
+
+
+class Work(NamedTuple):
+    """What the workers of one reader are for."""
+
+    assembly: Assembly
+    image_size: int
+    jpeg: bool
+    local: bool
+
+
+class _GroupNumbers:
+    """Hands on the number of each row group that was read; the pixels are in their batches already."""
+
+    batched_output = True
+
+    @staticmethod
+    def read_next(workers_pool: Any, _schema: Any, _ngram: Any) -> int:
+        try:
+            number: int = workers_pool.get_results()
+        except EmptyResultError:
+            raise StopIteration from None
+        return number
+
+
+class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has no types
+    """Reads the rows that are wanted of a row group, each to its place in its batch."""
+
+    def __init__(self, worker_id: int, publish_func: Any, args: tuple[Any, ...]) -> None:
+        super().__init__(worker_id, publish_func, args[:-1])
+        self._work: Work = args[-1]
+
+    @staticmethod
+    def new_results_queue_reader() -> _GroupNumbers:
+        """Return what turns the pool's results into what the reader yields."""
+        return _GroupNumbers()
+
+    def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
+        """Read one row group.
+
+        Raises:
+            CacheDamaged: What is there is not what was written.
+        """
+        piece = self._split_pieces[piece_index]
+        part = self._work.assembly.part(piece_index)
+        if self._work.local and not self._work.jpeg:
+            labels, rows = read_plain(piece.path, piece.row_group, part, self._work.image_size**2 * 3)
+        else:
+            with self._filesystem.open(piece.path, "rb") as handle:
+                table = pq.ParquetFile(handle).read_row_group(piece.row_group, use_threads=False)
+            try:
+                labels, rows = self._place(table, part)
+            except (RuntimeError, ValueError) as error:
+                raise CacheDamaged(f"{piece.path} has a damaged picture in row group {piece.row_group}") from error
+        if not np.array_equal(rows[part.rows_in_group], part.rows):
+            raise CacheDamaged(f"{piece.path} has other rows in row group {piece.row_group} than were written")
+        self._work.assembly.set_labels(part, labels[part.rows_in_group])
+        self.publish_func(piece_index)
+
+    def _place(self, table: pa.Table, part: Part) -> tuple[Integers, Integers]:
+        (pixels,) = table["pixels"].chunks
+        wanted = part.rows_in_group.tolist()
+        if self._work.jpeg:
+            for row, place in zip(wanted, part.places, strict=True):
+                decode_into(pixels[row].as_buffer(), place, self._work.image_size)
+        else:
+            block = np.frombuffer(pixels.buffers()[1], dtype=np.uint8).reshape(len(pixels), -1)
+            for row, place in zip(wanted, part.places, strict=True):
+                place[:] = block[row]
+        return table["label"].to_numpy(), table["row"].to_numpy()
+
+
+def decode_into(content: Any, place: Pixels, side: int) -> None:
+    """Decode a JPEG file of side x side pixels; torchvision's libjpeg gives PIL's pixels in two thirds of the time."""
+    # A copy: torch warns of memory that it may not write to.
+    encoded = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+    image_CHW = decode_jpeg(encoded, mode=ImageReadMode.RGB)
+    place.reshape(side, side, 3)[:] = image_CHW.permute(1, 2, 0).numpy()
+
+
+def read_plain(path: str, row_group: int, part: Part, pixel_bytes: int) -> tuple[Integers, Integers]:
+    """Read raw pixels of a local file: the kernel copies each picture from its page cache to its place.
+
+    Returns:
+        Labels and row numbers of the whole row group.
+
+    Raises:
+        CacheDamaged: The file ends early, or a page is not as written.
+    """
+    columns = plain_columns(path, pixel_bytes)[row_group]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        pixels = columns["pixels"]
+        pixels.check_header(os.pread(descriptor, pixels.header_bytes, pixels.offset), path)
+        for begin, end in runs(part.rows_in_group, IOV_MAX):
+            offset = pixels.offset + pixels.header_bytes + int(part.rows_in_group[begin]) * pixel_bytes
+            places: list[Any] = part.places[begin:end]  # typeshed knows no array as a buffer
+            if os.preadv(descriptor, places, offset) != (end - begin) * pixel_bytes:
+                raise CacheDamaged(f"{path} ends within its row group {row_group}: build the cache again")
+        return _integers(descriptor, columns["label"], path), _integers(descriptor, columns["row"], path)
+    finally:
+        os.close(descriptor)
+
+
+def _integers(descriptor: int, column: PlainColumn, path: str) -> Integers:
+    content = os.pread(descriptor, column.header_bytes + 8 * column.num_values, column.offset)
+    column.check_header(content[: column.header_bytes], path)
+    return np.frombuffer(content, dtype=np.int64, offset=column.header_bytes)

@@ -1,0 +1,253 @@
+"""The loader beside its peers: pictures a second at 224x224, the first batch, the quality of the shuffle, memory.
+
+Peers in the same run, on the same pictures: the recipe (petastorm's own loader), torchvision's ImageFolder and
+MosaicML Streaming under torch's DataLoader, and a gather from memory. Every loader has a process of its own and two
+workers; epochs take turns. MosaicML Streaming gets an environment of its own and is left out where there is no network.
+Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer pictures.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from tasks.cache.manifest import read_manifest  # noqa: E402
+from tasks.cache.order import epoch_order  # noqa: E402
+from tasks.environment import lakevision_home  # noqa: E402
+from tests.benchmarks import loader_data  # noqa: E402
+from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
+
+# Without what they would bring themselves: torch, numpy and PIL are this environment's, so that all decode alike.
+STREAMING = [
+    *("mosaicml-streaming==0.13.0", "transformers<5", "huggingface-hub<1", "tokenizers<0.23", "safetensors", "regex"),
+    *(
+        "brotli",
+        "zstd",
+        "xxhash",
+        "python-snappy",
+        "cramjam",
+        "catalogue",
+        "boto3",
+        "botocore",
+        "s3transfer",
+        "jmespath",
+    ),
+    "tqdm",
+]
+
+OURS = ("uint8", "jpeg")
+
+
+class Peer:
+    """A loader in its own process."""
+
+    def __init__(self, name: str, folder: Path, log: Any, python: str = sys.executable) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, str(ROOT / "tests/benchmarks/loader_peers.py"), name, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+    def run_epoch(self) -> dict[str, float]:
+        """Return what the process says of one epoch."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the loader '{self.name}' ended: see {log_file()}")
+        said: dict[str, float] = json.loads(line)
+        return said
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def log_file() -> Path:
+    """Return where the loaders' own lines go."""
+    file = lakevision_home() / "bench" / "loader.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def install_streaming(folder: Path, log: Any) -> str | None:
+    """Return the interpreter of an environment with MosaicML Streaming, or None where it cannot be had."""
+    uv = shutil.which("uv")
+    if uv is None:
+        return None
+    python = folder / "bin" / "python"
+    for command in (
+        [uv, "venv", "--python", sys.executable, str(folder)],
+        [uv, "pip", "install", "--python", str(python), "--no-deps", *STREAMING],
+    ):
+        if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
+            return None
+    shared = next(path for path in sys.path if path.endswith("site-packages"))
+    next(folder.glob("lib/python*/site-packages")).joinpath("zz_shared.pth").write_text(shared + "\n")
+    tried = subprocess.run([str(python), "-c", "import streaming"], stdout=log, stderr=log, check=False)
+    return None if tried.returncode else str(python)
+
+
+def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> None:
+    """Write the same pictures in every form."""
+    for pixel_format in OURS:
+        loader_data.write_cache(str(folder / pixel_format), num_rows, pixel_format)
+    loader_data.write_image_folder(folder / "files", num_rows)
+    loader_data.write_recipe(folder / "recipe", num_rows)
+    (folder / "rows.json").write_text(json.dumps(num_rows))
+    if streaming:
+        program = (
+            f"import sys; from pathlib import Path; sys.path.insert(0, {str(ROOT)!r}); "
+            f"from tests.benchmarks import loader_data; "
+            f"loader_data.write_mds(Path({str(folder / 'mds')!r}), {num_rows})"
+        )
+        subprocess.run([streaming, "-c", program], stdout=log, stderr=log, check=True)
+
+
+def neighbour_correlation(rows: np.ndarray[Any, Any]) -> float:
+    """Return the correlation of the row numbers of neighbours in the drawn order, in per cent; 0 is perfect."""
+    return float(100 * np.corrcoef(rows[:-1], rows[1:])[0, 1])
+
+
+def shuffle_figure(num_rows: int) -> Figure:
+    """Compare our order with a full permutation: the mean of the absolute correlation over ten epochs."""
+    from tasks.cache.loader import CacheLoader
+
+    with TemporaryDirectory() as scratch:
+        # Empty files: the order needs the counts alone, so that it can be a large split's.
+        settings = loader_data.CacheConfig(image_size=loader_data.SIDE)
+        in_group = loader_data.rows_per_group(num_rows, settings)
+        groups = -(-num_rows // in_group)
+        file = loader_data.CacheFile(name="x", rows=num_rows, row_groups=groups, bytes=0, sha256="")
+        manifest = loader_data.CacheManifest(
+            format=loader_data.FORMAT,
+            table=loader_data.TableRef(path="benchmark", version=0),
+            content_digest="",
+            settings=settings,
+            classes=loader_data.CLASSES,
+            splits={"train": loader_data.CacheSplit(rows=num_rows, rows_per_group=in_group, files=(file,))},
+        )
+        window = CacheLoader(scratch, manifest, "train", 32, seed=1).window
+    ours, full = [], []
+    for epoch in range(10):
+        ours.append(abs(neighbour_correlation(epoch_order(num_rows, in_group, window, 1, epoch).rows)))
+        full.append(abs(neighbour_correlation(np.random.default_rng(epoch).permutation(num_rows))))
+    mine, perfect = statistics.mean(ours), statistics.mean(full)
+    name = f"correlation of neighbours, {num_rows} pictures"
+    return Figure(name, mine, "%", "a full permutation", perfect, mine / perfect, None, None)
+
+
+def memory_figure(small: Path, large: Path, log: Any) -> Figure:
+    """Compare the growth of a process by our loader, with a pool of 64 MB, at two sizes of the data."""
+    grown, rows = [], []
+    for folder in (large, small):
+        peer = Peer("small_pool", folder, log)
+        grown.append([peer.run_epoch() for _ in range(2)][-1]["grown"])
+        peer.close()
+        manifest = read_manifest(str(folder / "uint8"))
+        assert manifest is not None
+        rows.append(manifest.splits["train"].rows)
+    ratio = grown[0] / grown[1]
+    return Figure(
+        f"peak memory with a pool of 64 MB, {rows[0]} pictures",
+        grown[0],
+        "MB",
+        f"{rows[1]} pictures",
+        grown[1],
+        ratio,
+        1.1,
+        ratio <= 1.1,
+    )
+
+
+def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
+    """Return pictures a second beside a peer's; the ratio is the median over the rounds."""
+    speeds = {name: [said["pictures"] / said["seconds"] for said in rounds[name]] for name in (mine, peer)}
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds[mine], speeds[peer], strict=True))
+    return Figure(
+        f"images/s, {mine}",
+        statistics.median(speeds[mine]),
+        "",
+        title,
+        statistics.median(speeds[peer]),
+        ratio,
+        goal,
+        None if goal is None else ratio >= goal,
+    )
+
+
+def main() -> None:
+    """Write the data, let the loaders take turns, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two rounds on fewer pictures, for a first look")
+    quick = parser.parse_args().quick
+    num_rounds, num_rows = (2, 1000) if quick else (5, 4000)
+    peers = ["uint8", "recipe", "gather", "jpeg", "image_folder"]
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryDirectory()))
+        log = stack.enter_context(log_file().open("w"))
+        streaming = install_streaming(scratch / "streaming", log)
+        if streaming is None:
+            print(f"MosaicML Streaming cannot be installed here and is left out: {log_file()}", flush=True)
+        else:
+            peers += ["streaming_raw", "streaming_jpeg"]
+        write_data(scratch / "data", num_rows, streaming, log)
+        loader_data.write_cache(str(scratch / "large" / "uint8"), 4 * num_rows, "uint8")
+        running = []
+        for name in peers:
+            python = streaming if streaming and name.startswith("streaming") else sys.executable
+            running.append(Peer(name, scratch / "data", log, python))
+            stack.callback(running[-1].close)
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
+        for peer in running:
+            peer.run_epoch()  # Not counted: imports, workers, the page cache.
+        for number in range(num_rounds):
+            for peer in running:
+                rounds[peer.name].append(peer.run_epoch())
+            speeds = ", ".join(
+                f"{name} {rounds[name][-1]['pictures'] / rounds[name][-1]['seconds']:.0f}" for name in peers
+            )
+            print(f"round {number + 1} of {num_rounds}, images/s: {speeds}", flush=True)
+        for peer in running:
+            peer.close()
+        figures = [compare(rounds, "uint8", "recipe", "the recipe", 3.0)]
+        if streaming:
+            figures.append(compare(rounds, "uint8", "streaming_raw", "MosaicML Streaming, raw", 1.3))
+            figures.append(compare(rounds, "jpeg", "streaming_jpeg", "MosaicML Streaming, JPEG", 1.3))
+        figures.append(compare(rounds, "jpeg", "image_folder", "ImageFolder", 1.3))
+        figures.append(compare(rounds, "jpeg", "recipe", "the recipe", None))
+        figures.append(compare(rounds, "uint8", "gather", "gather from memory", None))
+        firsts = {
+            name: statistics.median(1000 * said["first"] for said in rounds[name]) for name in ("uint8", "recipe")
+        }
+        ratio = firsts["uint8"] / firsts["recipe"]
+        holds = firsts["uint8"] <= 1000
+        figures.append(
+            Figure("first batch, warm", firsts["uint8"], "ms", "the recipe", firsts["recipe"], ratio, 1000, holds)
+        )
+        figures.append(shuffle_figure(50_000))
+        figures.append(memory_figure(scratch / "data", scratch / "large", log))
+    note = f"{num_rows} pictures of 224x224, batch 32, 2 workers, median of {num_rounds} rounds"
+    write_figures("loader", figures, note if streaming else f"{note}; MosaicML Streaming could not be installed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The same pictures in every form that the loaders of the benchmark read: caches, JPEG files, Parquet, MDS shards."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, write_manifest
+from tasks.cache.materialize import FILE_BYTES, rows_per_group
+from tasks.cache.write import CacheFileWriter, encode_jpeg
+from tasks.config import CacheConfig
+from tasks.refs import CacheRef, TableRef
+
+SIDE = 224
+QUALITY = 90
+CLASSES = tuple(f"class{number}" for number in range(10))
+RECIPE_GROUPS = 64
+"""Row groups of the recipe's Parquet: with fewer than its reader hands out at once, that reader may end before any."""
+
+
+def draw_picture(number: int) -> npt.NDArray[np.uint8]:
+    """Return a gradient with noise: about 20 kB as JPEG, as much as a photo of this size."""
+    draw = np.random.default_rng(number)
+    ramp = np.linspace(-60, 60, SIDE)
+    slopes = draw.uniform(-1, 1, (2, 3))
+    gradient = 128 + ramp[:, None, None] * slopes[0] + ramp[None, :, None] * slopes[1]
+    return np.clip(gradient + draw.normal(0, 11, (SIDE, SIDE, 1)), 0, 255).astype(np.uint8)
+
+
+def write_cache(url: str, num_rows: int, pixel_format: str) -> CacheRef:
+    """Write a cache with the code that Spark tasks run, but without Spark."""
+    settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
+    in_group = rows_per_group(num_rows, settings)
+    in_file = max(1, FILE_BYTES // (in_group * SIDE * SIDE * 3)) * in_group
+    Path(url).mkdir(parents=True)
+    files = []
+    for number, begin in enumerate(range(0, num_rows, in_file)):
+        writer = CacheFileWriter(url, "train", number, settings, in_group)
+        for row in range(begin, min(num_rows, begin + in_file)):
+            writer.add(draw_picture(row), row % len(CLASSES), row)
+        said = writer.close()
+        files.append(CacheFile(**{name: said[name] for name in CacheFile.model_fields}))
+    manifest = CacheManifest(
+        format=FORMAT,
+        table=TableRef(path="benchmark", version=0),
+        content_digest="benchmark",
+        settings=settings,
+        classes=CLASSES,
+        splits={"train": CacheSplit(rows=num_rows, rows_per_group=in_group, files=tuple(files))},
+    )
+    return write_manifest(url, manifest)
+
+
+def encoded(num_rows: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the JPEG files that the cache of format jpeg holds, with their classes."""
+    for row in range(num_rows):
+        yield encode_jpeg(draw_picture(row), QUALITY), row % len(CLASSES)
+
+
+def write_image_folder(folder: Path, num_rows: int) -> None:
+    """Write JPEG files into class folders."""
+    for row, (content, label) in enumerate(encoded(num_rows)):
+        file = folder / CLASSES[label] / f"{row}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def write_recipe(folder: Path, num_rows: int) -> None:
+    """Write Parquet files with a JPEG a row, as the recipe's converter leaves them."""
+    folder.mkdir(parents=True)
+    rows = list(encoded(num_rows))
+    in_group = max(1, num_rows // RECIPE_GROUPS)
+    for number, begin in enumerate(range(0, num_rows, -(-num_rows // 4))):
+        part = rows[begin : begin + -(-num_rows // 4)]
+        table = pa.table(
+            {"content": [content for content, _label in part], "label": [label for _content, label in part]}
+        )
+        pq.write_table(table, folder / f"part-{number:05d}.parquet", compression="none", row_group_size=in_group)
+
+
+def write_mds(folder: Path, num_rows: int) -> None:
+    """Write shards for MosaicML Streaming, raw and JPEG; runs in its environment."""
+    from streaming import MDSWriter
+
+    with (
+        MDSWriter(out=str(folder / "raw"), columns={"pixels": f"ndarray:uint8:{SIDE},{SIDE},3", "label": "int"}) as raw,
+        MDSWriter(out=str(folder / "jpeg"), columns={"pixels": "jpeg", "label": "int"}) as jpeg,
+    ):
+        for row, (content, label) in enumerate(encoded(num_rows)):
+            raw.write({"pixels": draw_picture(row), "label": label})
+            jpeg.write({"pixels": Image.open(io.BytesIO(content)), "label": label})

@@ -1,0 +1,165 @@
+"""What is removed of old caches, and what never is."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import filelock
+import pytest
+
+from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
+from tasks.cache.sweep import remove_unnamed, sweep_caches
+from tasks.cache.use import CacheUse
+from tasks.config import CacheConfig
+from tasks.refs import TableRef
+
+DAY = 86_400
+NOW = 1_700_000_000.0
+
+
+def add_cache(folder: Path, name: str, idle_days: float, size: int = 1000) -> Path:
+    """Make the folder of a whole cache that was used last so many days ago."""
+    path = folder / name
+    path.mkdir()
+    (path / "train-00000-ab.parquet").write_bytes(bytes(size))
+    (path / MANIFEST).write_text("{}")
+    os.utime(path / MANIFEST, (NOW - idle_days * DAY,) * 2)
+    return path
+
+
+def names(folder: Path) -> set[str]:
+    """Return the folders that are left."""
+    return {path.name for path in folder.iterdir() if path.is_dir()}
+
+
+OLD, NEWER, NEW = "0" * 16, "1" * 16, "2" * 16
+
+
+def test_caches_unused_for_long_are_removed(tmp_path: Path) -> None:
+    """By default more than 30 days; empty keeps all."""
+    for name, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
+        add_cache(tmp_path, name, days)
+
+    assert sweep_caches(str(tmp_path), CacheConfig(keep_days=None), NOW) == []
+    assert sweep_caches(str(tmp_path), CacheConfig(), NOW) == [OLD]
+    assert names(tmp_path) == {NEWER, NEW}
+    assert sweep_caches(str(tmp_path), CacheConfig(), NOW) == []
+
+
+def test_use_counts_not_age(tmp_path: Path) -> None:
+    """A cache that was built long ago and read today stays."""
+    path = add_cache(tmp_path, OLD, 400)
+    CacheUse(str(path)).close()
+
+    assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 29 * DAY) == []
+    assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 31 * DAY) == [OLD]
+
+
+def test_the_longest_unused_go_until_the_rest_fits(tmp_path: Path) -> None:
+    """Of three caches of 0.6 GB two are too many for 1 GB; what was used within a day stays all the same."""
+    for name, days in ((OLD, 5), (NEWER, 3), (NEW, 2)):
+        file = add_cache(tmp_path, name, days) / "train-00000-ab.parquet"
+        with file.open("wb") as handle:
+            handle.truncate(600_000_000)  # A hole: no disk is taken.
+
+    assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=2), NOW) == []
+    assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=1), NOW) == [OLD, NEWER]
+    with (tmp_path / NEW / "train-00000-ab.parquet").open("wb") as handle:
+        handle.truncate(5_000_000_000)
+    assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=1), NOW - 1.5 * DAY) == []
+
+
+def test_cache_in_use_stays(tmp_path: Path) -> None:
+    """As long as a reader has it, however old it is."""
+    path = add_cache(tmp_path, OLD, 0)
+    later = time.time() + 400 * DAY
+
+    with CacheUse(str(path)), CacheUse(str(path)):
+        assert sweep_caches(str(tmp_path), CacheConfig(), later) == []
+    assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
+
+
+@pytest.mark.timeout(60)
+def test_use_ends_with_the_process_that_had_it(tmp_path: Path) -> None:
+    """A reader that was killed holds nothing."""
+    path = add_cache(tmp_path, OLD, 0)
+    program = (
+        f"from tasks.cache.use import CacheUse; held = CacheUse({str(path)!r}); print('held', flush=True); input()"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).resolve().parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "held\n"
+        later = time.time() + 400 * DAY
+        assert sweep_caches(str(tmp_path), CacheConfig(), later) == []
+        reader.kill()
+        reader.wait()
+    assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
+
+
+def test_what_a_killed_build_left_goes_and_a_living_builder_s_stays(tmp_path: Path) -> None:
+    """The builder's lock tells them apart, whatever the age."""
+    for name in (OLD, NEW):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train-00000-ab.parquet").write_bytes(b"half")
+
+    with filelock.FileLock(tmp_path / f"{NEW}.lock"):
+        assert sweep_caches(str(tmp_path), CacheConfig()) == [OLD]
+        assert names(tmp_path) == {NEW}
+    assert sweep_caches(str(tmp_path), CacheConfig()) == [NEW]
+
+
+def test_what_a_killed_sweep_left_goes(tmp_path: Path) -> None:
+    """A folder that was set aside and not removed is removed by the next sweep."""
+    (tmp_path / f".{OLD}.swept-{'a' * 32}").mkdir()
+
+    sweep_caches(str(tmp_path), CacheConfig())
+
+    assert names(tmp_path) == set()
+
+
+def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+    """Folders of other names, files, and caches on object stores are not ours to remove."""
+    for name in ("my photos", "0" * 15, "0" * 17, "G" * 16):
+        (tmp_path / name).mkdir()
+    (tmp_path / OLD).write_text("a file")
+
+    assert sweep_caches(str(tmp_path), CacheConfig(), NOW + 10_000 * DAY) == []
+    assert len(names(tmp_path)) == 4
+    assert sweep_caches("s3a://bucket/cache", CacheConfig()) == []
+    assert sweep_caches(str(tmp_path / "gone"), CacheConfig()) == []
+
+
+def test_files_that_no_manifest_names_go(tmp_path: Path) -> None:
+    """What a Spark task that was tried again left is no part of a cache."""
+    file = CacheFile(name="train-00000-ab.parquet", rows=1, row_groups=1, bytes=4, sha256="")
+    manifest = CacheManifest(
+        format=2,
+        table=TableRef(path="x", version=0),
+        content_digest="",
+        settings=CacheConfig(),
+        classes=("a", "b"),
+        splits={"train": CacheSplit(rows=1, rows_per_group=1, files=(file,))},
+    )
+    for name in (MANIFEST, file.name, "train-00000-cd.parquet"):
+        (tmp_path / name).write_bytes(b"here")
+
+    remove_unnamed(str(tmp_path), manifest)
+
+    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST, file.name}
+
+
+def test_reader_without_a_folder_or_a_right_to_write_holds_nothing(tmp_path: Path) -> None:
+    """A loader is made for counts alone, or on an object store: no file appears."""
+    CacheUse(str(tmp_path / "gone" / OLD)).close()
+    CacheUse("s3a://bucket/cache").close()
+
+    assert list(tmp_path.iterdir()) == []
