@@ -58,9 +58,14 @@ class LabelConfig(Settings):
     @model_validator(mode="after")
     def _name_one_way(self) -> Self:
         for name in ("pattern", "file"):
-            if (self.by == name) != bool(getattr(self, name)):
-                have, lack = (name, f"by to '{name}'") if getattr(self, name) else (f"by '{name}'", name)
-                raise ValueError(f"labels has {have}, which needs the other half: set {lack}, or leave out both")
+            value = getattr(self, name)
+            if self.by == name and not value:
+                raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
+            if value and self.by != name:
+                raise ValueError(
+                    f"{name} is '{value}', but by is '{self.by}', which has no use for it: set by to '{name}', "
+                    f"or leave out {name}"
+                )
         return self
 
     @model_validator(mode="after")
