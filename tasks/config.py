@@ -1,5 +1,6 @@
 """What a person fills in: one frozen model a stage, in the order of the data. These models are the Prefect form."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -38,25 +39,108 @@ class SparkConfig(Settings):
     conf: dict[str, str] = Field(default_factory=dict, description="More Spark settings; these win over our own")
 
 
+class LabelConfig(Settings):
+    """Where the label of a picture comes from."""
+
+    by: Literal["folder", "pattern", "file"] = Field(
+        "folder",
+        description="folder: the file's parent folder; pattern: a regular expression on its path; file: a table",
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression searched in the path below the source; its one group, or the group named "
+        r"label, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
+    )
+    file: str | None = Field(
+        None,
+        description="CSV or Parquet file (a path or URL ending in .csv or .parquet) with the columns path (below the "
+        "source) and label, and split where split_by is file",
+    )
+
+    @model_validator(mode="after")
+    def _name_one_way(self) -> Self:
+        for name in ("pattern", "file"):
+            value = getattr(self, name)
+            if self.by == name and not value:
+                raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
+            if value and self.by != name:
+                raise ValueError(
+                    f"{name} is '{value}', but by is '{self.by}', which has no use for it: set by to '{name}', "
+                    f"or leave out {name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _find_one_label(self) -> Self:
+        if not self.pattern:
+            return self
+        try:
+            compiled = re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(
+                f"pattern is '{self.pattern}', which is no regular expression ({error}): mend it"
+            ) from None
+        if compiled.groups != 1 and "label" not in compiled.groupindex:
+            raise ValueError(
+                f"pattern is '{self.pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
+                "around the label, or name its group: (?P<label>...)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _know_the_format(self) -> Self:
+        if self.file and not self.file.lower().endswith((".csv", ".parquet")):
+            raise ValueError(f"file is '{self.file}', which ends in neither .csv nor .parquet: give one of these")
+        return self
+
+
 class EtlConfig(Settings):
-    """From a folder of class folders to the Delta tables `images` and `files`."""
+    """From a folder of images to the Delta tables `images` and `files`."""
 
     source: str = Field(
         BUILTIN_DIGITS,
         min_length=1,
         description=f"Folder of class folders with jpg, jpeg or png files, or {BUILTIN_DIGITS}",
     )
+    labels: LabelConfig = LabelConfig()
     stored_side: int = Field(
         512, ge=16, le=16384, description="Pictures with a longer side than this (pixels) are scaled down to it"
     )
-    val_fraction: float = Field(0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val`")
-    test_fraction: float = Field(0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test`")
+    split_by: Literal["content", "folder", "file"] = Field(
+        "content",
+        description="content: drawn from the picture's content and the seed; folder: the first of the folders train, "
+        "val and test in its path; file: the column split of labels.file",
+    )
+    val_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val` (split_by content)"
+    )
+    test_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by content)"
+    )
     split_seed: int = Field(1, ge=0, description="Seed of the split; the same picture and seed give the same split")
+    deleted: Literal["remove", "keep"] = Field(
+        "remove",
+        description="What becomes of the picture of a deleted file: it leaves the table images, or stays; the ledger "
+        "says deleted either way",
+    )
     max_bad_fraction: float = Field(
         0.1,
         ge=0.0,
         le=1.0,
         description="The run fails, tables unchanged, when more than this share of the files is quarantined",
+    )
+    min_images_per_class: int = Field(
+        0,
+        ge=0,
+        description="The run fails, tables unchanged, when a class has fewer usable pictures than this in all splits "
+        "together; 0 sets no bound",
+    )
+    near_duplicate_bits: int = Field(
+        3,
+        ge=0,
+        le=8,
+        description="Pictures in different splits whose 64-bit perceptual hashes differ in at most so many bits are "
+        "reported as near-duplicates",
     )
     max_pixels: int = Field(
         89_478_485,
@@ -64,8 +148,11 @@ class EtlConfig(Settings):
         le=178_956_970,
         description="Pictures with more pixels than this (by their header) are quarantined, never decoded",
     )
+    min_side: int = Field(
+        2, ge=1, le=1024, description="Pictures with a shorter side than this (pixels) are quarantined"
+    )
     replace_source: bool = Field(
-        False, description="Let a source other than the one the tables were made from replace their contents"
+        False, description="Let a source or labels other than those the tables were made from replace their contents"
     )
 
     @model_validator(mode="after")
@@ -74,6 +161,15 @@ class EtlConfig(Settings):
             raise ValueError(
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
                 "make their sum less than 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _read_splits_beside_labels(self) -> Self:
+        if self.split_by == "file" and self.labels.by != "file":
+            raise ValueError(
+                f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
+                "set labels.by to 'file' and labels.file, or split_by to 'content' or 'folder'"
             )
         return self
 

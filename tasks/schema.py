@@ -28,15 +28,20 @@ IMAGES = StructType(
         StructField("width", IntegerType(), nullable=False),
         StructField("height", IntegerType(), nullable=False),
         StructField("split", StringType(), nullable=False),
+        StructField("dhash", LongType()),
         StructField("ingested_at", TimestampType(), nullable=False),
     ]
 )
-"""One row a picture; sha256 is that of the original file, width and height (pixels) the original's."""
+"""One row a picture; sha256 is that of the original file, width and height (pixels) the original's.
+
+dhash is the perceptual hash by which near-duplicates are found: 64 bits as a signed integer.
+"""
 
 FILES = StructType(
     [
         StructField("path", StringType(), nullable=False),
         StructField("label", StringType()),
+        StructField("split", StringType()),
         StructField("size", LongType(), nullable=False),
         StructField("modified_at", TimestampType(), nullable=False),
         StructField("sha256", StringType()),
@@ -46,7 +51,10 @@ FILES = StructType(
         StructField("seen_at", TimestampType(), nullable=False),
     ]
 )
-"""The ledger: one row a source file; path is relative to the source, size in bytes."""
+"""The ledger: one row a source file; path is relative to the source, size in bytes.
+
+A file that cannot be used has a split only where its path or the label file gives it one.
+"""
 
 PREDICTION = StructType(
     [
@@ -74,11 +82,12 @@ LISTING_ARROW = pa.schema(
     [
         ("path", pa.string()),
         ("label", pa.string()),
+        ("split", pa.string()),
         ("size", pa.int64()),
         ("modified_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What the listing of a source knows of a file before it is read."""
+"""What the listing of a source knows of a file before it is read; split is null where the content decides it."""
 
 READ_ARROW = pa.schema(
     [
@@ -87,12 +96,12 @@ READ_ARROW = pa.schema(
         ("content", pa.binary()),
         ("width", pa.int32()),
         ("height", pa.int32()),
-        ("split", pa.string()),
+        ("dhash", pa.int64()),
         ("reason", pa.string()),
         ("detail", pa.string()),
     ]
 )
-"""What reading and decoding a file adds; where reason is set, content is null."""
+"""What reading and decoding a file adds; where reason is set, content is null, and else split is not."""
 
 
 def cache_schema(pixel_bytes: int | None) -> pa.Schema:

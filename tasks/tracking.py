@@ -28,6 +28,7 @@ logger = logging.getLogger("lakevision.tracking")
 
 EXPERIMENT = "lakevision"
 KEY_TAG = "lakevision.key"
+CHECKS_FILE = "data_validation.json"
 FLOW_RUN_TAG = "prefect.flow_run_id"
 LOGGED_PACKAGES = (
     "torch",
@@ -218,6 +219,39 @@ def tracked_run(
         except KeyboardInterrupt:
             mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
             raise
+
+
+def log_data_checks(
+    storage: Storage,
+    key: str,
+    checks: dict[str, Any],
+    tables: dict[str, list[dict[str, Any]]],
+    metrics: dict[str, float],
+    tags: dict[str, str],
+) -> RunRef:
+    """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
+    end_abandoned_runs(storage, key, None)
+    experiment, client = prepare_tracking(storage), _client(storage)
+    run = client.create_run(experiment, tags={KEY_TAG: key, **tags}, run_name="data-validation")
+    run_id = run.info.run_id
+    for name, value in metrics.items():
+        client.log_metric(run_id, name, value)
+    for name, rows in tables.items():
+        if rows:
+            client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{name}.json")
+    # Last: a run that has finished has all of it.
+    client.log_dict(run_id, checks, CHECKS_FILE)
+    client.set_terminated(run_id)
+    return RunRef(run_id=run_id)
+
+
+def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Return what `log_data_checks` logged under this key, or None."""
+    found = find_finished_run(storage, key)
+    if found is None:
+        return None
+    logged: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{CHECKS_FILE}")
+    return logged
 
 
 def promotable_runs(storage: Storage) -> list[RunRef]:

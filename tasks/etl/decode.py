@@ -44,10 +44,13 @@ class Reason(StrEnum):
     NOT_AN_IMAGE = "not_an_image"
     TRUNCATED = "truncated"
     TOO_MANY_PIXELS = "too_many_pixels"
+    TOO_SMALL = "too_small"
     UNSUPPORTED_MODE = "unsupported_mode"
     UNREADABLE = "unreadable"
     LABEL_MISSING = "label_missing"
     LABEL_CONFLICT = "label_conflict"
+    SPLIT_MISSING = "split_missing"
+    SPLIT_CONFLICT = "split_conflict"
 
 
 class BadImage(Exception):
@@ -100,7 +103,9 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     return (image, False) if turn is None else (image.transpose(turn), orientation in _ON_ITS_SIDE)
 
 
-def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None) -> Image.Image:
+def decode_image(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
+) -> Image.Image:
     """Decode to RGB, upright by its EXIF orientation, transparency on white; of an animation the first frame.
 
     Args:
@@ -108,15 +113,16 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None =
         max_pixels: Upper bound of width times height, read from the header before anything is decoded.
         box: When the result is going to be scaled down into a square of this side, JPEG is decoded at the
             nearest 1/2, 1/4 or 1/8 that is not smaller.
+        min_side: Lower bound of width and height, in pixels, read from the header as well.
 
     Raises:
         BadImage: With the reason why the bytes are not a usable image.
     """
-    return decode_sized(content, max_pixels, box)[0]
+    return decode_sized(content, max_pixels, box, min_side)[0]
 
 
 def decode_sized(
-    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
 ) -> tuple[Image.Image, tuple[int, int]]:
     """Decode as `decode_image`; return the image, and the width and height (pixels, upright) of the whole picture.
 
@@ -135,6 +141,8 @@ def decode_sized(
         raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
     if image.width * image.height > max_pixels:
         raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
+    if min(image.size) < min_side:
+        raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
     width, height = image.size
     try:
         if box is not None and image.format == "JPEG" and max(image.size) > box:

@@ -36,30 +36,6 @@ def count_data_files(path: str) -> int:
     return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
 
 
-def check_schema(spark: SparkSession, path: str, wanted: StructType) -> None:
-    """Refuse a table whose columns are not those this code writes.
-
-    Raises:
-        WrongInput: Names the columns that are missing, unknown, or of another type.
-    """
-    found = {field.name: field.dataType for field in spark.read.format("delta").load(path).schema}
-    columns = {field.name: field.dataType for field in wanted}
-    differences = [
-        *(f"lacks the column '{name}'" for name in sorted(columns.keys() - found.keys())),
-        *(f"has the unknown column '{name}'" for name in sorted(found.keys() - columns.keys())),
-        *(
-            f"has '{name}' as {found[name].simpleString()} instead of {columns[name].simpleString()}"
-            for name in sorted(columns.keys() & found.keys())
-            if found[name] != columns[name]
-        ),
-    ]
-    if differences:
-        raise WrongInput(
-            f"the table '{path}' {', '.join(differences)}: it was written by another version or by other hands; "
-            "bring its columns in line, or give other tables (storage.tables or LAKEVISION_HOME)"
-        )
-
-
 def has_table(spark: SparkSession, path: str) -> bool:
     """Say whether a Delta table is at `path`."""
     found: bool = DeltaTable.isDeltaTable(spark, path)

@@ -4,11 +4,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.etl.decode import BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.config import EtlConfig
+from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
 from tasks.worker_log import say
 
@@ -31,13 +33,32 @@ def _inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep)
 
 
-def read_picture(file: Path, label: str | None, root: str, stored_side: int, max_pixels: int) -> dict[str, Any]:
-    """Read one file; return sha256, content, width, height, or the reason why it is quarantined."""
+def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[Reason, str] | None:
+    """Return the reason and detail why a file, whatever its content, cannot be used, or None."""
+    if label is None:
+        details = {
+            "folder": "the file lies in no class folder",
+            "pattern": "etl.labels.pattern finds no label in the path",
+            "file": "etl.labels.file names no label for the path",
+        }
+        return Reason.LABEL_MISSING, details[etl.labels.by]
+    if split is None and etl.split_by == "folder":
+        return Reason.SPLIT_MISSING, "the file lies in none of the folders train, val and test"
+    return None
+
+
+def read_picture(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
+    """Read one file; return sha256, split, content, width, height and dhash, or the reason why it is quarantined.
+
+    `split` is the predefined one, or None where the content decides.
+    """
     row: dict[str, Any] = {
         "sha256": None,
+        "split": split,
         "content": None,
         "width": None,
         "height": None,
+        "dhash": None,
         "reason": None,
         "detail": None,
     }
@@ -48,32 +69,44 @@ def read_picture(file: Path, label: str | None, root: str, stored_side: int, max
     except OSError as error:
         return row | {"reason": Reason.UNREADABLE.value, "detail": str(error)}
     row["sha256"] = hashlib.sha256(content).hexdigest()
-    if label is None:
-        return row | {"reason": Reason.LABEL_MISSING.value, "detail": "the file lies in no class folder"}
+    if unlabelled := _unlabelled(label, split, etl):
+        return row | {"reason": unlabelled[0].value, "detail": unlabelled[1]}
     try:
-        content, width, height = store_picture(content, stored_side, max_pixels)
+        stored = store_picture(content, etl.stored_side, etl.max_pixels, etl.min_side)
     except BadImage as bad:
         return row | {"reason": bad.reason.value, "detail": bad.detail}
-    return row | {"content": content, "width": width, "height": height}
+    row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
+    return row | stored._asdict()
 
 
-def store_picture(content: bytes, stored_side: int, max_pixels: int) -> tuple[bytes, int, int]:
-    """Return what is stored of a file, and the picture's own width and height in pixels.
+class StoredPicture(NamedTuple):
+    """What is stored of a picture."""
+
+    content: bytes
+    width: int
+    """Of the file's own picture, upright, in pixels; so is height."""
+    height: int
+    dhash: int
+    """64-bit perceptual hash, as a signed integer."""
+
+
+def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredPicture:
+    """Return what is stored of a file.
 
     Decoded in any case, since only that finds damage; the bytes stay as they are where no side exceeds `stored_side`.
 
     Raises:
         BadImage: The bytes are no usable image.
     """
-    image, (width, height) = decode_sized(content, max_pixels, box=stored_side)
+    image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
+    fitted = image
     if max(width, height) > stored_side:
-        content = encode_jpeg(fit_within(image, stored_side))
-    return content, width, height
+        fitted = fit_within(image, stored_side)
+        content = encode_jpeg(fitted)
+    return StoredPicture(content, width, height, dhash(fitted))
 
 
-def make_reader(
-    source: Path, stored_side: int, max_pixels: int, seed: int, val_fraction: float, test_fraction: float
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_reader(source: Path, etl: EtlConfig) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,8 +115,7 @@ def make_reader(
         held = num_read = num_bad = 0
         for batch in batches:
             for listed in batch.to_pylist():
-                row = listed | read_picture(source / listed["path"], listed["label"], root, stored_side, max_pixels)
-                row["split"] = split_of(row["sha256"], seed, val_fraction, test_fraction) if row["content"] else None
+                row = listed | read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
                 rows.append(row)
                 num_read += 1
                 num_bad += row["reason"] is not None

@@ -1,21 +1,29 @@
 """Bring the tables `images` and `files` in line with a source folder, reading only what is new or changed."""
 
 import logging
-from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
-from tasks.errors import WrongInput
+from tasks.config import EtlConfig, SparkConfig
 from tasks.etl import delta
-from tasks.etl.digits import write_digits
 from tasks.etl.extract import make_reader
-from tasks.etl.listing import check_source, list_images, source_folder
-from tasks.etl.outcomes import NEW, READ_AGAIN, UNCHANGED, compare_files, resolve_outcomes
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
+from tasks.etl.listing import Source, prepare_source
+from tasks.etl.outcomes import (
+    NEW,
+    PICTURE,
+    READ_AGAIN,
+    UNCHANGED,
+    compare_files,
+    kept_pictures,
+    resolve_outcomes,
+)
+from tasks.etl.settings import check_columns, check_properties, table_properties
+from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
 from tasks.spark import spark_session
@@ -23,166 +31,161 @@ from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.etl")
 
-IMAGES_PROPERTIES = {
-    "delta.enableChangeDataFeed": "true",
-    # A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
-    # maintenance keeps its files, this keeps the log that names them.
-    "delta.logRetentionDuration": "interval 36500 days",
-}
-
 FILES_A_TASK = 256
 """Files a Spark task reads: few enough to keep all cores busy to the end, enough to hide its own cost."""
 
 
-def table_properties(etl: EtlConfig, source: Path) -> dict[str, str]:
-    """Return what the tables' properties say of a run, so that one with other settings is refused, not mixed in."""
-    return {
-        "lakevision.source": str(source),
-        "lakevision.stored_side": str(etl.stored_side),
-        "lakevision.split_seed": str(etl.split_seed),
-        "lakevision.val_fraction": str(etl.val_fraction),
-        "lakevision.test_fraction": str(etl.test_fraction),
-    }
+@dataclass(frozen=True)
+class _Tables:
+    """The tables as a run finds them.
 
-
-def check_properties(found: dict[str, str], wanted: dict[str, str], path: str, replace_source: bool) -> None:
-    """Refuse settings other than those the table was made with.
-
-    Raises:
-        WrongInput: Names the setting, its value here and in the table.
+    Attributes:
+        images: Path of the table `images`.
+        files: Path of the table `files`.
+        ledger: All rows of `files`, or None where there is none.
+        held: sha256, label and split of the rows of `images`.
+        replaced: Whether the contents come from another source or other labels, and are to be replaced.
     """
-    for name, value in wanted.items():
-        if found.get(name) == value or (name == "lakevision.source" and replace_source):
+
+    images: str
+    files: str
+    ledger: DataFrame | None
+    held: DataFrame
+    replaced: bool
+
+    @property
+    def known(self) -> DataFrame | None:
+        """The ledger's rows of files that were there; of another source, equal paths and times mean nothing."""
+        return None if self.ledger is None or self.replaced else self.ledger.where(F.col("outcome") != DELETED)
+
+
+def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: dict[str, str]) -> _Tables:
+    """Open the tables at their latest versions, and refuse those that this run must not write."""
+    replaced = False
+    rows: dict[str, DataFrame] = {}
+    for name, schema in (("images", IMAGES), ("files", FILES)):
+        path = storage.table(name)
+        if not delta.has_table(spark, path):
             continue
-        if name == "lakevision.source":
-            raise WrongInput(
-                f"source is '{value}', but the table '{path}' was made from '{found.get(name)}': give other tables "
-                "(storage.tables or LAKEVISION_HOME), or set etl.replace_source to true to replace its contents"
-            )
-        setting = name.removeprefix("lakevision.")
-        raise WrongInput(
-            f"etl.{setting} is {value}, but the table '{path}' was made with {found.get(name)}: "
-            "use that value, or other tables (storage.tables or LAKEVISION_HOME)"
-        )
+        replaced |= check_properties(delta.properties(spark, path), wanted, path, etl.replace_source)
+        rows[name] = delta.read_version(spark, delta.latest(spark, path))
+        check_columns(rows[name].schema, schema, path)
+    held = rows.get("images", spark.createDataFrame([], IMAGES)).select(*PICTURE)
+    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, replaced)
 
 
-def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Path, num_files: int) -> DataFrame:
-    reader = make_reader(source, etl.stored_side, etl.max_pixels, etl.split_seed, etl.val_fraction, etl.test_fraction)
+def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int) -> DataFrame:
+    reader = make_reader(source.folder, etl)
     tasks = max(1, min(num_files, max(-(-num_files // FILES_A_TASK), spark.sparkContext.defaultParallelism)))
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=READ_ARROW)).schema
     return listing.repartition(tasks).mapInArrow(reader, schema)  # type: ignore[arg-type]  # an iterator in, as documented
 
 
 def _ledger_columns(rows: DataFrame) -> DataFrame:
-    return rows.select("path", "label", "size", "modified_at", "sha256", "reason", "detail")
+    return rows.select("path", "label", "split", "size", "modified_at", "sha256", "reason", "detail")
 
 
-def _check_bad_fraction(outcomes: DataFrame, etl: EtlConfig) -> Counter[str]:
-    """Refuse a source with too many unusable files; return how many files have each outcome."""
-    counts: Counter[str] = Counter()
-    bad: Counter[str] = Counter()
-    for row in outcomes.groupBy("outcome", "reason").count().collect():
-        counts[row["outcome"]] += row["count"]
-        if row["outcome"] == QUARANTINED:
-            bad[row["reason"]] += row["count"]
-    if bad.total() > etl.max_bad_fraction * counts.total():
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(bad.items()))
-        raise WrongInput(
-            f"{bad.total()} of {counts.total()} files cannot be used ({reasons}), more than etl.max_bad_fraction "
-            f"{etl.max_bad_fraction}: mend the source or raise the fraction; the tables are as they were"
-        )
+def _kept(etl: EtlConfig, tables: _Tables, listing: DataFrame, live: DataFrame) -> DataFrame:
+    """Return the pictures that stay though their files are deleted."""
+    if etl.deleted == "remove" or tables.ledger is None or tables.replaced:
+        return tables.held.where(F.lit(False))
+    return kept_pictures(tables.ledger, listing, live, tables.held)
+
+
+def _check_gates(groups: list[Row], kept: DataFrame, etl: EtlConfig) -> FileCounts:
+    """Refuse a source that must not reach the tables; return how many files have each outcome.
+
+    Raises:
+        WrongInput: Too many unusable files, or too small a class.
+    """
+    kept_rows = kept.groupBy("label").count().collect()
+    counts = FileCounts.of_groups(
+        [(row["label"], row["outcome"], row["reason"], row["count"]) for row in groups],
+        [(row["label"], row["count"]) for row in kept_rows],
+    )
+    check_bad_fraction(counts, etl)
+    check_class_sizes(counts, etl)
     return counts
 
 
-def _write_images(spark: SparkSession, path: str, read: DataFrame, outcomes: DataFrame, values: dict[str, str]) -> None:
-    """Insert pictures that are stored now and not there yet, delete those whose last file went; at most one commit."""
-    stored = outcomes.where(F.col("outcome") == STORED).select("path", "sha256")
-    rows = read.join(stored, on=["path", "sha256"], how="left_semi").withColumn("ingested_at", F.current_timestamp())
-    if not delta.has_table(spark, path):
-        new = delta.with_schema(rows, IMAGES)
-        delta.create_table(path, new, values | IMAGES_PROPERTIES)
-        return
-    held = spark.read.format("delta").load(path).select("sha256", "label")
-    insert = delta.with_schema(rows.join(held, on=["sha256", "label"], how="left_anti"), IMAGES)
-    kept = outcomes.where(F.col("outcome") == STORED).select("sha256", "label")
-    gone = held.join(kept, on=["sha256", "label"], how="left_anti").select("sha256")
-    if insert.isEmpty() and gone.isEmpty():
-        return
-    change = insert.withColumn("gone", F.lit(False)).unionByName(
-        # A picture that moved to another class folder is deleted under its old label and inserted under the new:
-        # one row of the merge must do both, so the insert updates.
-        gone.join(insert, on="sha256", how="left_anti").withColumn("gone", F.lit(True)),
-        allowMissingColumns=True,
-    )
-    values_of_s = {field.name: f"s.{field.name}" for field in IMAGES}
-    (
-        delta.merge(spark, path, change, ("sha256",))
-        .whenMatchedDelete("s.gone")
-        .whenMatchedUpdate("NOT s.gone", values_of_s)
-        .whenNotMatchedInsert("NOT s.gone", values_of_s)
-        .execute()
-    )
-
-
-def _write_files(
-    spark: SparkSession, path: str, ledger: DataFrame | None, outcomes: DataFrame, values: dict[str, str]
-) -> None:
-    """Bring the ledger in line with the outcomes; at most one commit."""
-    seen = delta.with_schema(outcomes.withColumn("seen_at", F.current_timestamp()), FILES)
-    if ledger is None:
-        delta.create_table(path, seen, values)
-        return
-    compared = [name for name in FILES.names if name != "seen_at"]
-    changed = seen.join(
-        ledger.select(*(F.col(name).alias(f"old_{name}") for name in compared)),
-        on=[F.col(name).eqNullSafe(F.col(f"old_{name}")) for name in compared],
-        how="left_anti",
-    )
-    gone = (
-        ledger.where(F.col("outcome") != DELETED)
-        .join(seen, on="path", how="left_anti")
-        .withColumns(
-            {"outcome": F.lit(DELETED), "reason": F.lit(None), "detail": F.lit(None), "seen_at": F.current_timestamp()}
-        )
-    )
-    change = changed.unionByName(delta.with_schema(gone, FILES)).persist()
-    if not change.isEmpty():
-        delta.merge(spark, path, change, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
-    change.unpersist()
-
-
-def prepare_source(etl: EtlConfig, storage: Storage) -> Path:
-    """Return the source folder, with the built-in digits written out where they are asked for.
+def prepare_ingest(etl: EtlConfig, storage: Storage) -> Source:
+    """Refuse what needs no Spark to be refused, and list the source.
 
     Raises:
-        WrongInput: As `check_source`.
+        WrongInput: As `prepare_source`, or something other than a table lies where a table belongs.
     """
-    source = source_folder(etl.source, storage)
-    if etl.source == BUILTIN_DIGITS:
-        write_digits(source)
-    check_source(source)
-    return source
+    for name in ("images", "files"):
+        delta.check_table_path(storage.table(name))
+    return prepare_source(etl, storage)
 
 
 def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the source.
-
-    `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
-    nothing new commits nothing. A file whose size and time are in the ledger is not read again.
+    """Bring the tables `images` and `files` in line with the source, in a Spark session of its own or the active one.
 
     Raises:
-        WrongInput: The source, settings other than the tables', or too many unusable files; the tables are unchanged.
+        WrongInput: As `prepare_ingest` and `ingest_source`.
     """
-    source = prepare_source(etl, storage)
-    images, files = storage.table("images"), storage.table("files")
-    delta.check_table_path(images)
-    delta.check_table_path(files)
-    wanted = table_properties(etl, source)
+    source = prepare_ingest(etl, storage)
     with spark_session(config, storage) as spark:
-        report = _ingest(spark, etl, source, images, files, wanted)
+        return ingest_source(spark, etl, source, storage)
+
+
+def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
+    """Bring the tables `images` and `files` in line with the listed source.
+
+    `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
+    nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
+    again.
+
+    Raises:
+        WrongInput: Settings or columns other than the tables', too many unusable files, or too small a class; the
+            tables are unchanged.
+    """
+    paths = [storage.table("images"), storage.table("files")]
+    wanted = table_properties(etl, source.folder)
+    tables = _open_tables(spark, etl, storage, wanted)
+    before = _versions(spark, *paths)
+    listing = spark.createDataFrame(source.listing)
+    known = spark.createDataFrame([], FILES) if tables.known is None else tables.known
+    compared = compare_files(listing, known, tables.held).persist()
+    try:
+        groups = (
+            compared.groupBy("status", "label", "outcome", "reason")
+            .agg(F.count("*").alias("count"), F.count("held").alias("held"))
+            .collect()
+        )
+        num_new = sum(row["count"] for row in groups if row["status"] == NEW)
+        logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.folder, num_new)
+        kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
+        # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
+        work = (
+            None in before
+            or tables.replaced
+            or any(row["status"] != UNCHANGED or row["reason"] in READ_AGAIN for row in groups)
+            or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
+        )
+        if work:
+            counts = _bring_in_line(spark, etl, source, compared, tables, wanted)
+        else:
+            counts = _check_gates(groups, kept, etl)
+    finally:
+        compared.unpersist()
+    if tables.replaced:
+        for path in paths:
+            delta.set_properties(spark, path, wanted)
+    report = EtlReport(
+        images=delta.latest(spark, paths[0]),
+        files=delta.latest(spark, paths[1]),
+        stored=counts.outcomes[STORED],
+        duplicates=counts.outcomes[DUPLICATE],
+        quarantined=counts.outcomes[QUARANTINED],
+        read=num_new,
+        changed=_versions(spark, *paths) != before,
+        classes=_count_classes(spark, paths[0]),
+    )
     logger.info(
         "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
-        images,
+        report.images.path,
         report.images.version,
         report.stored,
         report.duplicates,
@@ -200,95 +203,27 @@ def _count_classes(spark: SparkSession, images: str) -> dict[str, dict[str, int]
     return classes
 
 
-def _ingest(
-    spark: SparkSession, etl: EtlConfig, source: Path, images: str, files: str, wanted: dict[str, str]
-) -> EtlReport:
-    tables_exist = True
-    other_source = False
-    for path, schema in ((images, IMAGES), (files, FILES)):
-        if not delta.has_table(spark, path):
-            tables_exist = False
-            continue
-        delta.check_schema(spark, path, schema)
-        found = delta.properties(spark, path)
-        check_properties(found, wanted, path, etl.replace_source)
-        other_source |= found.get("lakevision.source") != wanted["lakevision.source"]
-    ledger = delta.read_version(spark, delta.latest(spark, files)) if delta.has_table(spark, files) else None
-    # With another source, equal paths, sizes and times do not mean equal files.
-    known = spark.createDataFrame([], FILES)
-    if ledger is not None and not other_source:
-        known = ledger.where(F.col("outcome") != DELETED)
-    held = spark.createDataFrame([], IMAGES)
-    if delta.has_table(spark, images):
-        held = delta.read_version(spark, delta.latest(spark, images))
-    held = held.select("sha256", "label")
-    before = _versions(spark, images, files)
-    listed = list_images(source)
-    compared = compare_files(spark.createDataFrame(listed), known, held).persist()
-    groups = compared.groupBy("status", "outcome", "reason").agg(
-        F.count("*").alias("rows"), F.count("held").alias("held")
-    )
-    found_groups = groups.collect()
-    num_new = sum(row["rows"] for row in found_groups if row["status"] == NEW)
-    logger.info("%d files in %s, %d of them new or changed", listed.num_rows, source, num_new)
-    expected = sum(row["held"] for row in found_groups if row["status"] == UNCHANGED and row["outcome"] == STORED)
-    # Work is all that is not: every file unchanged, every picture held, and nothing held that no file stands for.
-    work = (
-        not tables_exist
-        or other_source
-        or any(row["status"] != UNCHANGED or row["reason"] in READ_AGAIN for row in found_groups)
-        or expected != held.count()
-    )
-    if work:
-        try:
-            counts = _bring_in_line(spark, etl, source, compared, images, files, ledger, wanted)
-            if other_source:
-                for path in (images, files):
-                    delta.set_properties(spark, path, wanted)
-        finally:
-            compared.unpersist()
-    else:
-        compared.unpersist()
-        counts = Counter({row["outcome"]: 0 for row in found_groups})
-        for row in found_groups:
-            counts[row["outcome"]] += row["rows"]
-    return EtlReport(
-        images=delta.latest(spark, images),
-        files=delta.latest(spark, files),
-        stored=counts[STORED],
-        duplicates=counts[DUPLICATE],
-        quarantined=counts[QUARANTINED],
-        read=num_new,
-        changed=_versions(spark, images, files) != before,
-        classes=_count_classes(spark, images),
-    )
-
-
 def _versions(spark: SparkSession, *paths: str) -> list[int | None]:
     return [delta.latest(spark, path).version if delta.has_table(spark, path) else None for path in paths]
 
 
 def _bring_in_line(
-    spark: SparkSession,
-    etl: EtlConfig,
-    source: Path,
-    compared: DataFrame,
-    images: str,
-    files: str,
-    ledger: DataFrame | None,
-    wanted: dict[str, str],
-) -> Counter[str]:
+    spark: SparkSession, etl: EtlConfig, source: Source, compared: DataFrame, tables: _Tables, wanted: dict[str, str]
+) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
     again = F.coalesce(F.col("reason").isin(*READ_AGAIN), F.lit(False))
     new = compared.where((F.col("status") == NEW) | ((F.col("status") == UNCHANGED) & again))
     unchanged = compared.where((F.col("status") == UNCHANGED) & ~again)
     # Spilled to disk: pictures are decoded once, and both tables are written from the result.
-    read = _read_new(spark, new.select(*LISTING_ARROW.names), etl, source, new.count()).persist(StorageLevel.DISK_ONLY)
+    listed = new.select(*LISTING_ARROW.names)
+    read = _read_new(spark, listed, etl, source, new.count()).persist(StorageLevel.DISK_ONLY)
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:
-        counts = _check_bad_fraction(outcomes, etl)
-        _write_images(spark, images, read, outcomes, wanted)
-        _write_files(spark, files, ledger, outcomes, wanted)
+        groups = outcomes.groupBy("label", "outcome", "reason").count().collect()
+        kept = _kept(etl, tables, outcomes, outcomes)
+        counts = _check_gates(groups, kept, etl)
+        write_images(spark, tables.images, read, outcomes, tables.held, kept, wanted)
+        write_files(spark, tables.files, tables.ledger, outcomes, wanted)
     finally:
         outcomes.unpersist()
         read.unpersist()

@@ -3,13 +3,16 @@
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from tasks.config import BUILTIN_DIGITS
+from tasks.config import BUILTIN_DIGITS, EtlConfig
 from tasks.errors import WrongInput
-from tasks.schema import LISTING_ARROW
+from tasks.etl.digits import write_digits
+from tasks.etl.labels import name_paths
+from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.storage import Storage, local_path
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
@@ -49,20 +52,22 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
                 yield entry
 
 
-def list_images(source: Path) -> pa.Table:
-    """List the image files below `source`, hidden ones left out, with the parent folder as label.
+def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
+    """List the image files below `source`, hidden ones left out, with their label and predefined split.
 
     Returns:
-        Table with the columns of LISTING_ARROW, ordered by path; label is null for a file at the top.
+        Table with the columns of LISTING_ARROW, ordered by path; label and split are null where nothing names them.
 
     Raises:
-        WrongInput: The folder is missing, not a folder, or holds no image file.
+        WrongInput: The folder is missing, not a folder, or holds no image file; or the label file is not usable.
     """
     if not source.is_dir():
         what = "is not a folder" if source.exists() else "does not exist"
         raise WrongInput(f"source is '{source}', which {what}: give a folder of class folders with images")
     root = os.path.realpath(source)
-    columns: dict[str, list[object]] = {name: [] for name in LISTING_ARROW.names}
+    paths: list[str] = []
+    sizes: list[int] = []
+    times: list[int] = []
     for entry in _walk(str(source), root):
         try:
             status = entry.stat()
@@ -71,26 +76,74 @@ def list_images(source: Path) -> pa.Table:
         if not stat.S_ISREG(status.st_mode):
             continue
         # A name that is no UTF-8 is shown escaped; no file has the escaped name, so it ends as unreadable.
-        relative = os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace")
-        columns["path"].append(relative)
-        columns["label"].append(os.path.basename(os.path.dirname(relative)) or None)
-        columns["size"].append(status.st_size)
-        columns["modified_at"].append(status.st_mtime_ns // 1000)
-    if not columns["path"]:
+        paths.append(os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace"))
+        sizes.append(status.st_size)
+        times.append(status.st_mtime_ns // 1000)
+    if not paths:
         raise WrongInput(f"source is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path")
+    named = name_paths(paths, etl)
+    columns = {
+        "path": paths,
+        "label": [label for label, _ in named],
+        "split": [split for _, split in named],
+        "size": sizes,
+        "modified_at": times,
+    }
     return pa.table(columns, schema=LISTING_ARROW)
 
 
-def check_source(source: Path) -> int:
-    """Refuse a source that nothing can be trained on; return how many image files it holds.
+def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
+    """Refuse a source that nothing can be trained on; return its listing.
 
     Raises:
-        WrongInput: As `list_images`, or fewer than two class folders.
+        WrongInput: As `list_images`, fewer than two labels, or predefined splits of which there is none.
     """
-    listing = list_images(source)
+    listing = list_images(source, etl)
     labels = sorted(set(listing["label"].to_pylist()) - {None})
     if len(labels) < 2:
-        named = f"only the class folder '{labels[0]}'" if labels else "no class folder"
-        raise WrongInput(f"source is '{source}', which has {named}: a classifier needs at least two class folders")
-    num_files: int = listing.num_rows
-    return num_files
+        thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
+        named = f"only the {thing} '{labels[0]}'" if labels else f"no {thing}"
+        things = "class folders" if etl.labels.by == "folder" else "labels"
+        raise WrongInput(f"source is '{source}', which has {named}: a classifier needs at least two {things}")
+    if etl.split_by == "folder" and listing["split"].null_count == listing.num_rows:
+        raise WrongInput(
+            f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}: "
+            "rename the folders, or set etl.split_by to 'content'"
+        )
+    return listing
+
+
+def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
+    """Refuse predefined splits that a training cannot use, before anything is ingested for it.
+
+    Raises:
+        WrongInput: One of the three splits has no file.
+    """
+    if etl.split_by == "content":
+        return
+    for split in SPLITS:
+        if split not in listing["split"].to_pylist():
+            raise WrongInput(
+                f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}': training needs "
+                f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'content'"
+            )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder and what it held when it was listed (LISTING_ARROW)."""
+
+    folder: Path
+    listing: pa.Table
+
+
+def prepare_source(etl: EtlConfig, storage: Storage) -> Source:
+    """List the source, with the built-in digits written out where they are asked for.
+
+    Raises:
+        WrongInput: As `check_source`.
+    """
+    folder = source_folder(etl.source, storage)
+    if etl.source == BUILTIN_DIGITS:
+        write_digits(folder)
+    return Source(folder, check_source(folder, etl))

@@ -3,30 +3,45 @@
 from prefect.artifacts import create_table_artifact
 
 from tasks.config import EtlConfig, SparkConfig
+from tasks.etl.checks import DataChecks, validate_tables
 from tasks.etl.delta import at_version, check_table_path
-from tasks.etl.ingest import ingest_images
-from tasks.orchestration.task import skipped, stage
+from tasks.etl.ingest import ingest_source, prepare_ingest
+from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
 from tasks.spark import spark_session
 from tasks.storage import Storage
+from tasks.tracking import check_tracking
 
 
 @stage("etl")
 def ingest(etl: EtlConfig, storage: Storage, spark: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the source."""
-    report = ingest_images(etl, storage, spark)
-    table = [
+    """Bring the tables `images` and `files` in line with the source, and say what they hold."""
+    source = prepare_ingest(etl, storage)
+    check_tracking(storage)
+    with spark_session(spark, storage) as session:
+        report = ingest_source(session, etl, source, storage)
+        checks = validate_tables(session, report, etl, storage, flow_run_tags())
+    publish_tables(report, checks)
+    return report if report.changed else skipped(report, "no new, changed or deleted files")
+
+
+def publish_tables(report: EtlReport, checks: DataChecks) -> None:
+    """Show class counts, data validation and near-duplicates as artifacts of the Prefect run."""
+    version = f"`{report.images.path}` version {report.images.version}"
+    counts = [
         {"class": label, **{split: counts.get(split, 0) for split in SPLITS}}
         for label, counts in report.classes.items()
     ]
-    create_table_artifact(
-        table=table,
-        key="data-set",
-        description=f"{report.stored} pictures by class and split, {report.quarantined} files quarantined "
-        f"(`{report.images.path}` version {report.images.version})",
-    )
-    return report if report.changed else skipped(report, "no new, changed or deleted files")
+    about = f"{report.stored} pictures by class and split, {report.quarantined} files quarantined ({version})"
+    create_table_artifact(table=counts, key="data-set", description=about)
+    create_table_artifact(table=checks.rows(), key="data-validation", description=f"What is in {version}")
+    if checks.nearest:
+        create_table_artifact(
+            table=[pair.model_dump() for pair in checks.nearest],
+            key="near-duplicates",
+            description=f"The closest of {checks.near_duplicates} pairs in different splits ({version})",
+        )
 
 
 @stage("choose-images", timeout_seconds=1800)

@@ -9,8 +9,7 @@ from tasks.cache.materialize import cache_bytes, check_disk
 from tasks.config import CacheConfig, PipelineConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
-from tasks.etl.ingest import prepare_source
-from tasks.etl.listing import check_source
+from tasks.etl.listing import check_splits, prepare_source
 from tasks.spark import check_java
 from tasks.storage import Storage
 from tasks.train.model import build_classifier
@@ -46,7 +45,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     """
     check_java()
     source = prepare_source(config.etl, storage)
-    num_files = check_source(source)
+    check_splits(source.listing, config.etl)
+    num_files = source.listing.num_rows
     for path in (storage.table("images"), storage.table("files")):
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))
@@ -55,4 +55,6 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_training(config.train, config.cache)
     check_disk(storage.cache, cache_bytes(num_files, config.cache))
     tracking.check_tracking(storage)
-    logger.info("%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source)
+    logger.info(
+        "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.folder
+    )

@@ -72,11 +72,10 @@ def recipe(source: str, target: str) -> None:
 
 
 def _convert(path: str) -> tuple[str, str, bytes]:
-    from tasks.etl.decode import MAX_PIXELS
     from tasks.etl.extract import store_picture
 
     content = Path(path).read_bytes()
-    return path, hashlib.sha256(content).hexdigest(), store_picture(content, SIDE, MAX_PIXELS)[0]
+    return path, hashlib.sha256(content).hexdigest(), store_picture(content, SIDE).content
 
 
 def pool(source: str, target: str) -> None:

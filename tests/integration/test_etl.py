@@ -7,44 +7,14 @@ from pathlib import Path
 import pytest
 from delta.tables import DeltaTable
 from PIL import Image
-from pyspark.sql import SparkSession
 
-from tasks.config import EtlConfig, SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl.ingest import ingest_images
-from tasks.storage import Storage
 from tests.conftest import write_pictures
-
-SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
-
-
-def ingest(source: Path, storage: Storage, **settings):
-    """Run ETL with the tests' settings."""
-    return ingest_images(EtlConfig(source=str(source), **(SETTINGS | settings)), storage, SparkConfig())
-
-
-def ledger(spark: SparkSession, storage: Storage) -> dict[str, tuple[str, str | None]]:
-    """Return outcome and reason by path."""
-    rows = spark.read.format("delta").load(storage.table("files")).collect()
-    return {row["path"]: (row["outcome"], row["reason"]) for row in rows}
-
-
-def stored(spark: SparkSession, storage: Storage) -> dict[str, str]:
-    """Return label by sha256 of the table images."""
-    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
-    return {row["sha256"]: row["label"] for row in rows}
-
-
-def versions(spark: SparkSession, storage: Storage) -> tuple[int, int]:
-    """Return the newest versions of images and files."""
-    return tuple(
-        DeltaTable.forPath(spark, storage.table(name)).history(1).collect()[0]["version"]
-        for name in ("images", "files")
-    )
+from tests.integration.etl_tables import ingest, ledger, stored, versions
 
 
 def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
-    """Ten runs in a row give one version."""
+    """A run with nothing new leaves both tables at their version."""
     report = ingest(source, storage)
     assert (report.stored, report.quarantined, report.read, report.changed) == (60, 0, 60, True)
     assert versions(spark, storage) == (0, 0)
@@ -167,6 +137,31 @@ def test_other_settings_and_another_source_are_refused_by_name(spark, source, st
     assert versions(spark, storage) == (0, 0)
     report = ingest(other, storage, replace_source=True)
     assert (report.stored, len(stored(spark, storage))) == (15, 15)
+
+
+def test_a_table_with_other_columns_is_refused_and_untouched(spark, source, storage):
+    """A schema never changes on the way; the sentence names the columns."""
+    ingest(source, storage)
+    spark.sql(f"ALTER TABLE delta.`{storage.table('files')}` ADD COLUMNS (note STRING)")
+    with pytest.raises(WrongInput, match="the table '.*/files' has note, which is unknown: it was made or changed by"):
+        ingest(source, storage)
+    assert versions(spark, storage) == (0, 1)
+
+
+def test_a_class_with_too_few_pictures_fails_the_run_and_leaves_the_tables_as_they_were(spark, source, storage):
+    """The gate closes before anything is written, and also where only the bound is new."""
+    ingest(source, storage, min_images_per_class=20)
+    (source / "few").mkdir()
+    Image.new("RGB", (9, 9)).save(source / "few" / "1.png")
+    (source / "none").mkdir()
+    (source / "none" / "bad.jpg").write_bytes(b"bad")
+    with pytest.raises(WrongInput, match=r"2 of 5 classes have fewer .*min_images_per_class 2 \('none' 0, 'few' 1\)"):
+        ingest(source, storage, min_images_per_class=2)
+    assert versions(spark, storage) == (0, 0)
+    ingest(source, storage)
+    with pytest.raises(WrongInput, match="4 of 5 classes"):
+        ingest(source, storage, min_images_per_class=21)
+    assert versions(spark, storage) == (1, 1)
 
 
 def test_a_folder_that_is_no_table_is_refused_and_untouched(spark, source, storage):

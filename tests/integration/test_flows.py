@@ -28,9 +28,11 @@ def test_the_etl_flow_says_when_it_was_skipped_and_shows_the_data_set(spark, sto
     second = run_etl(storage, source)
     assert second.result().changed is False
     with get_client(sync_client=True) as client:
-        wanted = ArtifactFilter.model_validate({"key": {"any_": ["data-set"]}})
+        wanted = ArtifactFilter.model_validate({"key": {"any_": ["data-set", "data-validation"]}})
         artifacts = client.read_artifacts(artifact_filter=wanted)
-    assert '"class": "red"' in str(artifacts[0].data)
+    found = {artifact.key: str(artifact.data) for artifact in artifacts}
+    assert '"class": "red"' in found["data-set"]
+    assert '"check": "leaked", "value": "0"' in found["data-validation"]
 
 
 def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from tasks.config import EtlConfig
 from tasks.etl.extract import BATCH_BYTES, make_reader, read_picture, split_of
 from tasks.etl.listing import list_images
+from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, SPLITS, TEST, TRAIN, VAL
 from tasks.worker_log import WORKER_MARK
 
@@ -29,9 +31,12 @@ def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
     return file.read_bytes()
 
 
-def read(file: Path, root: Path, label: str | None = "cat", stored_side: int = 512) -> dict[str, Any]:
+def read(
+    file: Path, root: Path, label: str | None = "cat", split: str | None = None, **settings: Any
+) -> dict[str, Any]:
     """Read one file as a Spark task would."""
-    return read_picture(file, label, os.path.realpath(root), stored_side, max_pixels=1_000_000)
+    etl = EtlConfig.model_validate({"max_pixels": 1_000_000} | settings)
+    return read_picture(file, label, split, os.path.realpath(root), etl)
 
 
 def test_split_is_a_function_of_content_and_seed() -> None:
@@ -128,6 +133,62 @@ def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
     assert row["content"] is None
 
 
+@pytest.mark.parametrize(("size", "reason"), [((1, 9), "too_small"), ((9, 1), "too_small"), ((2, 2), None)])
+def test_picture_under_the_bound_has_a_reason(tmp_path: Path, size: tuple[int, int], reason: str | None) -> None:
+    """A counting pixel or a hairline shows nothing; min_side is the first side that is accepted."""
+    save(tmp_path / "cat" / "1.png", size)
+
+    assert read(tmp_path / "cat" / "1.png", tmp_path, min_side=2)["reason"] == reason
+
+
+def test_predefined_split_is_kept_whatever_the_content_says(tmp_path: Path) -> None:
+    """Who split the pictures decides, also for a file that cannot be used."""
+    save(tmp_path / "cat" / "1.png", (8, 8))
+    (tmp_path / "cat" / "2.png").write_bytes(b"")
+
+    for split in SPLITS:
+        assert read(tmp_path / "cat" / "1.png", tmp_path, split=split, split_by="folder")["split"] == split
+        assert read(tmp_path / "cat" / "2.png", tmp_path, split=split, split_by="folder")["split"] == split
+
+
+def test_picture_in_no_split_folder_has_a_reason(tmp_path: Path) -> None:
+    """Where folders split, a picture beside them is not put anywhere by us."""
+    save(tmp_path / "cat" / "1.png", (8, 8))
+
+    row = read(tmp_path / "cat" / "1.png", tmp_path, split_by="folder")
+
+    assert (row["reason"], row["content"], row["split"]) == ("split_missing", None, None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "detail"),
+    [
+        ({}, "the file lies in no class folder"),
+        ({"by": "pattern", "pattern": "x(y)"}, "etl.labels.pattern finds no label in the path"),
+        ({"by": "file", "file": "labels.csv"}, "etl.labels.file names no label for the path"),
+    ],
+)
+def test_missing_label_says_where_it_was_looked_for(tmp_path: Path, labels: dict[str, str], detail: str) -> None:
+    """The ledger's detail tells a person what to mend."""
+    save(tmp_path / "1.png", (8, 8))
+
+    row = read(tmp_path / "1.png", tmp_path, label=None, labels=labels)
+
+    assert (row["reason"], row["detail"]) == ("label_missing", detail)
+
+
+def test_picture_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> None:
+    """The hash is that of the decoded original, whether or not the picture is scaled down for storage."""
+    save(tmp_path / "cat" / "1.png", (64, 64))
+    (tmp_path / "cat" / "2.png").write_bytes(b"bad")
+
+    whole = read(tmp_path / "cat" / "1.png", tmp_path)["dhash"]
+
+    assert whole == dhash(Image.open(tmp_path / "cat" / "1.png"))
+    assert read(tmp_path / "cat" / "1.png", tmp_path, stored_side=16)["dhash"] == whole
+    assert read(tmp_path / "cat" / "2.png", tmp_path)["dhash"] is None
+
+
 def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
     """A file that was deleted meanwhile is unreadable, not a failed job."""
     row = read(tmp_path / "cat" / "gone.jpg", tmp_path)
@@ -156,7 +217,7 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     save(tmp_path / "dog" / "2.png", (9, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
     listing = list_images(tmp_path)
-    reader = make_reader(tmp_path, 512, 1_000_000, seed=1, val_fraction=0.0, test_fraction=0.0)
+    reader = make_reader(tmp_path, EtlConfig(val_fraction=0.0, test_fraction=0.0))
 
     batches = list(reader(iter(listing.to_batches(max_chunksize=2))))
 
@@ -165,7 +226,8 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["label"].to_pylist() == ["cat", "dog", "dog"]
     assert rows["split"].to_pylist() == [TRAIN, TRAIN, None]
     assert rows["reason"].to_pylist() == [None, None, "zero_bytes"]
-    assert rows.select(listing.column_names).equals(listing)
+    asked = [name for name in listing.column_names if name != "split"]
+    assert rows.select(asked).equals(listing.select(asked))
     assert capsys.readouterr().err == f"{WORKER_MARK}read 3 files, 1 of them unusable\n"
 
 
@@ -174,7 +236,7 @@ def test_reader_bounds_the_content_of_a_batch(tmp_path: Path) -> None:
     side = 2400
     for number in range(2):
         save(tmp_path / "cat" / f"{number}.png", (side, side), compress_level=0)
-    reader = make_reader(tmp_path, 16384, side * side, seed=1, val_fraction=0.1, test_fraction=0.1)
+    reader = make_reader(tmp_path, EtlConfig(stored_side=16384))
 
     batches = list(reader(iter(list_images(tmp_path).to_batches())))
 
@@ -184,7 +246,7 @@ def test_reader_bounds_the_content_of_a_batch(tmp_path: Path) -> None:
 
 def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty partition is silent."""
-    reader = make_reader(tmp_path, 512, 1_000_000, seed=1, val_fraction=0.1, test_fraction=0.1)
+    reader = make_reader(tmp_path, EtlConfig())
 
     assert list(reader(iter([]))) == []
     assert capsys.readouterr().err == ""

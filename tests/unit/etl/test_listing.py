@@ -189,10 +189,10 @@ def test_pictures_without_class_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_classes_are_enough(tmp_path: Path) -> None:
-    """A usable source says how many image files it holds."""
+    """A usable source gives its listing."""
     put(tmp_path, "cat/1.jpg", "dog/1.jpg", "dog/2.jpg")
 
-    assert check_source(tmp_path) == 3
+    assert check_source(tmp_path).num_rows == 3
 
 
 def test_builtin_digits_lie_under_the_home(tmp_path: Path) -> None:

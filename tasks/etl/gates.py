@@ -1,0 +1,76 @@
+"""What must hold of the files of a source before a table changes: pure decisions on counts."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+from tasks.schema import QUARANTINED, STORED
+
+NUM_NAMED = 5
+"""Classes that a refusal names; a thousand names help nobody."""
+
+
+@dataclass
+class FileCounts:
+    """How many files of the source there are.
+
+    Attributes:
+        outcomes: By outcome.
+        reasons: Quarantined ones by reason.
+        images: Pictures that the table `images` will have, by label; a label with unusable files only has 0.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    images: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of_groups(
+        cls, groups: Iterable[tuple[str | None, str, str | None, int]], kept: Iterable[tuple[str, int]]
+    ) -> Self:
+        """Sum groups of files (label, outcome, reason, number) and pictures kept of deleted files (label, number)."""
+        counts = cls()
+        for label, outcome, reason, number in groups:
+            counts.outcomes[outcome] += number
+            if outcome == QUARANTINED:
+                counts.reasons[reason or ""] += number
+            if label is not None:
+                counts.images[label] += number if outcome == STORED else 0
+        for label, number in kept:
+            counts.images[label] += number
+        return counts
+
+
+def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
+    """Refuse a source with too many unusable files.
+
+    Raises:
+        WrongInput: More than `max_bad_fraction` of the files are quarantined.
+    """
+    bad, total = counts.reasons.total(), counts.outcomes.total()
+    if bad > etl.max_bad_fraction * total:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.reasons.items()))
+        raise WrongInput(
+            f"{bad} of {total} files cannot be used ({reasons}), more than etl.max_bad_fraction "
+            f"{etl.max_bad_fraction}: mend the source or raise the fraction; the tables are as they were"
+        )
+
+
+def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
+    """Refuse classes with too few pictures to learn or to measure anything.
+
+    Raises:
+        WrongInput: A class has fewer than `min_images_per_class` pictures, over all splits.
+    """
+    small = sorted((number, label) for label, number in counts.images.items() if number < etl.min_images_per_class)
+    if small:
+        named = ", ".join(f"'{label}' {number}" for number, label in small[:NUM_NAMED])
+        more = f" and {len(small) - NUM_NAMED} more" if len(small) > NUM_NAMED else ""
+        raise WrongInput(
+            f"{len(small)} of {len(counts.images)} classes have fewer usable pictures than etl.min_images_per_class "
+            f"{etl.min_images_per_class} ({named}{more}): add pictures, take the classes out of the source, or lower "
+            "the bound; the tables are as they were"
+        )

@@ -1,0 +1,128 @@
+"""The label and the predefined split of every path: from its folders, a regular expression, or a label file."""
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+
+import fsspec
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+from tasks.schema import SPLITS
+from tasks.storage import local_path
+
+logger = logging.getLogger("lakevision.etl")
+
+Named = tuple[str | None, str | None]
+"""Label and split of a path; None where nothing gives it one."""
+
+
+def split_from_folders(path: str) -> str | None:
+    """Return the first folder of the path that is called train, val or test, or None."""
+    return next((folder for folder in PurePosixPath(path).parts[:-1] if folder in SPLITS), None)
+
+
+def label_from_folder(path: str, split: str | None = None) -> str | None:
+    """Return the parent folder, where a folder that names the split counts as none: train/1.jpg has no label."""
+    folders = list(PurePosixPath(path).parts[:-1])
+    if split is not None:
+        folders.remove(split)  # the first one: in train/test/1.jpg the class is called test
+    return folders[-1] if folders else None
+
+
+def label_from_pattern(path: str, pattern: re.Pattern[str]) -> str | None:
+    """Return what the group `label`, or the only group, matches in the path, or None."""
+    found = pattern.search(path)
+    if found is None:
+        return None
+    return found.group("label" if "label" in pattern.groupindex else 1) or None
+
+
+def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
+    """Read a CSV or Parquet file with the columns path and label, and split where it is asked for.
+
+    Returns:
+        Label and split by path; an empty or null label is None.
+
+    Raises:
+        WrongInput: The file is missing or damaged, lacks a column, or says two things of one path.
+    """
+    what = f"etl.labels.file is '{file}'"
+    wanted = ["path", "label", "split"] if with_split else ["path", "label"]
+    table = _read_table(file, what)
+    lacking = [name for name in wanted if name not in table.column_names]
+    if lacking:
+        raise WrongInput(
+            f"{what}, which has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}: "
+            f"name its columns {', '.join(wanted)}"
+        )
+    try:
+        columns = [table[name].cast(pa.string()).to_pylist() for name in wanted]
+    except pa.ArrowException as error:
+        raise WrongInput(f"{what}, whose columns are no text ({error}): write {', '.join(wanted)} as text") from None
+    named: dict[str, Named] = {}
+    for path, label, *rest in zip(*columns, strict=True):
+        split = rest[0] if rest else None
+        if not path:
+            raise WrongInput(f"{what}, which has a row without a path (label '{label}'): remove it")
+        if with_split and split not in SPLITS:
+            raise WrongInput(f"{what}, which gives '{path}' the split '{split}': use {', '.join(SPLITS)}")
+        key = str(PurePosixPath(path))  # ./cat/1.jpg is cat/1.jpg
+        if named.setdefault(key, (label or None, split)) != (label or None, split):
+            raise WrongInput(f"{what}, which says two things of '{key}': leave one row for it")
+    return named
+
+
+def _read_table(file: str, what: str) -> pa.Table:
+    path = local_path(file)
+    try:
+        with fsspec.open(file if path is None else str(path.expanduser()), "rb") as opened:
+            if file.lower().endswith(".parquet"):
+                return pyarrow.parquet.read_table(opened)
+            # As text: the class 007 is not the class 7, and one called NA or null is a class.
+            names = ("path", "label", "split")
+            options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+            return pyarrow.csv.read_csv(opened, convert_options=options)
+    except FileNotFoundError:
+        raise WrongInput(f"{what}, which does not exist: check the path") from None
+    except Exception as error:  # Each file system and format fails in its own way.
+        raise WrongInput(f"{what}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
+
+
+def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
+    if etl.labels.by == "pattern":
+        assert etl.labels.pattern is not None, "the form refuses it"
+        pattern = re.compile(etl.labels.pattern)
+        return lambda path, _split: label_from_pattern(path, pattern)
+    return label_from_folder
+
+
+def name_paths(paths: Sequence[str], etl: EtlConfig) -> list[Named]:
+    """Return label and predefined split of each path (relative to the source), by the settings.
+
+    Raises:
+        WrongInput: As `read_label_file`.
+    """
+    if etl.labels.by == "file":
+        assert etl.labels.file is not None, "the form refuses it"
+        named = read_label_file(etl.labels.file, with_split=etl.split_by == "file")
+        absent = sorted(named.keys() - set(paths))
+        if absent:
+            logger.warning(
+                "%d of %d paths in %s are not in the source, e.g. '%s'",
+                len(absent),
+                len(named),
+                etl.labels.file,
+                absent[0],
+            )
+        found = [named.get(path, (None, None)) for path in paths]
+        if etl.split_by != "folder":
+            return found
+        return [(label, split_from_folders(path)) for path, (label, _) in zip(paths, found, strict=True)]
+    rule = _label_rule(etl)
+    splits = [split_from_folders(path) if etl.split_by == "folder" else None for path in paths]
+    return [(rule(path, split), split) for path, split in zip(paths, splits, strict=True)]

@@ -1,0 +1,76 @@
+"""What a table remembers of how it was made, so that a run with other settings is refused and not mixed in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql.types import StructType
+
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+
+PREFIX = "lakevision."
+
+ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
+"""Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
+
+
+def table_properties(etl: EtlConfig, source: Path) -> dict[str, str]:
+    """Return the properties of tables made with these settings; a setting that is not set is an empty text."""
+    settings = {
+        "source": str(source),
+        "labels.by": etl.labels.by,
+        "labels.pattern": etl.labels.pattern or "",
+        "labels.file": etl.labels.file or "",
+        "stored_side": str(etl.stored_side),
+        "split_by": etl.split_by,
+        "split_seed": str(etl.split_seed),
+        "val_fraction": str(etl.val_fraction),
+        "test_fraction": str(etl.test_fraction),
+    }
+    return {f"{PREFIX}{name}": value for name, value in settings.items()}
+
+
+def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: str, replace_source: bool) -> bool:
+    """Refuse settings other than those the table was made with; say whether its contents are to be replaced.
+
+    Raises:
+        WrongInput: Names the setting, its value here and in the table.
+    """
+    replaced = False
+    for name, value in wanted.items():
+        if found.get(name) == value:
+            continue
+        setting, made_with = name.removeprefix(PREFIX), found.get(name) or "nothing"
+        if setting in ORIGIN and replace_source:
+            replaced = True
+        elif setting in ORIGIN:
+            raise WrongInput(
+                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give other tables "
+                "(storage.tables or LAKEVISION_HOME), or set etl.replace_source to true to replace its contents"
+            )
+        else:
+            raise WrongInput(
+                f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}: "
+                "use that value, or other tables (storage.tables or LAKEVISION_HOME)"
+            )
+    return replaced
+
+
+def check_columns(found: StructType, wanted: StructType, path: str) -> None:
+    """Refuse a table with other columns than this version of the code writes; it is never changed silently.
+
+    Raises:
+        WrongInput: Names the columns that are missing, unknown or of another type.
+    """
+    has = {field.name: field.dataType.simpleString() for field in found}
+    needs = {field.name: field.dataType.simpleString() for field in wanted}
+    differences = [
+        *(f"lacks {name}" for name in needs if name not in has),
+        *(f"has {name}, which is unknown" for name in has if name not in needs),
+        *(f"has {name} as {has[name]} and not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind),
+    ]
+    if differences:
+        raise WrongInput(
+            f"the table '{path}' {', '.join(differences)}: it was made or changed by other code; "
+            "give other tables (storage.tables or LAKEVISION_HOME) and ingest again"
+        )

@@ -1,0 +1,38 @@
+"""Run ETL, and say what its tables hold."""
+
+from pathlib import Path
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from tasks.config import EtlConfig, SparkConfig
+from tasks.etl.ingest import ingest_images
+from tasks.refs import EtlReport
+from tasks.storage import Storage
+
+SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
+
+
+def ingest(source: Path, storage: Storage, **settings) -> EtlReport:
+    """Run ETL with the tests' settings."""
+    return ingest_images(EtlConfig(**({"source": str(source)} | SETTINGS | settings)), storage, SparkConfig())
+
+
+def ledger(spark: SparkSession, storage: Storage) -> dict[str, tuple[str, str | None]]:
+    """Return outcome and reason by path."""
+    rows = spark.read.format("delta").load(storage.table("files")).collect()
+    return {row["path"]: (row["outcome"], row["reason"]) for row in rows}
+
+
+def stored(spark: SparkSession, storage: Storage) -> dict[str, str]:
+    """Return label by sha256 of the table images."""
+    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
+    return {row["sha256"]: row["label"] for row in rows}
+
+
+def versions(spark: SparkSession, storage: Storage) -> tuple[int, int]:
+    """Return the newest versions of images and files."""
+    return tuple(
+        DeltaTable.forPath(spark, storage.table(name)).history(1).collect()[0]["version"]
+        for name in ("images", "files")
+    )

@@ -1,0 +1,209 @@
+"""What happens to a file: every line of the README's table, in one source and on real tables."""
+
+import io
+import os
+import re
+import shutil
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.config import StorageConfig
+from tasks.storage import Storage, resolve_storage
+from tests.conftest import write_pictures
+from tests.integration.etl_tables import ingest, ledger
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the README's table: its first words, and outcome and reason of files below the source.
+
+    Outcome None stands for a file that is not in the ledger at all.
+    """
+
+    begins: str
+    outcome: str | None
+    reason: str | None
+    paths: tuple[str, ...]
+
+
+LINES = (
+    Line("JPEG or PNG", "stored", None, ("train/red/000.png", "train/red/jpeg-inside.png", "train/red/UPPER.JPG")),
+    Line(
+        "grayscale",
+        "stored",
+        None,
+        tuple(
+            f"train/red/{name}" for name in ("gray.png", "palette.png", "cmyk.jpg", "deep.png", "clear.png", "pro.jpg")
+        ),
+    ),
+    Line("EXIF rotation", "stored", None, ("train/red/turned.jpg", "train/red/animated.png")),
+    Line("a name with unicode", "stored", None, ("train/größe 猫/a=b 50%.png", "train/blue/link.png")),
+    Line("the same bytes twice under one label", "duplicate", None, ("train/green/zzz.png",)),
+    Line(
+        "the same bytes under two labels", "quarantined", "label_conflict", ("train/red/two.png", "train/blue/two.png")
+    ),
+    Line("the same bytes in two", "quarantined", "split_conflict", ("train/red/leak.png", "val/red/leak.png")),
+    Line("empty", "quarantined", "zero_bytes", ("train/red/empty.png",)),
+    Line("no image", "quarantined", "not_an_image", ("train/red/text.jpg", "train/red/web.png")),
+    Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/damaged.png")),
+    Line("more than", "quarantined", "too_many_pixels", ("train/red/bomb.png",)),
+    Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
+    Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
+    Line("no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
+    Line("no label", "quarantined", "label_missing", ("train/lone.png", "lone.png")),
+    Line("in none of", "quarantined", "split_missing", ("red/nowhere.png",)),
+    Line(
+        "hidden", None, None, ("train/red/.hidden.png", "train/red/._000.png", "train/red/a.gif", "train/red/out.png")
+    ),
+    Line("changed since", "stored", None, ("train/green/001.png",)),
+    Line("deleted since", "deleted", None, ("train/green/002.png",)),
+)
+
+
+def noise(seed: int, side: int = 12) -> Image.Image:
+    """Return a picture that no other seed gives."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
+
+
+def bomb(side: int) -> bytes:
+    """Return a PNG file whose header promises more pixels than anybody wants."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", b""), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
+    """Return the file that PIL writes."""
+    buffer = io.BytesIO()
+    image.save(buffer, format=file_format, **options)
+    return buffer.getvalue()
+
+
+def make_source(folder: Path) -> None:
+    """Write a source with every kind of file that the table names, and enough good ones beside."""
+    for number, split in enumerate(("train", "val", "test")):
+        write_pictures(folder / split, per_class=3, first=10 * number)
+    red = folder / "train" / "red"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole, clear = encoded(noise(1, 64), "PNG"), noise(6)
+    clear.putalpha(90)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0xFF
+    contents = {
+        "jpeg-inside.png": encoded(noise(2), "JPEG"),
+        "UPPER.JPG": encoded(noise(3), "PNG"),
+        "gray.png": encoded(noise(4).convert("L"), "PNG"),
+        "palette.png": encoded(noise(5).convert("P"), "PNG"),
+        "cmyk.jpg": encoded(noise(7).convert("CMYK"), "JPEG"),
+        "deep.png": encoded(Image.fromarray(np.arange(144, dtype=np.uint16).reshape(12, 12) * 300), "PNG"),
+        "clear.png": encoded(clear, "PNG"),
+        "pro.jpg": encoded(noise(8), "JPEG", progressive=True),
+        "turned.jpg": encoded(noise(9).resize((30, 20)), "JPEG", exif=exif),
+        "animated.png": encoded(noise(10), "PNG", save_all=True, append_images=[noise(11)]),
+        "two.png": encoded(noise(12), "PNG"),
+        "leak.png": encoded(noise(13), "PNG"),
+        "empty.png": b"",
+        "text.jpg": b"no picture",
+        "web.png": b"<html></html>",
+        "half.png": whole[: len(whole) // 2],
+        "damaged.png": bytes(damaged),
+        "bomb.png": bomb(20_000),
+        "pixel.png": encoded(Image.new("RGB", (1, 1)), "PNG"),
+        "hairline.png": encoded(noise(14).resize((50, 1)), "PNG"),
+        "float.png": encoded(Image.new("F", (9, 9), 0.5), "TIFF"),
+        ".hidden.png": whole,
+        "._000.png": whole,
+        "a.gif": encoded(noise(15), "GIF"),
+    }
+    for name, content in contents.items():
+        (red / name).write_bytes(content)
+    with open(os.fsencode(red) + b"/\xe9.png", "wb") as file:
+        file.write(whole)
+    odd = folder / "train" / "größe 猫"
+    odd.mkdir()
+    noise(16).save(odd / "a=b 50%.png")
+    # A link to a picture of its own label would be a duplicate: here it is the only listed name of its picture.
+    (folder / "train" / ".store").mkdir()
+    noise(17).save(folder / "train" / ".store" / "linked.png")
+    (folder / "train" / "blue" / "link.png").symlink_to(folder / "train" / ".store" / "linked.png")
+    noise(18).save(folder.parent / "outside.png")
+    (red / "out.png").symlink_to(folder.parent / "outside.png")
+    shutil.copy(folder / "train" / "green" / "000.png", folder / "train" / "green" / "zzz.png")
+    shutil.copy(red / "two.png", folder / "train" / "blue" / "two.png")
+    shutil.copy(red / "leak.png", folder / "val" / "red" / "leak.png")
+    for number, path in enumerate(("train/lone.png", "lone.png", "red/nowhere.png")):
+        (folder / path).parent.mkdir(exist_ok=True)
+        noise(20 + number).save(folder / path)
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A source of every kind of file, after two runs."""
+
+    source: Path
+    storage: Storage
+    files: dict[str, tuple[str, str | None]]
+
+
+@pytest.fixture(scope="module")
+def ingested(spark, tmp_path_factory) -> Ingested:
+    """Ingest the source, change one file, delete another, and ingest again."""
+    folder = tmp_path_factory.mktemp("files")
+    source, storage = folder / "source", resolve_storage(StorageConfig(home=str(folder / "home")))
+    make_source(source)
+    settings = {"split_by": "folder", "max_bad_fraction": 1.0, "stored_side": 32}
+    first = ingest(source, storage, **settings)
+    assert first.changed
+    noise(30).save(source / "train" / "green" / "001.png")
+    (source / "train" / "green" / "002.png").unlink()
+    ingest(source, storage, **settings)
+    return Ingested(source, storage, ledger(spark, storage))
+
+
+def readme_lines() -> list[str]:
+    """Return the first column of the README's table."""
+    table = README.read_text().split("What happens to a file:\n\n")[1].split("\n\n")[0]
+    return [re.split(r" \| ", line.removeprefix("| "))[0] for line in table.splitlines()[2:]]
+
+
+def test_every_line_of_the_readme_is_tested() -> None:
+    """In its order, and none beside."""
+    lines = readme_lines()
+    assert len(lines) == len(LINES)
+    assert [line for line, tested in zip(lines, LINES, strict=True) if not line.startswith(tested.begins)] == []
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.begins)
+def test_file_has_the_outcome_that_the_readme_says(ingested: Ingested, line: Line) -> None:
+    """Outcome and reason of each file of this kind."""
+    wanted = None if line.outcome is None else (line.outcome, line.reason)
+    assert {path: ingested.files.get(path) for path in line.paths} == dict.fromkeys(line.paths, wanted)
+
+
+def test_nothing_else_is_in_the_ledger(ingested: Ingested) -> None:
+    """Every other file is one of the plain pictures, and stored."""
+    named = {path for line in LINES for path in line.paths}
+    others = {path: found for path, found in ingested.files.items() if path not in named}
+    assert set(others.values()) == {("stored", None)}
+
+
+def test_stored_pictures_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
+    """The turned one is as high as it looks, and what is larger than stored_side is not stored as it came."""
+    images = spark.read.format("delta").load(ingested.storage.table("images")).drop("content")
+    files = spark.read.format("delta").load(ingested.storage.table("files")).select("sha256", "path")
+    rows = {row["path"]: row for row in images.join(files, on="sha256", how="inner").collect()}
+    turned = rows["train/red/turned.jpg"]
+    assert (turned["width"], turned["height"]) == (20, 30)
+    assert rows["train/red/000.png"]["split"] == "train"
+    assert all(row["dhash"] is not None for row in rows.values())

@@ -1,0 +1,56 @@
+"""What must hold of the files of a source, decided on counts."""
+
+import pytest
+
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
+
+
+def counts(*groups: tuple[str | None, str, str | None, int], kept: tuple[tuple[str, int], ...] = ()) -> FileCounts:
+    """Sum groups of files."""
+    return FileCounts.of_groups(groups, kept)
+
+
+def test_share_of_bad_files_may_be_reached_and_not_exceeded() -> None:
+    """1 of 10 passes at 0.1, and 2 of 10 do not; the sentence says which they are."""
+    good, bad = ("cat", "stored", None, 9), ("cat", "quarantined", "truncated", 1)
+    check_bad_fraction(counts(good, bad), EtlConfig())
+    worse = counts(("cat", "stored", None, 8), bad, (None, "quarantined", "label_missing", 1))
+
+    with pytest.raises(WrongInput, match=r"2 of 10 files cannot be used \(1 label_missing, 1 truncated\), more than"):
+        check_bad_fraction(worse, EtlConfig())
+
+
+def test_duplicates_are_good_files_and_no_more_pictures() -> None:
+    """Copies do not make a class larger, nor a source worse."""
+    summed = counts(("cat", "stored", None, 1), ("cat", "duplicate", None, 9))
+
+    check_bad_fraction(summed, EtlConfig(max_bad_fraction=0.0))
+    with pytest.raises(WrongInput, match=r"1 of 1 classes have fewer .* 2 \('cat' 1\)"):
+        check_class_sizes(summed, EtlConfig(min_images_per_class=2))
+
+
+def test_class_with_bad_files_only_has_no_pictures() -> None:
+    """It would vanish from the classes without a word; the default sets no bound."""
+    summed = counts(("cat", "stored", None, 3), ("dog", "quarantined", "zero_bytes", 2))
+
+    check_class_sizes(summed, EtlConfig())
+    with pytest.raises(WrongInput, match=r"1 of 2 classes .*\('dog' 0\): add pictures, take the classes out"):
+        check_class_sizes(summed, EtlConfig(min_images_per_class=1))
+
+
+def test_kept_pictures_count() -> None:
+    """They are in the table that training reads."""
+    summed = counts(("cat", "stored", None, 1), kept=(("cat", 2), ("dog", 3)))
+
+    check_class_sizes(summed, EtlConfig(min_images_per_class=3))
+    assert summed.images == {"cat": 3, "dog": 3}
+
+
+def test_a_few_classes_are_named_and_the_others_counted() -> None:
+    """A thousand names help nobody."""
+    summed = counts(*((f"class-{number}", "stored", None, 1) for number in range(8)))
+
+    with pytest.raises(WrongInput, match=r"'class-4' 1 and 3 more\)"):
+        check_class_sizes(summed, EtlConfig(min_images_per_class=2))

@@ -1,0 +1,139 @@
+"""The perceptual hash, and the search for close pairs without comparing all with all."""
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from tasks.etl import near_duplicates
+from tasks.etl.near_duplicates import bits_apart, dhash, find_near_duplicates
+
+
+def scene(seed: int, side: int = 240) -> Image.Image:
+    """Return a smooth picture, as photos are at the scale that the hash sees."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def apart(first: Image.Image, second: Image.Image) -> int:
+    """Return in how many bits two pictures' hashes differ."""
+    return ((dhash(first) ^ dhash(second)) & (2**64 - 1)).bit_count()
+
+
+def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    """Return the picture after a lossy trip."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=quality)
+    return Image.open(buffer)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_that_look_alike_have_close_hashes(seed: int) -> None:
+    """Smaller, compressed, brighter: the same picture."""
+    picture = scene(seed)
+
+    assert apart(picture, picture.resize((90, 90))) <= 3
+    assert apart(picture, as_jpeg(picture, 40)) <= 3
+    assert apart(picture, ImageEnhance.Brightness(picture).enhance(0.8)) <= 3
+
+
+def test_different_pictures_have_distant_hashes() -> None:
+    """No two of twenty scenes come near."""
+    assert min(apart(scene(first), scene(second)) for first, second in itertools.combinations(range(20), 2)) > 8
+
+
+def test_hash_of_a_ramp_is_known() -> None:
+    """Brighter to the right sets all bits, to the left none; 64 bits as a signed number."""
+    ramp = Image.fromarray(np.tile(np.arange(0, 252, 4, dtype=np.uint8), (16, 1)))
+
+    assert dhash(ramp) == -1
+    assert dhash(ramp.transpose(Image.Transpose.FLIP_LEFT_RIGHT)) == 0
+    assert dhash(Image.new("RGB", (1, 1))) == 0
+
+
+def test_bits_apart_counts_all_64() -> None:
+    """The distance of complements is 64."""
+    first = np.array([0, 0, 5], dtype=np.uint64)
+    second = np.array([2**64 - 1, 2**63, 5], dtype=np.uint64)
+
+    assert bits_apart(first, second).tolist() == [64, 1, 0]
+
+
+def planted(count: int, max_flips: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct hashes, half of them others with a few bits flipped, and counts by three splits."""
+    generator = np.random.default_rng(seed)
+    base = generator.integers(0, 2**63, count, dtype=np.uint64)
+    flipped = base.copy()
+    for at in range(count):
+        for bit in generator.choice(64, generator.integers(0, max_flips + 1), replace=False):
+            flipped[at] ^= np.uint64(1 << int(bit))
+    hashes = np.unique(np.concatenate([base, flipped])).view(np.int64)
+    counts = generator.integers(0, 3, (len(hashes), 3))
+    counts[:, 0] += counts.sum(axis=1) == 0
+    return hashes, counts
+
+
+@pytest.mark.parametrize("max_bits", [0, 1, 3, 8])
+def test_every_pair_is_found_that_comparing_all_with_all_finds(max_bits: int) -> None:
+    """Banding saves comparisons, not pairs; pairs within one split do not count."""
+    hashes, counts = planted(150, max_flips=10, seed=max_bits)
+    wanted, closest = 0, []
+    for first in range(len(hashes)):
+        for second in range(first, len(hashes)):
+            bits = int((int(hashes[first]) ^ int(hashes[second])) & (2**64 - 1)).bit_count()
+            ways = sum(
+                int(counts[first, a] * counts[second, b])
+                for a in range(3)
+                for b in range(3)
+                if (a != b if first != second else a < b)
+            )
+            if bits <= max_bits and ways:
+                wanted += ways
+                closest.append((bits, {int(hashes[first]), int(hashes[second])}))
+
+    found = find_near_duplicates(hashes, counts, max_bits, num_listed=10_000)
+
+    assert found.complete
+    assert found.num_pairs == wanted
+    assert found.bits == sorted(bits for bits, _ in closest)
+    listed = list(zip(found.bits, map(set, found.closest), strict=True))
+    assert all(pair in listed for pair in closest)
+    assert len(listed) == len(closest)
+
+
+def test_list_is_cut_and_the_count_is_not() -> None:
+    """The closest come first."""
+    hashes = np.array([0, 1, 3, 7], dtype=np.int64)
+    counts = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])
+
+    found = find_near_duplicates(hashes, counts, 3, num_listed=2)
+
+    assert (found.num_pairs, found.bits) == (4, [1, 1])
+
+
+def test_pictures_of_one_hash_are_counted_without_being_paired() -> None:
+    """A million equal plain pictures cost one multiplication."""
+    found = find_near_duplicates(np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]]), 3, num_listed=5)
+
+    assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
+
+
+def test_bucket_that_is_too_large_is_said_to_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on work, not a silent loss."""
+    monkeypatch.setattr(near_duplicates, "BUCKET_NEIGHBOURS", 3)
+    hashes = np.arange(16, dtype=np.int64)
+    counts = np.ones((16, 3), dtype=np.int64)
+
+    found = find_near_duplicates(hashes, counts, 3, num_listed=5)
+
+    assert not found.complete
+    assert found.num_pairs > 0
+
+
+def test_no_pictures_have_no_near_duplicates() -> None:
+    """An empty table is no error."""
+    found = find_near_duplicates(np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), 3, num_listed=5)
+
+    assert (found.num_pairs, found.closest, found.complete) == (0, [], True)

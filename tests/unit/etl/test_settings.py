@@ -1,0 +1,83 @@
+"""What a table remembers, and what is refused because of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+from tasks.etl.settings import check_columns, check_properties, table_properties
+from tasks.schema import FILES, IMAGES
+
+SOURCE = Path("/photos")
+MADE_WITH = table_properties(EtlConfig(), SOURCE)
+
+
+def check(replace_source: bool = False, source: Path = SOURCE, **settings: Any) -> bool:
+    """Check a run with these settings against a table that was made with the defaults."""
+    return check_properties(
+        MADE_WITH, table_properties(EtlConfig.model_validate(settings), source), "/tables/images", replace_source
+    )
+
+
+def test_same_settings_pass() -> None:
+    """And replace nothing; gates and bounds may differ, since no row depends on who closed them."""
+    assert check() is False
+    assert check(max_bad_fraction=0.5, min_images_per_class=3, deleted="keep", replace_source=True) is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"stored_side": 64}, "etl.stored_side is 64, but the table '/tables/images' was made with 512: use that"),
+        ({"split_seed": 2}, "etl.split_seed is 2"),
+        ({"val_fraction": 0.3}, "etl.val_fraction is 0.3"),
+        ({"test_fraction": 0.3}, "etl.test_fraction is 0.3"),
+        ({"split_by": "folder"}, "etl.split_by is folder, but the table '/tables/images' was made with content"),
+    ],
+)
+def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    """Also where the source may be replaced: old rows would stay."""
+    for replace_source in (False, True):
+        with pytest.raises(WrongInput, match=sentence):
+            check(replace_source=replace_source, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"source": Path("/other")}, "etl.source is '/other', but .* was made with '/photos': .* etl.replace_source"),
+        ({"labels": {"by": "pattern", "pattern": "(a)"}}, "etl.labels.by is 'pattern', but .* made with 'folder'"),
+        ({"labels": {"by": "file", "file": "l.csv"}}, "etl.labels.by is 'file'"),
+    ],
+)
+def test_another_source_and_other_labels_replace_where_it_is_allowed(settings: dict[str, Any], sentence: str) -> None:
+    """And are refused where it is not, with the setting that allows it."""
+    with pytest.raises(WrongInput, match=sentence):
+        check(**settings)
+    assert check(replace_source=True, **settings) is True
+
+
+def test_table_that_remembers_nothing_is_refused() -> None:
+    """It was made by something else."""
+    with pytest.raises(WrongInput, match="etl.source is '/photos', but the table '/t' was made with 'nothing'"):
+        check_properties({}, MADE_WITH, "/t", False)
+
+
+def test_own_columns_pass() -> None:
+    """In any order."""
+    check_columns(StructType(list(reversed(IMAGES.fields))), IMAGES, "/t")
+
+
+def test_other_columns_are_named() -> None:
+    """Missing, unknown, and of another type."""
+    fields = [field for field in FILES if field.name not in {"split", "label"}]
+    fields += [StructField("label", LongType()), StructField("note", LongType())]
+
+    with pytest.raises(WrongInput) as refused:
+        check_columns(StructType(fields), FILES, "/t")
+    assert str(refused.value).startswith(
+        "the table '/t' lacks split, has note, which is unknown, has label as bigint and not string: it was made or "
+    )
