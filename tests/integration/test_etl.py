@@ -159,7 +159,7 @@ def test_a_class_with_too_few_pictures_fails_the_run_and_leaves_the_tables_as_th
         ingest(source, storage, min_images_per_class=2)
     assert versions(spark, storage) == (0, 0)
     ingest(source, storage)
-    with pytest.raises(WrongInput, match="4 of 5 classes"):
+    with pytest.raises(WrongInput, match="5 of 5 classes"):
         ingest(source, storage, min_images_per_class=21)
     assert versions(spark, storage) == (1, 1)
 
