@@ -99,11 +99,9 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
         BadImage: The bytes are no usable image.
     """
     image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
-    fitted = image
     if max(width, height) > stored_side:
-        fitted = fit_within(image, stored_side)
-        content = encode_jpeg(fitted)
-    return StoredPicture(content, width, height, dhash(fitted))
+        content = encode_jpeg(fit_within(image, stored_side))
+    return StoredPicture(content, width, height, dhash(image))
 
 
 def make_reader(source: Path, etl: EtlConfig) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
