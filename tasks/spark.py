@@ -76,6 +76,8 @@ def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
             # The defaults are for clusters: on one machine most of a minute goes into empty tasks.
             "spark.sql.shuffle.partitions": str(cores),
             "spark.databricks.delta.snapshotPartitions": "2",
+            # VACUUM lists its files in so many tasks; the default is 10,000.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
             # A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third
             # of the start and of the first Delta commands, and gives nothing back in so short a life.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",

@@ -10,7 +10,7 @@ from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.etl.ingest import ingest_images
-from tasks.maintenance.maintain import RETENTION_CHECK, maintain_tables
+from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
 from tests.conftest import write_pictures
 
@@ -56,44 +56,33 @@ def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
     return first, held
 
 
-def test_a_version_that_a_model_was_trained_from_outlives_a_vacuum(spark, source, storage, any_retention):
-    """Though everything else that left the table goes at once."""
+def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
+    """No picture changes, no cache is invalidated, and only a version that no model needs any more loses its files."""
     first, held = grown(spark, source, storage)
     register(storage, first)
+    newest = delta.latest(spark, first.path)
+    kept = hashes(spark, newest)
+    assert kept != held
+    cache, built = materialize_cache(CacheConfig(image_size=16), newest, storage, SparkConfig())
+    assert built
+
     report = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
+
     images = next(done for done in report.tables if done.table.path == first.path)
+    assert images.files_compacted > images.files_written
     assert images.kept_versions == [first.version]
     assert images.retention_hours >= 1
     assert hashes(spark, first) == held
-
-
-def test_what_no_model_needs_is_deleted(spark, source, storage, any_retention):
-    """The newest version stays whole, an old one is gone."""
-    first, _held = grown(spark, source, storage)
-    newest = delta.latest(spark, first.path)
-    kept = hashes(spark, newest)
-    report = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
-    images = next(done for done in report.tables if done.table.path == first.path)
-    assert images.files_deleted > 0
     assert hashes(spark, images.table) == kept
-    with pytest.raises(Exception, match="FILE_NOT_EXIST|does not exist"):
-        hashes(spark, first)
+    assert materialize_cache(CacheConfig(image_size=16), images.table, storage, SparkConfig()) == (cache, False)
 
+    mlflow.MlflowClient(tracking_uri=storage.tracking).delete_registered_model("lakevision")
+    done = maintain_table(
+        spark, first.path, MaintainConfig(vacuum_hours=0), tracking.trained_versions(storage).get(first.path, set())
+    )
 
-def test_compaction_changes_no_picture_and_invalidates_no_cache(spark, source, storage):
-    """Many small files become one; the cache of the same content is found under the new version."""
-    grown(spark, source, storage)
-    newest = delta.latest(spark, storage.table("images"))
-    held = hashes(spark, newest)
-    config = CacheConfig(image_size=16)
-    cache, built = materialize_cache(config, newest, storage, SparkConfig())
-    assert built
-    report = maintain_tables(MaintainConfig(), storage, SparkConfig())
-    images = next(done for done in report.tables if done.table.path == newest.path)
-    assert images.files_compacted > images.files_written
-    assert images.table.version > newest.version
-    assert hashes(spark, images.table) == held
-    assert materialize_cache(config, images.table, storage, SparkConfig()) == (cache, False)
+    assert done.files_deleted > 0
+    assert hashes(spark, done.table) == kept
 
 
 def test_a_retention_that_delta_refuses_is_one_sentence(spark, source, storage):
