@@ -157,7 +157,7 @@ def main(spec_path: str) -> int:
     _end_on_sigterm()
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    for name in ("alembic", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
+    for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         reducer = make_reducer(spec.distributed.num_ranks if spec.distributed else 1)
