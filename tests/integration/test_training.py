@@ -214,7 +214,7 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
 def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_again(cache, storage):
     """Its MLflow run is no longer running."""
     with pytest.raises(TimeoutError, match="longer than train.timeout_seconds 25 and was ended"):
-        train(cache, storage, max_epochs=100_000, patience=100_000, timeout_seconds=25)
+        train(cache, storage, max_epochs=10_000, patience=10_000, timeout_seconds=25)
     assert rank_processes(storage) == []
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
