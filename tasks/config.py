@@ -5,6 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.credentials import SparkSettings, Url
+
 BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
 
@@ -12,7 +14,7 @@ BUILTIN_DIGITS = "builtin:digits"
 class Settings(BaseModel):
     """A frozen group of settings that refuses names it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # it may be a credential
 
 
 class StorageConfig(Settings):
@@ -21,9 +23,9 @@ class StorageConfig(Settings):
     home: str | None = Field(
         None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
-    tables: str | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
-    cache: str | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
-    artifacts: str | None = Field(
+    tables: Url | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
+    cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
+    artifacts: Url | None = Field(
         None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"
     )
     tracking: str | None = Field(
@@ -36,7 +38,7 @@ class SparkConfig(Settings):
 
     master: str = Field("local[*]", description="Spark master URL")
     driver_memory: str = Field("3g", pattern=r"^\d+[kmgt]$", description="Java heap of the driver, e.g. 3g")
-    conf: dict[str, str] = Field(default_factory=dict, description="More Spark settings; these win over our own")
+    conf: SparkSettings = Field(default_factory=dict, description="More Spark settings, no secrets; they win over ours")
 
 
 class LabelConfig(Settings):
@@ -51,7 +53,7 @@ class LabelConfig(Settings):
         description="Regular expression searched in the path below the source; its one group, or the group named "
         r"label, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
     )
-    file: str | None = Field(
+    file: Url | None = Field(
         None,
         description="CSV or Parquet file (a path or URL ending in .csv or .parquet) with the columns path (below the "
         "source) and label, and split where split_by is file",
@@ -97,10 +99,10 @@ class LabelConfig(Settings):
 class EtlConfig(Settings):
     """From a folder of images to the Delta tables `images` and `files`."""
 
-    source: str = Field(
+    source: Url = Field(
         BUILTIN_DIGITS,
         min_length=1,
-        description=f"Folder of class folders with jpg, jpeg or png files, or {BUILTIN_DIGITS}",
+        description=f"Folder of class folders with jpg, jpeg or png files (a path or URL), or {BUILTIN_DIGITS}",
     )
     labels: LabelConfig = LabelConfig()
     stored_side: int = Field(
@@ -294,10 +296,10 @@ class PromoteConfig(Settings):
 class PredictConfig(Settings):
     """Batch inference with the champion."""
 
-    table: str | None = Field(
+    table: Url | None = Field(
         None, description="Delta table with columns sha256 and content; empty: the table `images`"
     )
-    predictions: str | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
+    predictions: Url | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
