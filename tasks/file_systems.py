@@ -138,7 +138,10 @@ def explain_problem(chain: str, url: str) -> str | None:
         (("UnknownStoreException",), f"but there is no bucket '{place}': check its name and the endpoint"),
         (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),
         (("FileNotFoundException",), "which does not exist: give a folder of class folders with images"),
-        (("NoAuthWithAWSException", "NoAwsCredentialsException"), f"and no credentials were found: {credentials}"),
+        (
+            ("NoAuthWithAWSException", "NoAwsCredentialsException", "KeyProviderException"),
+            f"and no credentials were found: {credentials}",
+        ),
         (
             ("AccessDeniedException", "AccessControlException"),
             f"which the credentials that were found may not read: check them and the rights on it, or {credentials}",

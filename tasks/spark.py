@@ -62,6 +62,8 @@ def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
         # Row counts suit numbers; with images, 10,000 rows a batch or 4,096 a vector are gigabytes.
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
+        # Large photos: 128 of them, or Spark's own bound of 256 MB, are too much for each of many workers.
+        "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
         "spark.sql.parquet.columnarReaderBatchSize": "128",
         "spark.hadoop.parquet.page.size.row.check.min": "4",
         "spark.hadoop.parquet.page.size.row.check.max": "64",
