@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tasks.config import EtlConfig
-from tasks.etl.extract import BATCH_BYTES, make_reader, read_picture, split_of
+from tasks.etl.extract import BATCH_BYTES, make_decoder, make_reader, read_picture, split_of
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, SPLITS, TEST, TRAIN, VAL
@@ -250,3 +250,21 @@ def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.Cap
 
     assert list(reader(iter([]))) == []
     assert capsys.readouterr().err == ""
+
+
+def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
+    """Where Spark did the reading the rows are the same, and what it could not read is unreadable with its reason."""
+    save(tmp_path / "cat" / "1.png", (8, 8))
+    save(tmp_path / "dog" / "2.png", (90, 9))
+    (tmp_path / "dog" / "3.png").write_bytes(b"")
+    listing, etl = list_images(tmp_path), EtlConfig(stored_side=64)
+    contents = [(tmp_path / path).read_bytes() for path in listing["path"].to_pylist()]
+    brought = listing.append_column("content", pa.array(contents, pa.binary()))
+    brought = brought.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))
+
+    read = pa.Table.from_batches(make_reader(tmp_path, etl)(iter(listing.to_batches()))).to_pylist()
+    decoded = pa.Table.from_batches(make_decoder(etl)(iter(brought.to_batches()))).to_pylist()
+
+    assert decoded[:2] == read[:2]
+    assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
+    assert decoded[2]["sha256"] is None
