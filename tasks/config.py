@@ -203,6 +203,11 @@ class CacheConfig(Settings):
         description="While all caches take more GB than this, the longest unused are removed; empty: no bound",
     )
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Size of one picture's pixels, uint8 HWC."""
+        return self.image_size**2 * 3
+
     def decisive(self) -> dict[str, str | int]:
         """Return the settings that decide what a cache holds."""
         names = {"image_size", "format", "row_group_megabytes"} | ({"jpeg_quality"} if self.format == "jpeg" else set())

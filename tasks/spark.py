@@ -228,12 +228,11 @@ def _jvm_is_alive() -> bool:
 def _forget_dead_jvm() -> None:
     """Drop what pyspark keeps of a JVM that was killed: it would talk to it for ever."""
     gateway = SparkContext._gateway
-    if gateway is None or gateway.proc.poll() is None:
+    if gateway is None or _jvm_is_alive():
         return
     logger.warning("the JVM of Spark ended by itself (status %d): the next session starts another", gateway.proc.poll())
     gateway.close()
-    SparkContext._gateway = None
-    SparkContext._jvm = None
+    _forget_gateway()
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
@@ -252,5 +251,9 @@ def _stop_jvm() -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _forget_gateway()
+
+
+def _forget_gateway() -> None:
     SparkContext._gateway = None
     SparkContext._jvm = None

@@ -22,7 +22,7 @@ import tasks
 from tasks.environment import code_version
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
-from tasks.storage import Storage, local_path
+from tasks.storage import Storage, artifacts_folder, local_path
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -102,7 +102,7 @@ def check_tracking(storage: Storage) -> None:
             f"storage.tracking is '{storage.tracking}', which does not answer ({error}): start that MLflow server, "
             "or leave the setting empty for a database file"
         ) from error
-    chosen = storage.artifacts != f"{storage.home}/artifacts"
+    chosen = storage.artifacts != artifacts_folder(storage.home)
     if chosen and str(experiment.artifact_location) != _artifact_location(storage):
         raise WrongInput(
             f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of '{storage.tracking}' "

@@ -15,14 +15,11 @@ from pyspark.sql import functions as F
 
 from tasks.cache.manifest import (
     FORMAT,
-    CacheDamaged,
     CacheFile,
     CacheManifest,
     CacheSplit,
-    check_files,
     find_cache,
-    read_manifest,
-    verify_files,
+    whole_cache,
     write_manifest,
 )
 from tasks.cache.sweep import remove_unnamed, sweep_caches
@@ -110,13 +107,13 @@ def cache_key(content: Content, cache: CacheConfig) -> str:
 
 def rows_per_group(rows: int, cache: CacheConfig) -> int:
     """Return the size of a row group: bounded by `row_group_megabytes`, and small enough for MIN_ROW_GROUPS."""
-    fits = (cache.row_group_megabytes << 20) // (cache.image_size**2 * 3)
+    fits = (cache.row_group_megabytes << 20) // cache.pixel_bytes
     return max(1, min(fits, rows // MIN_ROW_GROUPS))
 
 
 def cache_bytes(rows: int, cache: CacheConfig) -> int:
     """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    picture_bytes = cache.image_size**2 * 3 * (1 if cache.format == "uint8" else JPEG_SHARE)
+    picture_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
     return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
@@ -145,8 +142,7 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
     Pictures are ordered by sha256, which is as good as shuffled and the same on every machine.
     """
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    picture_bytes = cache.image_size**2 * 3
-    per_file = {split: max(1, FILE_BYTES // (rows * picture_bytes)) * rows for split, rows in groups.items()}
+    per_file = {split: max(1, FILE_BYTES // (rows * cache.pixel_bytes)) * rows for split, rows in groups.items()}
     sizes = spark.createDataFrame(list(per_file.items()), "split string, rows_per_file long")
     classes = spark.createDataFrame(list(enumerate(content.classes)), "label_index long, label string")
     numbered = (
@@ -171,18 +167,6 @@ def _building(url: str) -> AbstractContextManager[object]:
         return nullcontext()
     lock: AbstractContextManager[object] = filelock.FileLock(f"{path}.lock")
     return lock
-
-
-def _usable(url: str, cache: CacheConfig) -> CacheRef | None:
-    manifest = read_manifest(url)
-    if manifest is None:
-        return None
-    try:
-        (verify_files if cache.verify else check_files)(url, manifest)
-    except CacheDamaged as damage:
-        logger.warning("%s: built again", damage)
-        return None
-    return CacheRef(url=url, digest=manifest.digest)
 
 
 def materialize_cache(
@@ -214,7 +198,7 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         with _building(url):
-            if found := _usable(url, cache):
+            if found := whole_cache(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False
             check_disk(url, cache_bytes(sum(content.rows.values()), cache))
@@ -247,7 +231,7 @@ def _build(
         splits[split] = CacheSplit(
             rows=sum(part["rows"] for part in files),
             rows_per_group=groups[split],
-            files=tuple(CacheFile(**{name: part[name] for name in CacheFile.model_fields}) for part in files),
+            files=tuple(CacheFile.model_validate(part.asDict()) for part in files),
         )
         assert splits[split].rows == content.rows[split], f"{splits[split].rows} of {content.rows[split]} rows written"
     return CacheManifest(

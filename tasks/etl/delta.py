@@ -1,6 +1,7 @@
 """Delta tables: existence, versions, properties, and the two ways of writing, each one commit."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -36,10 +37,35 @@ def count_data_files(path: str) -> int:
     return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of a table, and the properties it has there."""
+
+    table: TableRef
+    properties: dict[str, str]
+
+
+def newest_snapshot(spark: SparkSession, path: str) -> Snapshot | None:
+    """Return the newest version of the table, or None where no Delta table is.
+
+    Asked of Delta's log itself: the SQL commands for it, `DESCRIBE HISTORY` and `DESCRIBE DETAIL`, are Spark jobs of a
+    second each, and a run asks often.
+    """
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    snapshot = log.update(False, none, none)
+    if snapshot.version() < 0:
+        return None
+    metadata = snapshot.metadata()
+    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    ref = TableRef(path=path, version=snapshot.version(), table_id=metadata.id())
+    return Snapshot(ref, dict(as_java(metadata.configuration())))
+
+
 def has_table(spark: SparkSession, path: str) -> bool:
     """Say whether a Delta table is at `path`."""
-    found: bool = DeltaTable.isDeltaTable(spark, path)
-    return found
+    return newest_snapshot(spark, path) is not None
 
 
 def latest(spark: SparkSession, path: str) -> TableRef:
@@ -48,11 +74,10 @@ def latest(spark: SparkSession, path: str) -> TableRef:
     Raises:
         WrongInput: No Delta table is there.
     """
-    if not has_table(spark, path):
+    snapshot = newest_snapshot(spark, path)
+    if snapshot is None:
         raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
-    table = DeltaTable.forPath(spark, path)
-    version, table_id = table.history(1).collect()[0]["version"], table.detail().collect()[0]["id"]
-    return TableRef(path=path, version=version, table_id=table_id)
+    return snapshot.table
 
 
 def at_version(spark: SparkSession, path: str, version: int | None) -> TableRef:
@@ -76,11 +101,6 @@ def at_version(spark: SparkSession, path: str, version: int | None) -> TableRef:
 def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     """Return the rows of exactly this version."""
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
-
-
-def properties(spark: SparkSession, path: str) -> dict[str, str]:
-    """Return the table's properties."""
-    return dict(DeltaTable.forPath(spark, path).detail().collect()[0]["properties"])
 
 
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:

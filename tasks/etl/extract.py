@@ -14,6 +14,9 @@ from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
 from tasks.worker_log import say
 
+STORED_QUALITY = 90
+"""Of pictures that are stored scaled down, on libjpeg's scale."""
+
 BATCH_BYTES = 16 << 20
 """Content that one Arrow batch to Spark carries at most, plus one picture: bounds a worker's memory."""
 
@@ -100,7 +103,8 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     """
     image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
     if max(width, height) > stored_side:
-        content = encode_jpeg(fit_within(image, stored_side))
+        # Whole chroma: half of it would be lost a second time where the picture is scaled down later.
+        content = encode_jpeg(fit_within(image, stored_side), STORED_QUALITY, "4:4:4")
     return StoredPicture(content, width, height, dhash(image))
 
 

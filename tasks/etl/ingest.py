@@ -44,6 +44,7 @@ class _Tables:
         files: Path of the table `files`.
         ledger: All rows of `files`, or None where there is none.
         held: sha256, label and split of the rows of `images`.
+        versions: The version of each, None where there is none.
         replaced: Whether the contents come from another source or other labels, and are to be replaced.
     """
 
@@ -51,6 +52,7 @@ class _Tables:
     files: str
     ledger: DataFrame | None
     held: DataFrame
+    versions: list[int | None]
     replaced: bool
 
     @property
@@ -63,15 +65,18 @@ def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: 
     """Open the tables at their latest versions, and refuse those that this run must not write."""
     replaced = False
     rows: dict[str, DataFrame] = {}
+    versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
-        if not delta.has_table(spark, path):
+        snapshot = delta.newest_snapshot(spark, path)
+        versions.append(None if snapshot is None else snapshot.table.version)
+        if snapshot is None:
             continue
-        replaced |= check_properties(delta.properties(spark, path), wanted, path, etl.replace_source)
-        rows[name] = delta.read_version(spark, delta.latest(spark, path))
+        replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
+        rows[name] = delta.read_version(spark, snapshot.table)
         check_columns(rows[name].schema, schema, path)
     held = rows.get("images", spark.createDataFrame([], IMAGES)).select(*PICTURE)
-    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, replaced)
+    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, versions, replaced)
 
 
 def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int) -> DataFrame:
@@ -98,10 +103,10 @@ def _check_gates(groups: list[Row], kept: DataFrame, etl: EtlConfig) -> FileCoun
     Raises:
         WrongInput: Too many unusable files, or too small a class.
     """
-    kept_rows = kept.groupBy("label").count().collect()
+    kept_rows = kept.groupBy("label", "split").count().collect()
     counts = FileCounts.of_groups(
-        [(row["label"], row["outcome"], row["reason"], row["count"]) for row in groups],
-        [(row["label"], row["count"]) for row in kept_rows],
+        [(row["label"], row["split"], row["outcome"], row["reason"], row["count"]) for row in groups],
+        [(row["label"], row["split"], row["count"]) for row in kept_rows],
     )
     check_bad_fraction(counts, etl)
     check_class_sizes(counts, etl)
@@ -141,16 +146,15 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         WrongInput: Settings or columns other than the tables', too many unusable files, or too small a class; the
             tables are unchanged.
     """
-    paths = [storage.table("images"), storage.table("files")]
     wanted = table_properties(etl, source.folder)
     tables = _open_tables(spark, etl, storage, wanted)
-    before = _versions(spark, *paths)
+    paths = (tables.images, tables.files)
     listing = spark.createDataFrame(source.listing)
     known = spark.createDataFrame([], FILES) if tables.known is None else tables.known
     compared = compare_files(listing, known, tables.held).persist()
     try:
         groups = (
-            compared.groupBy("status", "label", "outcome", "reason")
+            compared.groupBy("status", "label", "split", "outcome", "reason")
             .agg(F.count("*").alias("count"), F.count("held").alias("held"))
             .collect()
         )
@@ -159,7 +163,7 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
         work = (
-            None in before
+            None in tables.versions
             or tables.replaced
             or any(row["status"] != UNCHANGED or row["reason"] in READ_AGAIN for row in groups)
             or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
@@ -173,15 +177,16 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
     if tables.replaced:
         for path in paths:
             delta.set_properties(spark, path, wanted)
+    images, files = (delta.latest(spark, path) for path in paths)
     report = EtlReport(
-        images=delta.latest(spark, paths[0]),
-        files=delta.latest(spark, paths[1]),
+        images=images,
+        files=files,
         stored=counts.outcomes[STORED],
         duplicates=counts.outcomes[DUPLICATE],
         quarantined=counts.outcomes[QUARANTINED],
         read=num_new,
-        changed=_versions(spark, *paths) != before,
-        classes=_count_classes(spark, paths[0]),
+        changed=[images.version, files.version] != tables.versions,
+        classes=counts.classes,
     )
     logger.info(
         "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
@@ -193,18 +198,6 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         "" if report.changed else "; nothing new, nothing committed",
     )
     return report
-
-
-def _count_classes(spark: SparkSession, images: str) -> dict[str, dict[str, int]]:
-    rows = spark.read.format("delta").load(images).groupBy("label", "split").count().collect()
-    classes: dict[str, dict[str, int]] = {}
-    for row in sorted(rows, key=lambda found: (found["label"], found["split"])):
-        classes.setdefault(row["label"], {})[row["split"]] = row["count"]
-    return classes
-
-
-def _versions(spark: SparkSession, *paths: str) -> list[int | None]:
-    return [delta.latest(spark, path).version if delta.has_table(spark, path) else None for path in paths]
 
 
 def _bring_in_line(
@@ -219,7 +212,7 @@ def _bring_in_line(
     read = _read_new(spark, listed, etl, source, new.count()).persist(StorageLevel.DISK_ONLY)
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:
-        groups = outcomes.groupBy("label", "outcome", "reason").count().collect()
+        groups = outcomes.groupBy("label", "split", "outcome", "reason").count().collect()
         kept = _kept(etl, tables, outcomes, outcomes)
         counts = _check_gates(groups, kept, etl)
         write_images(spark, tables.images, read, outcomes, tables.held, kept, wanted)
