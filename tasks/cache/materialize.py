@@ -94,8 +94,8 @@ def check_content(content: Content, table: TableRef) -> None:
     for split, rows in content.rows.items():
         if rows == 0:
             raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures, "
-                f"or raise etl.{split}_fraction for a new table"
+                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures (where "
+                f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
             )
 
 
