@@ -173,7 +173,10 @@ def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef 
     """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
     filesystem, root = fsspec.core.url_to_fs(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
-        url = f"{folder.rstrip('/')}/{path.split('/')[-2]}"
+        name = path.split("/")[-2]
+        if name.startswith("."):
+            continue  # On its way out: `tasks.cache.sweep` removes it, whoever reads it.
+        url = f"{folder.rstrip('/')}/{name}"
         manifest = read_manifest(url)
         if manifest is None or manifest.table != table or manifest.settings.decisive() != settings.decisive():
             continue
