@@ -191,7 +191,10 @@ def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef 
     """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
     filesystem, root = fsspec.core.url_to_fs(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
-        if found := whole_cache(f"{folder.rstrip('/')}/{path.split('/')[-2]}", settings, table):
+        name = path.split("/")[-2]
+        if name.startswith("."):
+            continue  # On its way out: `tasks.cache.sweep` removes it, whoever reads it.
+        if found := whole_cache(f"{folder.rstrip('/')}/{name}", settings, table):
             return found
     return None
 

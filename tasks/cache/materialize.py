@@ -4,10 +4,8 @@ import hashlib
 import json
 import logging
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import filelock
 import fsspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -22,16 +20,18 @@ from tasks.cache.manifest import (
     whole_cache,
     write_manifest,
 )
-from tasks.cache.sweep import remove_unnamed, sweep_caches
+from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
 from tasks.config import CacheConfig, SparkConfig
+from tasks.disk import check_writable, existing_folder, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark import spark_session
-from tasks.storage import Storage, local_path
+from tasks.storage import Storage
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -123,11 +123,9 @@ def check_disk(url: str, needed: int) -> None:
     Raises:
         WrongInput: Says how much is needed and how much is free.
     """
-    folder = local_path(url)
+    folder = existing_folder(url)
     if folder is None:
         return
-    while not folder.exists():
-        folder = folder.parent
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise WrongInput(
@@ -160,15 +158,6 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
     )
 
 
-def _building(url: str) -> AbstractContextManager[object]:
-    """Let one build at a time have a local folder; the others wait, then find its cache."""
-    path = local_path(url)
-    if path is None:
-        return nullcontext()
-    lock: AbstractContextManager[object] = filelock.FileLock(f"{path}.lock")
-    return lock
-
-
 def materialize_cache(
     cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig
 ) -> tuple[CacheRef, bool]:
@@ -178,7 +167,8 @@ def materialize_cache(
         The cache, and whether it was built now.
 
     Raises:
-        WrongInput: Fewer than two classes, an empty split, or too small a disk.
+        WrongInput: Fewer than two classes, an empty split, too small a disk, or one that cannot be written to.
+        DiskFull: The disk was full before the cache was whole; nothing of it is left.
     """
     ref, built = _find_or_build(cache, table, storage, config)
     with CacheUse(ref.url):
@@ -190,6 +180,8 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
     if found := find_cache(storage.cache, table, cache):
         logger.info("%s is there already: nothing to build", found.url)
         return found, False
+    check_writable(storage.home, "storage.home")
+    check_writable(storage.cache, "storage.cache")
     with spark_session(config, storage) as spark:
         images = delta.read_version(spark, table)
         content = read_content(images.select("sha256", "label", "split"))
@@ -197,16 +189,20 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
         url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache)}"
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
-        with _building(url):
+        # One builds, the others wait, then find its cache.
+        with take_turn(url), full_disk_named(storage.cache, storage.home):
             if found := whole_cache(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False
             check_disk(url, cache_bytes(sum(content.rows.values()), cache))
-            if filesystem.exists(root):
-                filesystem.rm(root, recursive=True)  # What a killed or damaged build left.
+            discard(url)  # What a killed or damaged build left.
             filesystem.makedirs(root, exist_ok=True)
-            manifest = _build(spark, images, content, cache, table, url)
-            ref = write_manifest(url, manifest)
+            try:
+                manifest = _build(spark, images, content, cache, table, url)
+                ref = write_manifest(url, manifest)
+            except BaseException:
+                discard(url)  # A full disk would stay full.
+                raise
             remove_unnamed(url, manifest)
     logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
     return ref, True

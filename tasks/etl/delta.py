@@ -1,5 +1,6 @@
 """Delta tables: existence, versions, properties, and the two ways of writing, each one commit."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from pyspark.sql.types import StructType
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
 
+COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
+DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
+
 
 def check_table_path(path: str) -> bool:
     """Say whether a Delta table is at `path`, without Spark.
@@ -23,12 +27,32 @@ def check_table_path(path: str) -> bool:
     if not filesystem.exists(root):
         return False
     if filesystem.exists(f"{root}/_delta_log"):
-        return True
+        return _has_commit(filesystem, root)
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log): give another path, or move what is there"
         )
     return False
+
+
+def _has_commit(filesystem: Any, root: str) -> bool:
+    return any(
+        COMMIT_NAME.fullmatch(name.rsplit("/", 1)[-1]) for name in filesystem.ls(f"{root}/_delta_log", detail=False)
+    )
+
+
+def clear_uncommitted(path: str) -> None:
+    """Remove what a run left that was killed while it created the table: Delta would neither read nor replace it.
+
+    That is a log without a commit and data files that none names. The caller has the table to itself.
+    """
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if not filesystem.exists(f"{root}/_delta_log") or _has_commit(filesystem, root):
+        return
+    for name in filesystem.ls(root, detail=False):
+        if DATA_NAME.fullmatch(name.rsplit("/", 1)[-1]):
+            filesystem.rm(name)
+    filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
 def count_data_files(path: str) -> int:
@@ -114,11 +138,19 @@ def _quoted(value: str) -> str:
 
 
 def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
-    """Create the table with its first rows and properties in one commit; fail if it exists."""
+    """Create the table with its first rows and properties in one commit; fail if it exists.
+
+    The caller has the table to itself: what a killed run left of it is removed.
+    """
+    clear_uncommitted(path)
     writer = rows.writeTo(f"delta.`{path}`").using("delta")
     for name, value in values.items():
         writer = writer.tableProperty(name, value)
-    writer.create()
+    try:
+        writer.create()
+    except Exception:
+        clear_uncommitted(path)  # A full disk would stay full.
+        raise
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

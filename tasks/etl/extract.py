@@ -36,6 +36,21 @@ def _inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep)
 
 
+def _read_whole(file: Path) -> bytes:
+    """Return the content of a file that nobody wrote to meanwhile: halves of two pictures are none.
+
+    Raises:
+        OSError: It changed; what it is now, the next run reads.
+    """
+    with file.open("rb") as handle:
+        before = os.fstat(handle.fileno())
+        content = handle.read()
+        after = os.fstat(handle.fileno())
+    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, len(content)):
+        raise OSError("the file changed while it was read")
+    return content
+
+
 def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[Reason, str] | None:
     """Return the reason and detail why a file, whatever its content, cannot be used, or None."""
     if label is None:
@@ -68,7 +83,7 @@ def read_picture(file: Path, label: str | None, split: str | None, root: str, et
     try:
         if not _inside(str(file), root):
             raise PermissionError("a link that leads out of the source")
-        content = file.read_bytes()
+        content = _read_whole(file)
     except OSError as error:
         return row | {"reason": Reason.UNREADABLE.value, "detail": str(error)}
     row["sha256"] = hashlib.sha256(content).hexdigest()

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config import EtlConfig, SparkConfig
+from tasks.disk import check_writable, full_disk_named
 from tasks.etl import delta
 from tasks.etl.extract import make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
@@ -28,6 +29,7 @@ from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
 from tasks.spark import spark_session
 from tasks.storage import Storage
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -117,8 +119,10 @@ def prepare_ingest(etl: EtlConfig, storage: Storage) -> Source:
     """Refuse what needs no Spark to be refused, and list the source.
 
     Raises:
-        WrongInput: As `prepare_source`, or something other than a table lies where a table belongs.
+        WrongInput: As `prepare_source`, nothing can be written to the tables, or something else lies at their place.
     """
+    check_writable(storage.home, "storage.home")
+    check_writable(storage.tables, "storage.tables")
     for name in ("images", "files"):
         delta.check_table_path(storage.table(name))
     return prepare_source(etl, storage)
@@ -136,7 +140,7 @@ def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlR
 
 
 def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the listed source.
+    """Bring the tables `images` and `files` in line with the listed source, one run at a time.
 
     `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
     nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
@@ -145,7 +149,15 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
     Raises:
         WrongInput: Settings or columns other than the tables', too many unusable files, or too small a class; the
             tables are unchanged.
+        DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
+            is done and the next run does `files`.
     """
+    with take_turn(storage.table("images")) as waited, full_disk_named(storage.tables, storage.home):
+        # What was listed before another run had its turn may be older than what that one ingested.
+        return _ingest(spark, etl, prepare_source(etl, storage) if waited else source, storage)
+
+
+def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
     wanted = table_properties(etl, source.folder)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
