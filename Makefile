@@ -13,6 +13,9 @@ help:  ## say what there is
 setup:  ## everything a fresh machine needs, each step once
 	@deployments/setup.sh
 
+jars-%: setup  ## what Spark needs for a store, into the user's cache once: jars-s3a, jars-abfss
+	@$(python) -m deployments.fetch_jars $*
+
 demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIGHTS=, MODEL=, IMAGE_SIZE=)
 	@$(python) -m deployments.demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(MODEL),--model "$(MODEL)") \
 	    $(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(IMAGE_SIZE),--image-size "$(IMAGE_SIZE)")

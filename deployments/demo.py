@@ -18,6 +18,7 @@ from tasks.config import BUILTIN_DIGITS
 from tasks.environment import lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
+from tasks.storage import local_path
 
 DEPLOYMENT = "pipeline/pipeline"
 OWN_IMAGE_SIZE = 64
@@ -39,7 +40,7 @@ class DemoFailed(RuntimeError):
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the demo's options."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders")
+    parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
     parser.add_argument("--model", default=None, help="a torchvision classifier")
     parser.add_argument(
         "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
@@ -57,7 +58,8 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     weights = options.weights or "none"
     if weights not in {"none", "DEFAULT"}:
         weights = str(Path(weights).expanduser().absolute())
-    source = str(Path(options.source).expanduser().absolute()) if own else BUILTIN_DIGITS
+    folder = local_path(options.source) if own else None
+    source = str(folder.expanduser().absolute()) if folder else options.source
     frozen = weights != "none"
     return {
         "config": {
@@ -87,8 +89,9 @@ def check_parameters(values: dict[str, Any]) -> None:
 
     config = PipelineConfig.model_validate(values["config"])
     check_java()
-    if config.etl.source != BUILTIN_DIGITS:
-        check_source(Path(config.etl.source))
+    folder = local_path(config.etl.source)  # a URL is looked at by the DAG's preflight, in its Spark
+    if config.etl.source != BUILTIN_DIGITS and folder is not None:
+        check_source(folder)
 
 
 def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
@@ -185,8 +188,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
     began = time.monotonic()
     interrupt_on(signal.SIGTERM, signal.SIGHUP)
-    values = parameters(options)
     try:
+        values = parameters(options)
         check_parameters(values)
         port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:

@@ -1,42 +1,96 @@
-"""Fetch Delta's jars once, through Spark's own resolver, so that no later start of Spark asks the network.
+"""Fetch jars once, through Spark's own resolver, so that no start of Spark asks the network: Delta's, or a store's.
 
 The resolver honours a person's mirrors (spark.jars.ivySettings in spark-defaults.conf); what it brings is checked here.
 """
 
+import argparse
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
+from tasks.file_systems import FETCHED, store_jars
 from tasks.spark import DELTA_PACKAGE, check_java, jars_folder
 
-JARS = {
+
+@dataclass(frozen=True)
+class Jars:
+    """Jars that belong together.
+
+    Attributes:
+        packages: What the resolver is asked for, as group:artifact:version.
+        excluded: What comes with them and is not wanted, as group:artifact.
+        folder: Where they are kept.
+        digests: File names and sha256 of all of them.
+    """
+
+    packages: tuple[str, ...]
+    excluded: tuple[str, ...]
+    folder: Path
+    digests: Mapping[str, str]
+
+
+DELTA_DIGESTS = {
     "delta-spark_2.13-4.0.1.jar": "a1e76860b19fe1e6b205a4ea7a9099a2f9575d39bb71d49b3e679b299d0efb91",
     "delta-storage-4.0.1.jar": "ecc42c5aaa51c423312d9e4e48aa4a12b34740bf2c37de0e8f279277ec3d12e4",
 }
-"""File names and sha256 of what Spark's own jars lack (antlr4-runtime comes with Spark)."""
+"""What Spark's own jars lack (antlr4-runtime comes with Spark)."""
+
+# As Spark's own Hadoop client. The parts of the SDK that S3A uses are 11 MB; the bundle of all services, which its
+# metadata asks for, is 560. Hadoop was built with 2.24.6, of which one part was never published; 2.24.12 ends its line.
+HADOOP, AWS_SDK = "3.4.1", "2.24.12"
+STORES = {
+    "s3a": (
+        f"org.apache.hadoop:hadoop-aws:{HADOOP}",
+        f"software.amazon.awssdk:s3-transfer-manager:{AWS_SDK}",
+        f"software.amazon.awssdk:sts:{AWS_SDK}",
+    ),
+    "abfss": (f"org.apache.hadoop:hadoop-azure:{HADOOP}",),
+}
+COMES_WITH_SPARK = ("io.netty:*", "org.slf4j:slf4j-api", "com.fasterxml.jackson.core:*")
+EXCLUDED = ("software.amazon.awssdk:bundle", *COMES_WITH_SPARK)
 
 
-def have_all(folder: Path) -> bool:
-    """Say whether every jar is in `folder` with the digest it must have."""
+def read_digests(scheme: str) -> dict[str, str]:
+    """Return file names and sha256 of a store's jars."""
+    lines = Path(__file__).with_name("jars").joinpath(f"{scheme}.sha256").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def jars_of(name: str) -> Jars:
+    """Return what belongs to `delta` or to the scheme of a store."""
+    if name == "delta":
+        return Jars((DELTA_PACKAGE,), (), jars_folder(), DELTA_DIGESTS)
+    return Jars(STORES[name], EXCLUDED, store_jars(name), read_digests(name))
+
+
+def have_all(jars: Jars) -> bool:
+    """Say whether every jar is in its folder with the digest it must have."""
     return all(
-        (folder / name).is_file() and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-        for name, digest in JARS.items()
+        (jars.folder / name).is_file() and hashlib.sha256((jars.folder / name).read_bytes()).hexdigest() == digest
+        for name, digest in jars.digests.items()
     )
 
 
-def fetch(folder: Path) -> None:
-    """Resolve DELTA_PACKAGE into a scratch folder and move the jars into `folder`."""
+def fetch(jars: Jars) -> None:
+    """Resolve the packages into a scratch folder and move the jars into their own.
+
+    Raises:
+        WrongInput: A jar has another digest than it must have.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         spark = (
             SparkSession.builder.master("local[1]")
-            .config("spark.jars.packages", DELTA_PACKAGE)
+            .config("spark.jars.packages", ",".join(jars.packages))
+            .config("spark.jars.excludes", ",".join(jars.excluded))
             .config("spark.jars.ivy", scratch)
             .config("spark.ui.enabled", "false")
             .config("spark.driver.bindAddress", "127.0.0.1")
@@ -44,36 +98,41 @@ def fetch(folder: Path) -> None:
             .getOrCreate()
         )
         spark.stop()
-        folder.mkdir(parents=True, exist_ok=True)
+        jars.folder.mkdir(parents=True, exist_ok=True)
         for found in Path(scratch, "jars").glob("*.jar"):
-            for name, digest in JARS.items():
-                if found.name.endswith(name):
-                    actual = hashlib.sha256(found.read_bytes()).hexdigest()
-                    if actual != digest:
-                        raise WrongInput(
-                            f"{name} has sha256 {actual}, expected {digest}: the mirror serves another file"
-                        )
-                    # Copy beside, then rename: a killed set-up leaves no half jar under the final name.
-                    shutil.copy(found, folder / f".{name}.partial")
-                    os.replace(folder / f".{name}.partial", folder / name)
+            # The resolver puts the group before the name: org.apache.hadoop_hadoop-aws-3.4.1.jar.
+            name = found.name.partition("_")[2]
+            if name not in jars.digests:
+                continue
+            actual = hashlib.sha256(found.read_bytes()).hexdigest()
+            if actual != jars.digests[name]:
+                raise WrongInput(
+                    f"{name} has sha256 {actual}, expected {jars.digests[name]}: the mirror serves another file"
+                )
+            # Copy beside, then rename: a killed set-up leaves no half jar under the final name.
+            shutil.copy(found, jars.folder / f".{name}.partial")
+            os.replace(jars.folder / f".{name}.partial", jars.folder / name)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Fetch what is missing; return 0 when all jars are there."""
-    folder = jars_folder()
-    if have_all(folder):
+    parser = argparse.ArgumentParser(prog="fetch_jars", description=__doc__)
+    parser.add_argument("name", nargs="?", default="delta", choices=("delta", *FETCHED))
+    jars = jars_of(parser.parse_args(arguments).name)
+    packages = ", ".join(jars.packages)
+    if have_all(jars):
         return 0
-    print(f"Fetching {DELTA_PACKAGE} into {folder} (once)", flush=True)
+    print(f"Fetching {packages} into {jars.folder} (once)", flush=True)
     try:
         check_java()
-        fetch(folder)
+        fetch(jars)
     except WrongInput as error:
         print(f"fetch_jars: {error}", file=sys.stderr)
         return 1
     except PySparkRuntimeError:
         pass  # Spark ended without a session; what it could not fetch is said below.
-    if not have_all(folder):
-        print(f"fetch_jars: {DELTA_PACKAGE} could not be fetched: see Spark's lines above", file=sys.stderr)
+    if not have_all(jars):
+        print(f"fetch_jars: {packages} could not be fetched: see Spark's lines above", file=sys.stderr)
         return 1
     return 0
 

@@ -22,8 +22,8 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     """Turn a folder of images into a champion and its predictions."""
     storage = resolve_storage(config.storage)
     stages = StageLog()
-    stages.run(check_inputs, config, storage)
-    with keep_spark():  # one JVM for both, and none while training has the memory
+    with keep_spark():  # one JVM for all that need one, and none while training has the memory
+        stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
     single = stages.run(train_single, config.train, cache, storage)

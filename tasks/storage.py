@@ -1,7 +1,8 @@
 """Where things lie: the folders and URLs of one run, resolved once."""
 
+import os
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote_to_bytes, urlparse
 
 from pydantic import BaseModel, ConfigDict
 
@@ -41,11 +42,21 @@ class Storage(BaseModel):
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path behind a folder or file:// URL, or None for an object store."""
-    parsed = urlparse(url)
-    if parsed.scheme == "file":
-        return Path(unquote(parsed.path))
-    return None if parsed.scheme else Path(url)
+    """Return the path behind a folder or file:// URL, or None for an object store.
+
+    Raises:
+        WrongInput: A file:// URL names another machine, as one with too few slashes does.
+    """
+    if urlparse(url).scheme != "file":
+        return None if urlparse(url).scheme else Path(url)
+    # Not urlparse's path: a question mark or number sign in a folder's name begins nothing here.
+    rest = url[len("file:") :]
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in {"", "localhost"}:
+            raise WrongInput(f"'{url}' names a folder of the machine '{host}': write file:///{host}{slash}{path}")
+        rest = slash + path
+    return Path(os.fsdecode(unquote_to_bytes(rest)))
 
 
 def _absolute(url: str) -> str:

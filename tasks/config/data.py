@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.storage import Settings
+from tasks.credentials import Url
 
 BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
@@ -23,7 +24,7 @@ class LabelConfig(Settings):
         description="Regular expression searched in the path below the source; its one group, or the group named "
         r"label, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
     )
-    file: str | None = Field(
+    file: Url | None = Field(
         None,
         description="CSV or Parquet file (a path or URL ending in .csv or .parquet) with the columns path (below the "
         "source) and label, and split where split_by is file",
@@ -69,10 +70,10 @@ class LabelConfig(Settings):
 class EtlConfig(Settings):
     """From a folder of images to the Delta tables `images` and `files`."""
 
-    source: str = Field(
+    source: Url = Field(
         BUILTIN_DIGITS,
         min_length=1,
-        description=f"Folder of class folders with jpg, jpeg or png files, or {BUILTIN_DIGITS}",
+        description=f"Folder of class folders with jpg, jpeg or png files (a path or URL), or {BUILTIN_DIGITS}",
     )
     labels: LabelConfig = LabelConfig()
     stored_side: int = Field(

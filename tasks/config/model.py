@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.storage import Settings
+from tasks.credentials import Url
 
 
 class TrainConfig(Settings):
@@ -92,10 +93,10 @@ class PromoteConfig(Settings):
 class PredictConfig(Settings):
     """Batch inference with the champion."""
 
-    table: str | None = Field(
+    table: Url | None = Field(
         None, description="Delta table with columns sha256 and content; empty: the table `images`"
     )
-    predictions: str | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
+    predictions: Url | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )

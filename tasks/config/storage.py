@@ -2,11 +2,13 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.credentials import SparkSettings, Url
+
 
 class Settings(BaseModel):
     """A frozen group of settings that refuses names it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # it may be a credential
 
 
 class StorageConfig(Settings):
@@ -15,9 +17,9 @@ class StorageConfig(Settings):
     home: str | None = Field(
         None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
-    tables: str | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
-    cache: str | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
-    artifacts: str | None = Field(
+    tables: Url | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
+    cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
+    artifacts: Url | None = Field(
         None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"
     )
     tracking: str | None = Field(
@@ -30,4 +32,4 @@ class SparkConfig(Settings):
 
     master: str = Field("local[*]", description="Spark master URL")
     driver_memory: str = Field("3g", pattern=r"^\d+[kmgt]$", description="Java heap of the driver, e.g. 3g")
-    conf: dict[str, str] = Field(default_factory=dict, description="More Spark settings; these win over our own")
+    conf: SparkSettings = Field(default_factory=dict, description="More Spark settings, no secrets; they win over ours")

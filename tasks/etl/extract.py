@@ -66,26 +66,31 @@ def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[R
 
 
 def read_picture(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
-    """Read one file; return sha256, split, content, width, height and dhash, or the reason why it is quarantined.
-
-    `split` is the predefined one, or None where the content decides.
-    """
-    row: dict[str, Any] = {
-        "sha256": None,
-        "split": split,
-        "content": None,
-        "width": None,
-        "height": None,
-        "dhash": None,
-        "reason": None,
-        "detail": None,
-    }
+    """Read one file and examine it as `examine_picture`; `root` is the source's real path."""
     try:
         if not _inside(str(file), root):
             raise PermissionError("a link that leads out of the source")
         content = _read_whole(file)
     except OSError as error:
-        return row | {"reason": Reason.UNREADABLE.value, "detail": str(error)}
+        return _unreadable(split, str(error))
+    return examine_picture(content, label, split, etl)
+
+
+def _nothing(split: str | None) -> dict[str, Any]:
+    names = ("sha256", "content", "width", "height", "dhash", "reason", "detail")
+    return dict.fromkeys(names) | {"split": split}
+
+
+def _unreadable(split: str | None, detail: str) -> dict[str, Any]:
+    return _nothing(split) | {"reason": Reason.UNREADABLE.value, "detail": detail}
+
+
+def examine_picture(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
+    """Return sha256, split, content, width, height and dhash, or the reason why a file is quarantined.
+
+    `split` is the predefined one, or None where the content decides.
+    """
+    row = _nothing(split)
     row["sha256"] = hashlib.sha256(content).hexdigest()
     if unlabelled := _unlabelled(label, split, etl):
         return row | {"reason": unlabelled[0].value, "detail": unlabelled[1]}
@@ -123,26 +128,55 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     return StoredPicture(content, width, height, dhash(image))
 
 
-def make_reader(source: Path, etl: EtlConfig) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What `mapInArrow` takes."""
+
+
+def make_reader(source: Path, etl: EtlConfig) -> Mapper:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         root = os.path.realpath(source)
-        rows: list[dict[str, Any]] = []
-        held = num_read = num_bad = 0
-        for batch in batches:
-            for listed in batch.to_pylist():
-                row = listed | read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
-                rows.append(row)
-                num_read += 1
-                num_bad += row["reason"] is not None
-                held += len(row["content"] or b"")
-                if held >= BATCH_BYTES:
-                    yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
-                    rows, held = [], 0
-        if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
-        if num_read:
-            say(f"read {num_read} files, {num_bad} of them unusable")
+
+        def examine(listed: dict[str, Any]) -> dict[str, Any]:
+            return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
+
+        return _examine_all(batches, examine)
 
     return read
+
+
+def make_decoder(etl: EtlConfig) -> Mapper:
+    """Return the function for `mapInArrow` where Spark did the reading.
+
+    Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
+    """
+
+    def examine(listed: dict[str, Any]) -> dict[str, Any]:
+        content, unreadable = listed.pop("content"), listed.pop("unreadable")
+        if unreadable is not None:
+            return _unreadable(listed["split"], unreadable)
+        return examine_picture(content, listed["label"], listed["split"], etl)
+
+    return lambda batches: _examine_all(batches, examine)
+
+
+def _examine_all(
+    batches: Iterator[pa.RecordBatch], examine: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Iterator[pa.RecordBatch]:
+    rows: list[dict[str, Any]] = []
+    held = num_read = num_bad = 0
+    for batch in batches:
+        for listed in batch.to_pylist():
+            examined = examine(listed)  # it takes from `listed` what goes no further
+            rows.append(listed | examined)
+            num_read += 1
+            num_bad += examined["reason"] is not None
+            held += len(examined["content"] or b"")
+            if held >= BATCH_BYTES:
+                yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
+                rows, held = [], 0
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
+    if num_read:
+        say(f"read {num_read} files, {num_bad} of them unusable")

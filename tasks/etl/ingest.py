@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -11,9 +12,8 @@ from pyspark.sql import functions as F
 from tasks.config import EtlConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.etl import delta
-from tasks.etl.extract import make_reader
+from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
-from tasks.etl.listing import Source, prepare_source
 from tasks.etl.outcomes import (
     NEW,
     PICTURE,
@@ -23,11 +23,13 @@ from tasks.etl.outcomes import (
     kept_pictures,
     resolve_outcomes,
 )
+from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
+from tasks.etl.source import Source, list_again, prepare_source
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
-from tasks.spark import spark_session
+from tasks.spark import keep_spark, spark_session
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -82,10 +84,14 @@ def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: 
 
 
 def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int) -> DataFrame:
-    reader = make_reader(source.folder, etl)
     tasks = max(1, min(num_files, max(-(-num_files // FILES_A_TASK), spark.sparkContext.defaultParallelism)))
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=READ_ARROW)).schema
-    return listing.repartition(tasks).mapInArrow(reader, schema)  # type: ignore[arg-type]  # an iterator in, as documented
+    files = listing.repartition(tasks)
+    if isinstance(source.location, Path):
+        reader = make_reader(source.location, etl)
+    else:
+        files, reader = read_remote(spark, files, source.location), make_decoder(etl)
+    return files.mapInArrow(reader, schema)  # type: ignore[arg-type]  # an iterator in, as documented
 
 
 def _ledger_columns(rows: DataFrame) -> DataFrame:
@@ -115,8 +121,8 @@ def _check_gates(groups: list[Row], kept: DataFrame, etl: EtlConfig) -> FileCoun
     return counts
 
 
-def prepare_ingest(etl: EtlConfig, storage: Storage) -> Source:
-    """Refuse what needs no Spark to be refused, and list the source.
+def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Source:
+    """Refuse what can be refused before anything is read, and list the source.
 
     Raises:
         WrongInput: As `prepare_source`, nothing can be written to the tables, or something else lies at their place.
@@ -125,7 +131,7 @@ def prepare_ingest(etl: EtlConfig, storage: Storage) -> Source:
     check_writable(storage.tables, "storage.tables")
     for name in ("images", "files"):
         delta.check_table_path(storage.table(name))
-    return prepare_source(etl, storage)
+    return prepare_source(etl, storage, config)
 
 
 def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlReport:
@@ -134,9 +140,10 @@ def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlR
     Raises:
         WrongInput: As `prepare_ingest` and `ingest_source`.
     """
-    source = prepare_ingest(etl, storage)
-    with spark_session(config, storage) as spark:
-        return ingest_source(spark, etl, source, storage)
+    with keep_spark():  # a URL is listed by the session that reads it
+        source = prepare_ingest(etl, storage, config)
+        with spark_session(config, storage) as spark:
+            return ingest_source(spark, etl, source, storage)
 
 
 def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
@@ -154,11 +161,11 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
     """
     with take_turn(storage.table("images")) as waited, full_disk_named(storage.tables, storage.home):
         # What was listed before another run had its turn may be older than what that one ingested.
-        return _ingest(spark, etl, prepare_source(etl, storage) if waited else source, storage)
+        return _ingest(spark, etl, list_again(spark, etl, source) if waited else source, storage)
 
 
 def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
-    wanted = table_properties(etl, source.folder)
+    wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
     listing = spark.createDataFrame(source.listing)
@@ -171,7 +178,7 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
             .collect()
         )
         num_new = sum(row["count"] for row in groups if row["status"] == NEW)
-        logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.folder, num_new)
+        logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
         work = (

@@ -1,35 +1,31 @@
-"""What a source folder holds, before anything is read."""
+"""What a source folder holds, before anything is read: local folders, and what every listing has in common."""
 
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig
+from tasks.config import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.digits import write_digits
 from tasks.etl.labels import name_paths
 from tasks.schema import LISTING_ARROW, SPLITS
-from tasks.storage import Storage, local_path
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
 
 
-def source_folder(source: str, storage: Storage) -> Path:
-    """Return the folder a source names; the built-in digits lie under the run's home.
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
 
-    Raises:
-        WrongInput: The source is a URL of a file system that ETL does not read.
-    """
-    if source == BUILTIN_DIGITS:
-        return Path(storage.home) / "digits"
-    path = local_path(source)
-    if path is None:
-        raise WrongInput(f"source is '{source}', which is no local folder: give a path or a file:// URL")
-    return path.expanduser().absolute()
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in EXTENSIONS
+
+
+def is_image_path(path: str) -> bool:
+    """Say whether a path below a source is listed: an image by its extension, and in no hidden folder."""
+    return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
 
 
 def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
@@ -39,7 +35,7 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
         raise WrongInput(f"source has the folder '{folder}', which cannot be read: change its permissions") from None
     with opened as entries:
         for entry in sorted(entries, key=lambda found: found.name):
-            if entry.name.startswith("."):
+            if _is_hidden(entry.name):
                 continue
             if entry.is_symlink() and not os.path.realpath(entry.path).startswith(root + os.sep):
                 # Links are followed inside the source only: what lies outside was not handed to us.
@@ -48,7 +44,7 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
                 # A link to a folder above would walk in circles; its files are found at their own place.
                 if not entry.is_symlink():
                     yield from _walk(entry.path, root)
-            elif Path(entry.name).suffix.lower() in EXTENSIONS:
+            elif _is_image(entry.name):
                 yield entry
 
 
@@ -65,9 +61,7 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
         what = "is not a folder" if source.exists() else "does not exist"
         raise WrongInput(f"source is '{source}', which {what}: give a folder of class folders with images")
     root = os.path.realpath(source)
-    paths: list[str] = []
-    sizes: list[int] = []
-    times: list[int] = []
+    files: list[tuple[str, int, int]] = []
     for entry in _walk(str(source), root):
         try:
             status = entry.stat()
@@ -76,11 +70,25 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
         if not stat.S_ISREG(status.st_mode):
             continue
         # A name that is no UTF-8 is shown escaped; no file has the escaped name, so it ends as unreadable.
-        paths.append(os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace"))
-        sizes.append(status.st_size)
-        times.append(status.st_mtime_ns // 1000)
-    if not paths:
+        path = os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace")
+        files.append((path, status.st_size, status.st_mtime_ns // 1000))
+    return make_listing(files, str(source), etl)
+
+
+def make_listing(files: Sequence[tuple[str, int, int]], source: str, etl: EtlConfig) -> pa.Table:
+    """Return the listing of the files of a source.
+
+    Args:
+        files: Path below the source, size in bytes and time of the last change in microseconds since 1970 (UTC).
+        source: Folder or URL that the sentence names.
+        etl: What names labels and splits.
+
+    Raises:
+        WrongInput: There is no file, or the label file is not usable.
+    """
+    if not files:
         raise WrongInput(f"source is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path")
+    paths, sizes, times = zip(*files, strict=True)
     named = name_paths(paths, etl)
     columns = {
         "path": paths,
@@ -93,12 +101,22 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
 
 
 def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """Refuse a source that nothing can be trained on; return its listing.
+    """Refuse a folder that nothing can be trained on; return its listing.
 
     Raises:
-        WrongInput: As `list_images`, fewer than two labels, or predefined splits of which there is none.
+        WrongInput: As `list_images` and `check_labels`.
     """
     listing = list_images(source, etl)
+    check_labels(listing, str(source), etl)
+    return listing
+
+
+def check_labels(listing: pa.Table, source: str, etl: EtlConfig) -> None:
+    """Refuse a listing that nothing can be trained on.
+
+    Raises:
+        WrongInput: Fewer than two labels, or predefined splits of which there is none.
+    """
     labels = sorted(set(listing["label"].to_pylist()) - {None})
     if len(labels) < 2:
         thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
@@ -110,7 +128,6 @@ def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
             f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}: "
             "rename the folders, or set etl.split_by to 'content'"
         )
-    return listing
 
 
 def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
@@ -127,23 +144,3 @@ def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
                 f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}': training needs "
                 f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'content'"
             )
-
-
-@dataclass(frozen=True)
-class Source:
-    """A folder and what it held when it was listed (LISTING_ARROW)."""
-
-    folder: Path
-    listing: pa.Table
-
-
-def prepare_source(etl: EtlConfig, storage: Storage) -> Source:
-    """List the source, with the built-in digits written out where they are asked for.
-
-    Raises:
-        WrongInput: As `check_source`.
-    """
-    folder = source_folder(etl.source, storage)
-    if etl.source == BUILTIN_DIGITS:
-        write_digits(folder)
-    return Source(folder, check_source(folder, etl))

@@ -14,7 +14,7 @@ ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
 
 
-def table_properties(etl: EtlConfig, source: Path) -> dict[str, str]:
+def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
     """Return the properties of tables made with these settings; a setting that is not set is an empty text."""
     settings = {
         "source": str(source),

@@ -9,7 +9,7 @@ from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
-from tasks.spark import spark_session
+from tasks.spark import keep_spark, spark_session
 from tasks.storage import Storage
 from tasks.tracking import check_tracking
 
@@ -17,11 +17,12 @@ from tasks.tracking import check_tracking
 @stage("etl")
 def ingest(etl: EtlConfig, storage: Storage, spark: SparkConfig) -> EtlReport:
     """Bring the tables `images` and `files` in line with the source, and say what they hold."""
-    source = prepare_ingest(etl, storage)
-    check_tracking(storage)
-    with spark_session(spark, storage) as session:
-        report = ingest_source(session, etl, source, storage)
-        checks = validate_tables(session, report, etl, storage, flow_run_tags())
+    with keep_spark():  # a URL is listed by the session that reads it
+        source = prepare_ingest(etl, storage, spark)
+        check_tracking(storage)
+        with spark_session(spark, storage) as session:
+            report = ingest_source(session, etl, source, storage)
+            checks = validate_tables(session, report, etl, storage, flow_run_tags())
     publish_tables(report, checks)
     return report if report.changed else skipped(report, "no new, changed or deleted files")
 

@@ -10,7 +10,8 @@ from tasks.config import CacheConfig, PipelineConfig, TrainConfig
 from tasks.disk import check_writable
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
-from tasks.etl.listing import check_splits, prepare_source
+from tasks.etl.listing import check_splits
+from tasks.etl.source import prepare_source
 from tasks.spark import check_java
 from tasks.storage import Storage
 from tasks.train.model import build_classifier
@@ -47,7 +48,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_java()
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
-    source = prepare_source(config.etl, storage)
+    source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows
     for path in (storage.table("images"), storage.table("files")):
@@ -59,5 +60,5 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_disk(storage.cache, cache_bytes(num_files, config.cache))
     tracking.check_tracking(storage)
     logger.info(
-        "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.folder
+        "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location
     )

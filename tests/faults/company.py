@@ -69,7 +69,7 @@ def check_changing_source(undisturbed: Undisturbed, folder: Path) -> None:
     source, storage = folder / "source", make_storage(folder / "home")
     shutil.copytree(undisturbed.source, source)
     with spark_session(SPARK, storage) as spark:
-        listed = prepare_ingest(settings(source), storage)
+        listed = prepare_ingest(settings(source), storage, SPARK)
         (source / "red" / "000.png").rename(folder / "gone.png")
         with _Writer(source / "green" / "000.png", source / "blue" / "000.png"):
             report = ingest_source(spark, settings(source), listed, storage)

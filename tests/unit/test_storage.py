@@ -6,6 +6,7 @@ import pytest
 
 from tasks import tracking
 from tasks.config import StorageConfig
+from tasks.errors import WrongInput
 from tasks.storage import local_path, resolve_storage
 
 
@@ -110,3 +111,15 @@ def test_two_homes_in_one_process_track_into_two_databases(tmp_path: Path) -> No
     second = resolve_storage(StorageConfig(home=str(tmp_path / "second")))
 
     assert second.tracking == f"sqlite:///{tmp_path}/second/mlflow.db"
+
+
+def test_file_url_takes_a_name_as_it_is_but_for_percent_signs() -> None:
+    """A question mark or number sign begins nothing in a folder's name."""
+    assert local_path("file:///my?data#1%25") == Path("/my?data#1%")
+    assert local_path("file:/data") == local_path("file://localhost/data") == Path("/data")
+
+
+def test_file_url_of_another_machine_is_refused() -> None:
+    """Two slashes where three belong would name another folder."""
+    with pytest.raises(WrongInput, match="names a folder of the machine 'data': write file:///data/photos"):
+        local_path("file://data/photos")

@@ -77,7 +77,10 @@ for name in sorted(sys.modules):
 def test_wheel_has_every_module_and_nothing_else(installed: Path) -> None:
     """Each module of flows and tasks is in it, and no test, secret or cache of the checkout."""
     expected = {
-        file.relative_to(ROOT).as_posix() for folder in ("flows", "tasks") for file in (ROOT / folder).rglob("*.py")
+        file.relative_to(ROOT).as_posix()
+        for folder in ("flows", "tasks")
+        for file in (ROOT / folder).rglob("*.*")
+        if file.suffix in {".py", ".java"}
     }
     files = {file.relative_to(installed).as_posix() for file in installed.rglob("*") if file.is_file()}
 

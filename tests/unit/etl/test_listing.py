@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config import BUILTIN_DIGITS
 from tasks.errors import WrongInput
-from tasks.etl.listing import check_source, list_images, source_folder
+from tasks.etl.listing import check_source, is_image_path, list_images
 from tasks.schema import LISTING_ARROW
-from tasks.storage import Storage
 
 
 def put(source: Path, *paths: str) -> None:
@@ -22,11 +20,6 @@ def put(source: Path, *paths: str) -> None:
 def paths_of(source: Path) -> list[str]:
     """Return the listed paths."""
     return list_images(source)["path"].to_pylist()
-
-
-def storage_below(home: Path) -> Storage:
-    """Return a storage with everything below one folder."""
-    return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
 
 
 def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
@@ -195,28 +188,22 @@ def test_two_classes_are_enough(tmp_path: Path) -> None:
     assert check_source(tmp_path).num_rows == 3
 
 
-def test_builtin_digits_lie_under_the_home(tmp_path: Path) -> None:
-    """The built-in data set is written where the run writes everything."""
-    assert source_folder(BUILTIN_DIGITS, storage_below(tmp_path)) == tmp_path / "digits"
-
-
-def test_file_url_and_path_name_the_same_folder(tmp_path: Path) -> None:
-    """A file:// URL is a local folder."""
-    assert source_folder(f"file://{tmp_path}", storage_below(tmp_path)) == tmp_path
-    assert source_folder(str(tmp_path), storage_below(tmp_path)) == tmp_path
-
-
-def test_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executors run in other folders, so the path they get is whole."""
-    monkeypatch.chdir(tmp_path)
-
-    assert source_folder("pictures", storage_below(tmp_path)) == tmp_path / "pictures"
-
-
-def test_object_store_as_source_is_refused(tmp_path: Path) -> None:
-    """The sentence names the URL and what to give instead."""
-    with pytest.raises(WrongInput, match=r"source is 's3a://bucket/x', which is no local folder: give a path"):
-        source_folder("s3a://bucket/x", storage_below(tmp_path))
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("cat/1.jpg", True),
+        ("cat/_1.PNG", True),
+        ("_cat/a=b.jpeg", True),
+        ("cat/.1.jpg", False),
+        ("cat/._1.jpg", False),
+        (".thumbnails/cat/1.jpg", False),
+        ("cat/notes.txt", False),
+        ("cat/jpg", False),
+    ],
+)
+def test_path_of_an_object_is_listed_as_a_file_would_be(path: str, listed: bool) -> None:
+    """What a walk leaves out by name is left out of a store's flat listing."""
+    assert is_image_path(path) is listed
 
 
 def test_name_that_is_no_unicode_is_listed_escaped(tmp_path: Path) -> None:

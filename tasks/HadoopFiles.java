@@ -1,0 +1,222 @@
+package lakevision;
+
+import java.util.ArrayDeque;
+import java.util.Arrays;
+import java.util.Iterator;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.ThreadFactory;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.FutureDataInputStreamBuilder;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RemoteIterator;
+import org.apache.spark.TaskContext;
+import org.apache.spark.api.java.function.FlatMapFunction;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.RowFactory;
+import org.apache.spark.util.SerializableConfiguration;
+import org.apache.spark.util.TaskCompletionListener;
+
+/**
+ * Lists a folder of any Hadoop file system on the driver, and reads its files in Spark's tasks.
+ *
+ * Compiled when a URL first needs it, by the compiler that Spark brings for its own generated code: that one knows
+ * neither lambdas nor inferred types, so there are none.
+ */
+public final class HadoopFiles implements FlatMapFunction {
+    /** Files that are under way at once in a task: an object store answers one request in tens of milliseconds. */
+    private static final int MOST_FILES = 16;
+    /** Bytes that they may have together, beside the first one. */
+    private static final long MOST_BYTES = 64L << 20;
+
+    private final SerializableConfiguration settings;
+    private final String root;
+
+    public HadoopFiles(Configuration settings, String root) {
+        this.settings = new SerializableConfiguration(settings);
+        this.root = root;
+    }
+
+    /** Returns why the folder cannot be listed, as "class: message" lines from the outermost cause in; empty if it can. */
+    public static String problem(Configuration settings, String root) {
+        FileSystem system = null;
+        try {
+            Path folder = new Path(root);
+            // One of its own: settings that give up early must not stay in Hadoop's cache of file systems.
+            system = FileSystem.newInstance(folder.toUri(), settings);
+            if (!system.getFileStatus(folder).isDirectory()) {
+                return "NotDirectoryException: " + root;
+            }
+            // Of a bucket's root S3A knows without asking that it is a folder; only a listing finds the bucket missing.
+            system.listStatusIterator(folder).hasNext();
+            return "";
+        } catch (Throwable error) {  // a connector whose jars do not fit together fails with an Error
+            return chain(error);
+        } finally {
+            close(system);
+        }
+    }
+
+    private static void close(FileSystem system) {
+        try {
+            if (system != null) system.close();
+        } catch (java.io.IOException ignored) {
+            // It was read from only: nothing is lost.
+        }
+    }
+
+    private static String chain(Throwable error) {
+        StringBuilder text = new StringBuilder();
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (text.length() > 0) text.append('\n');
+            text.append(cause.getClass().getSimpleName()).append(": ").append(firstLine(cause.getMessage()));
+        }
+        return text.toString();
+    }
+
+    private static String firstLine(String message) {
+        return message == null ? "" : message.split("\n", 2)[0];
+    }
+
+    /** All files below a folder, in pages: a call from Python for each file would take a millisecond a file. */
+    public static final class Listing {
+        private final RemoteIterator files;
+        private final int start;
+
+        public Listing(Configuration settings, String root) throws java.io.IOException {
+            Path folder = new Path(root);
+            FileSystem system = folder.getFileSystem(settings);
+            String path = system.makeQualified(folder).toUri().getPath();
+            this.start = path.endsWith("/") ? path.length() : path.length() + 1;
+            this.files = system.listFiles(folder, true);
+        }
+
+        /** Returns "size TAB milliseconds TAB path" of at most so many files, each ended by NUL; empty at the end. */
+        public String page(int most) throws java.io.IOException {
+            StringBuilder text = new StringBuilder();
+            for (int count = 0; count < most && files.hasNext(); count++) {
+                FileStatus file = (FileStatus) files.next();
+                text.append(file.getLen()).append('\t').append(file.getModificationTime()).append('\t');
+                text.append(file.getPath().toUri().getPath().substring(start)).append('\0');
+            }
+            return text.toString();
+        }
+    }
+
+    /** Rows with the columns path and size in; the same with content and unreadable (the reason) out, in their order. */
+    public Iterator call(Object rows) {
+        return new Reading((Iterator) rows, settings.value(), root);
+    }
+
+    /** Reads ahead: the next files are under way while Python works on the ones before. */
+    private static final class Reading implements Iterator {
+        private final Iterator rows;
+        private final Configuration settings;
+        private final String root;
+        private final ExecutorService threads;
+        private final ArrayDeque underWay = new ArrayDeque();
+        private final ArrayDeque sizes = new ArrayDeque();
+        private long bytes = 0;
+
+        Reading(Iterator rows, Configuration settings, String root) {
+            this.rows = rows;
+            this.settings = settings;
+            this.root = root;
+            final ExecutorService pool = Executors.newFixedThreadPool(MOST_FILES, new ThreadFactory() {
+                public Thread newThread(Runnable work) {
+                    Thread thread = new Thread(work, "lakevision-read");
+                    thread.setDaemon(true);
+                    return thread;
+                }
+            });
+            this.threads = pool;
+            TaskContext.get().addTaskCompletionListener(new TaskCompletionListener() {
+                public void onTaskCompletion(TaskContext context) {
+                    pool.shutdownNow();
+                }
+            });
+        }
+
+        public boolean hasNext() {
+            while (rows.hasNext() && underWay.size() < MOST_FILES && (underWay.isEmpty() || bytes < MOST_BYTES)) {
+                Row row = (Row) rows.next();
+                long size = ((Long) row.getAs("size")).longValue();
+                FutureTask task = new FutureTask(new Read(row, settings, root));
+                threads.execute(task);
+                underWay.add(task);
+                sizes.add(Long.valueOf(size));
+                bytes += size;
+            }
+            return !underWay.isEmpty();
+        }
+
+        public Object next() {
+            if (!hasNext()) throw new java.util.NoSuchElementException();
+            bytes -= ((Long) sizes.remove()).longValue();
+            try {
+                return ((Future) underWay.remove()).get();
+            } catch (Exception error) {
+                throw new RuntimeException(error);
+            }
+        }
+
+        public void remove() {
+            throw new UnsupportedOperationException();
+        }
+    }
+
+    private static final class Read implements Callable {
+        private final Row row;
+        private final Configuration settings;
+        private final String root;
+
+        Read(Row row, Configuration settings, String root) {
+            this.row = row;
+            this.settings = settings;
+            this.root = root;
+        }
+
+        public Object call() {
+            Object[] values = new Object[row.size() + 2];
+            for (int i = 0; i < row.size(); i++) values[i] = row.get(i);
+            try {
+                long size = ((Long) row.getAs("size")).longValue();
+                if (size > Integer.MAX_VALUE - 1024) throw new java.io.IOException("a file of " + size + " bytes");
+                values[row.size()] = content(new Path(root, "./" + row.getAs("path")), size);
+            } catch (Exception error) {
+                Throwable cause = error;
+                while (cause instanceof java.util.concurrent.ExecutionException && cause.getCause() != null) {
+                    cause = cause.getCause();
+                }
+                values[row.size() + 1] = cause.getClass().getSimpleName() + ": " + firstLine(cause.getMessage());
+            }
+            return RowFactory.create(values);
+        }
+
+        private byte[] content(Path path, long size) throws Exception {
+            FutureDataInputStreamBuilder open = path.getFileSystem(settings).openFile(path);
+            // With the length known a store is asked once a file, and not first for what the listing said.
+            open.opt("fs.option.openfile.length", String.valueOf(size));
+            open.opt("fs.option.openfile.read.policy", "whole-file");
+            FSDataInputStream stream = (FSDataInputStream) open.build().get();
+            try {
+                byte[] content = new byte[(int) size];
+                int filled = 0;
+                while (filled < content.length) {
+                    int count = stream.read(content, filled, content.length - filled);
+                    if (count < 0) break;
+                    filled += count;
+                }
+                return filled == content.length ? content : Arrays.copyOf(content, filled);
+            } finally {
+                stream.close();
+            }
+        }
+    }
+}

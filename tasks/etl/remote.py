@@ -1,0 +1,49 @@
+"""Sources on any Hadoop file system: listed on the driver and read by Spark's tasks, through Hadoop's own API.
+
+Its connectors bring the credentials, retries and requests of each store, and are configured once for everything that
+Spark does.
+"""
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from tasks.config import EtlConfig
+from tasks.etl.listing import is_image_path, make_listing
+from tasks.file_systems import check_folder, hadoop_files
+
+FILES_A_PAGE = 10_000
+"""Files that one call brings from the JVM: a megabyte of text."""
+
+
+def list_remote(spark: SparkSession, url: str, etl: EtlConfig = EtlConfig()) -> pa.Table:
+    """List the image files below a URL, hidden ones left out, as `list_images` does for a folder.
+
+    Returns:
+        Table with the columns of LISTING_ARROW, ordered by path.
+
+    Raises:
+        WrongInput: As `check_folder`, the URL holds no image file, or the label file is not usable.
+    """
+    check_folder(spark, url, f"source is '{url}'")
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    listing = hadoop_files(spark).Listing(settings, f"{url}/")
+    found: list[tuple[str, int, int]] = []
+    while page := listing.page(FILES_A_PAGE):
+        for line in page.removesuffix("\0").split("\0"):
+            size, milliseconds, path = line.split("\t", 2)
+            if is_image_path(path):
+                found.append((path, int(size), int(milliseconds) * 1000))
+    return make_listing(sorted(found), url, etl)
+
+
+def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
+    """Return the listed files with their content (bytes), or in `unreadable` why there is none."""
+    jvm, session = spark.sparkContext._jvm, spark._jsparkSession
+    reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/")
+    schema = StructType(
+        [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
+    )
+    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]
+    rows = listing._jdf.javaRDD().mapPartitions(reader)
+    return DataFrame(session.createDataFrame(rows, java_schema), spark)

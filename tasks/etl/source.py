@@ -1,0 +1,77 @@
+"""Where a source is, and what it held when it was listed: a local folder, or a URL of any Hadoop file system."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.digits import write_digits
+from tasks.etl.listing import check_labels, check_source
+from tasks.etl.remote import list_remote
+from tasks.file_systems import scheme_of
+from tasks.spark import spark_session
+from tasks.storage import Storage, local_path
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder, or the URL of one as text, and what it held when it was listed (LISTING_ARROW)."""
+
+    location: Path | str
+    listing: pa.Table
+
+
+def find_source(source: str, storage: Storage) -> Path | str:
+    """Return the folder a source names, or its URL without a slash at the end; the built-in digits lie under the home.
+
+    Raises:
+        WrongInput: The source is neither a path nor a URL.
+    """
+    if source == BUILTIN_DIGITS:
+        return Path(storage.home) / "digits"
+    path = local_path(source)
+    if path is not None:
+        return path.expanduser().absolute()
+    if scheme_of(source) is None:
+        raise WrongInput(
+            f"source is '{source}', which is neither a path nor a URL: give a folder (./{source} where it is one), "
+            "file:///folder or scheme://place/folder"
+        )
+    return source.rstrip("/")
+
+
+def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Source:
+    """List the source, with the built-in digits written out where they are asked for.
+
+    A URL is listed by Spark's JVM, in a session of its own or the active one; a local folder needs none.
+
+    Raises:
+        WrongInput: As `find_source`, `check_source`, `list_remote` and `check_labels`.
+    """
+    location = find_source(etl.source, storage)
+    if etl.source == BUILTIN_DIGITS:
+        write_digits(Path(location))
+    if isinstance(location, Path):
+        return Source(location, check_source(location, etl))
+    with spark_session(config, storage) as spark:
+        return _list_url(spark, location, etl)
+
+
+def list_again(spark: SparkSession, etl: EtlConfig, source: Source) -> Source:
+    """List a source anew, which may have changed since.
+
+    Raises:
+        WrongInput: As `check_source`, `list_remote` and `check_labels`.
+    """
+    if isinstance(source.location, Path):
+        return Source(source.location, check_source(source.location, etl))
+    return _list_url(spark, source.location, etl)
+
+
+def _list_url(spark: SparkSession, url: str, etl: EtlConfig) -> Source:
+    listing = list_remote(spark, url, etl)
+    check_labels(listing, url, etl)
+    return Source(url, listing)

@@ -1,0 +1,160 @@
+"""File systems of Hadoop beyond local folders (s3a, abfss, gs, hdfs): what a running Spark session needs for them.
+
+The jars of a store are in a folder of the user's cache, and go into a session when a URL first needs them: a session
+that reads local folders starts as fast as ever, and no start of Spark asks the network.
+"""
+
+import logging
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark.sql import SparkSession
+
+from tasks.environment import download_cache
+from tasks.errors import WrongInput
+
+logger = logging.getLogger("lakevision.spark")
+
+FETCHED = ("s3a", "abfss")
+"""Schemes whose jars `make jars-SCHEME` fetches."""
+
+GIVE_UP_EARLY = {
+    "fs.s3a.attempts.maximum": "2",
+    "fs.s3a.retry.limit": "1",
+    "fs.s3a.retry.throttle.limit": "1",
+    "fs.s3a.connection.establish.timeout": "5s",
+    "fs.s3a.connection.timeout": "20s",
+    "fs.azure.io.retry.max.retries": "1",
+    "fs.azure.oauth.token.fetch.retry.max.retries": "1",
+    "ipc.client.connect.max.retries": "1",
+    "ipc.client.connect.max.retries.on.timeouts": "1",
+    "dfs.client.failover.max.attempts": "1",
+}
+"""Hadoop's settings while a folder is looked at for the first time; its defaults try for minutes."""
+
+WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
+CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
+
+_JAVA = Path(__file__).with_name("HadoopFiles.java")
+
+
+def scheme_of(url: str) -> str | None:
+    """Return the scheme of a URL (s3a of s3a://bucket/folder), or None for a path."""
+    found = re.match(r"([a-z][a-z0-9+.-]*)://", url, flags=re.IGNORECASE)
+    return found.group(1).lower() if found else None
+
+
+def store_jars(scheme: str) -> Path:
+    """Return the folder of the jars that a store needs."""
+    return download_cache() / "jars" / scheme
+
+
+def _context_loader(jvm: Any) -> Any:
+    """Return the loader in which Spark looks for classes; it takes more jars while it runs."""
+    return jvm.Thread.currentThread().getContextClassLoader()
+
+
+def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
+    """Put jars into a running session, the driver and its executors; those that are there stay as they are."""
+    context: Any = spark.sparkContext._jsc
+    jvm: Any = spark.sparkContext._jvm
+    there = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
+    for jar in jars:
+        if jar.name not in there:
+            context.addJar(str(jar))
+            _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+
+
+def load_store(spark: SparkSession, url: str) -> None:
+    """Put the jars of the URL's store into a running session, where they were fetched."""
+    scheme = scheme_of(url)
+    if scheme is not None:
+        load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
+
+
+def hadoop_files(spark: SparkSession) -> Any:
+    """Return the Java class of HadoopFiles.java, compiled and loaded when it is first asked for.
+
+    Spark's own source `binaryFile` does not do: it skips names that begin with an underscore and empty files, takes the
+    folder a=b for a partition, and one unreadable file ends the job.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    jar = Path(spark.sparkContext._temp_dir) / "lakevision-hadoop-files.jar"  # Spark removes that folder
+    if not jar.exists():
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(_context_loader(jvm))
+        compiler.cook(_JAVA.read_text())
+        classes = compiler.getBytecodes()
+        with zipfile.ZipFile(jar, "w") as archive:
+            for name in classes:
+                archive.writestr(f"{name.replace('.', '/')}.class", bytes(classes[name]))
+        load_jars(spark, [jar])
+    return jvm.lakevision.HadoopFiles
+
+
+def check_folder(spark: SparkSession, url: str, what: str) -> None:
+    """Refuse a URL that cannot be listed.
+
+    Args:
+        spark: The session that will read it.
+        url: Folder on any Hadoop file system.
+        what: How the sentence begins: "source is 's3a://bucket/photos'".
+
+    Raises:
+        WrongInput: No connector, no such folder, no or refused credentials, or a store that does not answer.
+        OSError: It cannot be listed for a reason of its own.
+    """
+    load_store(spark, url)
+    jvm: Any = spark.sparkContext._jvm
+    settings = jvm.org.apache.hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
+    for name, value in GIVE_UP_EARLY.items():
+        settings.set(name, value)
+    chain = hadoop_files(spark).problem(settings, f"{url}/")
+    if not chain:
+        return
+    logger.debug("%s cannot be listed: %s", url, chain)
+    sentence = explain_problem(chain, url)
+    if sentence is None:
+        raise OSError(f"{what}, which cannot be listed: {chain.splitlines()[0]}")
+    raise WrongInput(f"{what}, {sentence}")
+
+
+def explain_problem(chain: str, url: str) -> str | None:
+    """Return what a person can do about a chain of Java exceptions ("class: message" lines), or None."""
+    scheme, place = scheme_of(url) or "", urlsplit(url).netloc
+    names = [line.split(": ", 1)[0] for line in chain.splitlines()]
+    fetch = f"run 'make jars-{scheme}' once" if scheme in FETCHED else "put those of its connector"
+    folder = "" if scheme in FETCHED else f" into {store_jars(scheme)}"
+    credentials = WAYS_OUT.get(scheme, CREDENTIALS)
+    sentences = (
+        (
+            ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
+            f"and the jars for {scheme}:// are not there: {fetch}{folder}",
+        ),
+        (("UnknownStoreException",), f"but there is no bucket '{place}': check its name and the endpoint"),
+        (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),
+        (("FileNotFoundException",), "which does not exist: give a folder of class folders with images"),
+        (("NoAuthWithAWSException", "NoAwsCredentialsException"), f"and no credentials were found: {credentials}"),
+        (
+            ("AccessDeniedException", "AccessControlException"),
+            f"which the credentials that were found may not read: check them and the rights on it, or {credentials}",
+        ),
+        (
+            (
+                *("UnknownHostException", "ConnectException", "ConnectTimeoutException", "HttpHostConnectException"),
+                *("NoRouteToHostException", "SocketTimeoutException"),
+            ),
+            "whose server does not answer: check the URL, the endpoint and the network",
+        ),
+    )
+    # The innermost cause says what happened, what is around it which call it was; but that a bucket is missing is
+    # known only outside.
+    for name in ["UnknownStoreException"] * ("UnknownStoreException" in names) + names[::-1]:
+        for classes, sentence in sentences:
+            if name in classes:
+                return sentence
+    return None

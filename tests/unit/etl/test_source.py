@@ -1,0 +1,62 @@
+"""Where a source is: a path, a file:// URL, or the URL of another file system."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.source import find_source, prepare_source
+from tasks.storage import Storage
+
+
+def storage_below(home: Path) -> Storage:
+    """Return a storage with everything below one folder."""
+    return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
+
+
+def test_builtin_digits_lie_under_the_home(tmp_path: Path) -> None:
+    """The built-in data set is written where the run writes everything."""
+    assert find_source(BUILTIN_DIGITS, storage_below(tmp_path)) == tmp_path / "digits"
+
+
+def test_file_url_and_path_name_the_same_folder(tmp_path: Path) -> None:
+    """A file:// URL is a local folder."""
+    assert find_source(f"file://{tmp_path}", storage_below(tmp_path)) == tmp_path
+    assert find_source(str(tmp_path), storage_below(tmp_path)) == tmp_path
+
+
+def test_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors run in other folders, so the path they get is whole."""
+    monkeypatch.chdir(tmp_path)
+
+    assert find_source("pictures", storage_below(tmp_path)) == tmp_path / "pictures"
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/my photos", "hdfs://host:8020/photos", "gs://bucket"])
+def test_url_is_kept_as_text_without_a_slash_at_the_end(tmp_path: Path, url: str) -> None:
+    """The tables remember one name of a source, however it was written."""
+    assert find_source(url, storage_below(tmp_path)) == url
+    assert find_source(f"{url}/", storage_below(tmp_path)) == url
+
+
+def test_what_is_neither_path_nor_url_is_refused(tmp_path: Path) -> None:
+    """A folder whose name looks like a scheme is told how to be written."""
+    with pytest.raises(
+        WrongInput, match=r"'cats:2024', which is neither a path nor a URL: give a folder \(\./cats:2024"
+    ):
+        find_source("cats:2024", storage_below(tmp_path))
+
+
+def test_local_source_is_listed_without_spark(tmp_path: Path) -> None:
+    """A file:// URL with what a URL escapes is the folder of that name."""
+    for label in ("cat", "dog"):
+        (tmp_path / "my photos=50% ä" / label).mkdir(parents=True)
+        (tmp_path / "my photos=50% ä" / label / "1.jpg").write_bytes(b"x")
+
+    source = prepare_source(
+        EtlConfig(source=f"file://{tmp_path}/my%20photos=50%25%20%C3%A4"), storage_below(tmp_path), SparkConfig()
+    )
+
+    assert source.location == tmp_path / "my photos=50% ä"
+    assert source.listing["path"].to_pylist() == ["cat/1.jpg", "dog/1.jpg"]
