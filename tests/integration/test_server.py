@@ -1,23 +1,15 @@
 """A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
 
-import os
 import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 import pytest
 
 from deployments.local_stack import STACK_MARK, LocalStack, check_port, prefect_command
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.processes import free_port, plain_environment, run_python
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +45,12 @@ def marked(stack: LocalStack) -> list[int]:
 
 def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
     """Run Python in a process of its own, against the stack's server."""
-    return subprocess.run(
-        [sys.executable, "-c", code], env=stack.environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    return run_python("-c", code, environment=stack.environment, timeout=400)
 
 
 def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Run a module as a person does who has no server, with these variables in the environment."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=inherited | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    return run_python("-m", module, *arguments, environment=plain_environment(**environment), timeout=240)
 
 
 def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,8 +10,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
+
+from tests.processes import bare_environment, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,21 +80,7 @@ print(json.dumps({{
     "children": [child.name() for child in psutil.Process().children(recursive=True)],
 }}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=work,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-            # matplotlib looks through all fonts where it finds no list of them.
-            "MPLCONFIGDIR": mpl.get_cachedir(),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-c", program, environment=bare_environment(home, str(ROOT)), timeout=120, cwd=work)
     assert done.returncode == 0, done.stderr
     left = [*work.rglob("*"), *home.rglob("*lakevision*")]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

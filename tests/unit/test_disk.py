@@ -1,13 +1,12 @@
 """Where nothing can be written, and what is said of a full disk."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.disk import NO_SPACE, check_writable, full_disk_named
 from tasks.errors import DiskFull, WrongInput
+from tests.processes import plain_environment, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +41,7 @@ if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)
 check_writable(".", "storage.home")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_python("-c", program, environment=plain_environment(), timeout=120)
     assert "WrongInput: storage.home is '.', where nothing can be written (Permission denied)" in done.stderr
 
 
