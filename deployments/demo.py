@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from uuid import UUID
 
 import httpx
 
-from deployments.local_stack import LocalStack, end_on_signals, local_stack, port_setting, say
+from deployments.local_stack import HOST, PREFECT_PORT, LocalStack, local_stack, port_setting, say
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import lakevision_home
 from tasks.errors import WrongInput
+from tasks.signals import interrupt_on
 from tasks.storage import local_path
 
 DEPLOYMENT = "pipeline/pipeline"
@@ -44,7 +46,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
     )
     parser.add_argument("--image-size", type=int, default=None, help="side of the pictures in pixels")
-    parser.add_argument("--port", type=int, default=None, help="of the Prefect server; 4200, or $LAKEVISION_PORT")
+    parser.add_argument(
+        "--port", type=int, default=None, help=f"of the Prefect server; {PREFECT_PORT}, or $LAKEVISION_PORT"
+    )
     return parser.parse_args(arguments)
 
 
@@ -165,11 +169,13 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     print("\n" + "\n".join(summary_lines(summary)))
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
-    home += "" if stack.port == 4200 else f"LAKEVISION_PORT={stack.port} "
+    home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     print(f"\nfor programs  {file}")
     print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
-    print(f"  MLflow UI   http://127.0.0.1:5000{run_location(storage, RunRef(run_id=summary.single.run_id))}")
+    print(
+        f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
+    )
     print(f"  MLflow alone: .venv/bin/mlflow ui --backend-store-uri {storage.tracking} --host 127.0.0.1")
 
 
@@ -181,11 +187,11 @@ def main(arguments: Sequence[str]) -> int:
 
     options = parse_arguments(arguments)
     began = time.monotonic()
-    end_on_signals()
+    interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
         values = parameters(options)
         check_parameters(values)
-        port = options.port or port_setting("LAKEVISION_PORT", 4200)
+        port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:
             os.environ.update(stack.environment)
             flow_run_id = follow_run(stack, values)

@@ -19,9 +19,12 @@ from typing import IO
 
 import psutil
 
+from tasks.environment import MLFLOW_PORT
 from tasks.errors import WrongInput
 
 HOST = "127.0.0.1"
+PREFECT_PORT = 4200
+"""Of the Prefect server, if $LAKEVISION_PORT names no other."""
 STACK_MARK = "LAKEVISION_STACK"
 """Environment variable that every process of one stack inherits: what carries it at the end is ended too."""
 
@@ -66,7 +69,7 @@ class LocalStack:
 
     home: Path
     port: int
-    mlflow_port: int = 5000
+    mlflow_port: int = MLFLOW_PORT
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     _processes: list[tuple[str, "subprocess.Popen[bytes]"]] = field(default_factory=list)
 
@@ -220,7 +223,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     check_port(port, "the Prefect server", "LAKEVISION_PORT")
     if mlflow_port is not None:
         check_port(mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT")
-    stack = LocalStack(home, port, mlflow_port or 5000)
+    stack = LocalStack(home, port, mlflow_port or MLFLOW_PORT)
     began = datetime.now(UTC).isoformat()
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
@@ -260,12 +263,11 @@ def uninterrupted() -> Iterator[None]:
 def start_mlflow_ui(stack: LocalStack, port: int) -> None:
     """Start MLflow's UI on the runs under the stack's home."""
     from tasks.config import StorageConfig
-    from tasks.storage import resolve_storage
+    from tasks.storage import resolve_storage, tracking_file
     from tasks.tracking import prepare_tracking
 
     # The stack's own database, as its workers have it, whatever this process's environment names.
-    tracking = f"sqlite:///{stack.home}/mlflow.db"
-    storage = resolve_storage(StorageConfig(home=str(stack.home), tracking=tracking))
+    storage = resolve_storage(StorageConfig(home=str(stack.home), tracking=tracking_file(str(stack.home))))
     prepare_tracking(storage)
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", storage.tracking]
     stack.start("mlflow-ui", [*command, "--host", HOST, "--port", str(port)])
@@ -276,14 +278,3 @@ def say(text: str) -> None:
     """Tell a person what happens."""
     width = shutil.get_terminal_size().columns
     print(f"==> {text}"[: max(width, 200)], flush=True)
-
-
-def end_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into what Ctrl-C does, so that everything ends in order; `nohup` keeps its meaning."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)

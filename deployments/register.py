@@ -118,9 +118,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     with get_client(sync_client=True) as client:
         wait_for_server(client)
-        for began in arguments:
-            crash_abandoned_runs(client, datetime.fromisoformat(began))
-            cancel_orphans(client, datetime.fromisoformat(began))
+        for began in map(datetime.fromisoformat, arguments):
+            crash_abandoned_runs(client, began)
+            cancel_orphans(client, began)
         make_pools(client)
         switches = read_switches(client)
         deploy_all()

@@ -1,19 +1,21 @@
 """`make up`: server, workers and MLflow's UI until Ctrl-C, for work in the UI."""
 
+import signal
 import sys
 import time
 
-from deployments.local_stack import HOST, end_on_signals, local_stack, port_setting, say
-from tasks.environment import lakevision_home
+from deployments.local_stack import HOST, PREFECT_PORT, local_stack, port_setting, say
+from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
+from tasks.signals import interrupt_on
 
 
 def main() -> int:
     """Run the stack until a signal comes or one of its processes ends."""
-    end_on_signals()
+    interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
-        port = port_setting("LAKEVISION_PORT", 4200)
-        mlflow_port = port_setting("LAKEVISION_MLFLOW_PORT", 5000)
+        port = port_setting("LAKEVISION_PORT", PREFECT_PORT)
+        mlflow_port = port_setting("LAKEVISION_MLFLOW_PORT", MLFLOW_PORT)
         with local_stack(lakevision_home(), port, mlflow_port) as stack:
             say(f"Prefect UI {stack.url}")
             say(f"MLflow UI  http://{HOST}:{mlflow_port}")

@@ -1,7 +1,6 @@
 package lakevision;
 
 import java.util.ArrayDeque;
-import java.util.Arrays;
 import java.util.Iterator;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutorService;
@@ -213,7 +212,8 @@ public final class HadoopFiles implements FlatMapFunction {
                     if (count < 0) break;
                     filled += count;
                 }
-                return filled == content.length ? content : Arrays.copyOf(content, filled);
+                if (filled < content.length) throw new java.io.IOException("the file changed while it was read");
+                return content;
             } finally {
                 stream.close();
             }

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+MLFLOW_PORT = 5000
+"""Of MLflow's UI, if $LAKEVISION_MLFLOW_PORT names no other."""
+
 
 def lakevision_home() -> Path:
     """Return the folder under which a run writes everything: $LAKEVISION_HOME, or ./.lakevision."""
@@ -69,5 +72,5 @@ def tracking_uri() -> str | None:
 
 def mlflow_ui(tracking: str) -> str:
     """Return where a person's browser finds MLflow: $LAKEVISION_MLFLOW_UI, the tracking server, or `make up`'s port."""
-    served = tracking if tracking.startswith("http") else "http://127.0.0.1:5000"
+    served = tracking if tracking.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
     return (os.environ.get("LAKEVISION_MLFLOW_UI") or served).rstrip("/")

@@ -1,4 +1,4 @@
-"""The one exception that means: a person asked for something that cannot be done."""
+"""The two exceptions that a person reads: something was asked for that cannot be done, or a disk was full."""
 
 from pydantic import ValidationError
 
@@ -7,6 +7,13 @@ class WrongInput(ValueError):
     """Input refused before work starts; its one sentence says what was wrong, its value, and the way out.
 
     Never retried: running again cannot help.
+    """
+
+
+class DiskFull(RuntimeError):
+    """Work ended because a disk had no room left; its one sentence says how much is free where.
+
+    Retried, since room may be made; tables are as they were, and no half cache is left.
     """
 
 

@@ -13,12 +13,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
 from tasks.environment import download_cache, java_command
 from tasks.errors import WrongInput
+from tasks.scratch import Scratch
 from tasks.storage import Storage
 from tasks.worker_log import WORKER_MARK
 
@@ -51,7 +53,7 @@ def check_java() -> None:
         raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
 
 
-def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
+def _settings(config: SparkConfig, storage: Storage, scratch: Path) -> dict[str, str]:
     cores = os.cpu_count() or 1
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -82,7 +84,8 @@ def _settings(config: SparkConfig, storage: Storage) -> dict[str, str]:
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
             # A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third
             # of the start and of the first Delta commands, and gives nothing back in so short a life.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"',
+            "spark.local.dir": str(scratch),
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
@@ -141,11 +144,12 @@ def _forward_worker_lines(log: Path) -> Iterator[None]:
 
 @dataclass
 class _Kept:
-    """Whether sessions stay open for the next stage, and whether one of ours does."""
+    """Whether sessions stay open for the next stage, whether one of ours does, and where its temporary files lie."""
 
     scopes: int = 0
     session: SparkSession | None = None
     forwarding: bool = False
+    scratch: Scratch | None = None
 
 
 _kept = _Kept()
@@ -180,6 +184,26 @@ def _forwarded(log: Path) -> Iterator[None]:
         _kept.forwarding = False
 
 
+class SparkFailed(RuntimeError):
+    """What Spark said of work that failed, as text: its own exception asks the JVM, which is gone when it is shown."""
+
+
+@contextmanager
+def _failure_in_text(log: Path) -> Iterator[None]:
+    try:
+        yield
+    except WrongInput:
+        raise
+    except Exception as error:
+        gateway = SparkContext._gateway
+        if gateway is not None and (status := gateway.proc.poll()) is not None:
+            # What a closed socket makes of it depends on the moment.
+            raise SparkFailed(f"the JVM of Spark ended by itself (status {status}), see {log}: run again") from error
+        if isinstance(error, Py4JJavaError):
+            raise SparkFailed(error.java_exception.toString().split("\n\tat ")[0]) from None
+        raise
+
+
 @contextmanager
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta; reuse the one that is active, and stop only what was started here.
@@ -188,24 +212,26 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
 
     Raises:
         WrongInput: No Java 17 or 21.
+        SparkFailed: Work inside failed in the JVM or in a Python worker.
     """
     log = storage.logs / "spark.log"
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _forwarded(log):
+        with _forwarded(log), _failure_in_text(log):
             yield active
         return
     check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    _kept.scratch = Scratch(Path(storage.home) / "spark-temp")
     builder = SparkSession.builder.master(config.master).appName("lakevision")
-    for name, value in _settings(config, storage).items():
+    for name, value in _settings(config, storage, _kept.scratch.folder).items():
         builder = builder.config(name, value)
     with _stderr_into(log):
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:
-        with _forwarded(log):
+        with _forwarded(log), _failure_in_text(log):
             yield session
     finally:
         if _kept.scopes:
@@ -230,15 +256,15 @@ def _jvm_is_alive() -> bool:
 def _forget_dead_jvm() -> None:
     """Drop what pyspark keeps of a JVM that was killed: it would talk to it for ever."""
     gateway = SparkContext._gateway
-    if gateway is None or gateway.proc.poll() is None:
+    if gateway is None or _jvm_is_alive():
         return
     logger.warning("the JVM of Spark ended by itself (status %d): the next session starts another", gateway.proc.poll())
     gateway.close()
-    SparkContext._gateway = None
-    SparkContext._jvm = None
+    _forget_gateway()
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
+    _remove_scratch()
 
 
 def _stop_jvm() -> None:
@@ -254,5 +280,16 @@ def _stop_jvm() -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _forget_gateway()
+
+
+def _forget_gateway() -> None:
     SparkContext._gateway = None
     SparkContext._jvm = None
+    _remove_scratch()
+
+
+def _remove_scratch() -> None:
+    if _kept.scratch is not None:
+        _kept.scratch.remove()
+        _kept.scratch = None

@@ -64,6 +64,16 @@ def _absolute(url: str) -> str:
     return url if path is None else str(path.expanduser().absolute())
 
 
+def tracking_file(home: str) -> str:
+    """Return the tracking database of a home folder, where no other is asked for."""
+    return f"sqlite:///{home}/mlflow.db"
+
+
+def artifacts_folder(home: str) -> str:
+    """Return the artifacts' folder of a home folder, where no other is asked for."""
+    return f"{home}/artifacts"
+
+
 def resolve_storage(config: StorageConfig) -> Storage:
     """Fill what is empty from `home`, and make every folder absolute.
 
@@ -80,6 +90,6 @@ def resolve_storage(config: StorageConfig) -> Storage:
         home=home,
         tables=_absolute(config.tables or f"{home}/tables"),
         cache=_absolute(config.cache or f"{home}/cache"),
-        artifacts=_absolute(config.artifacts or f"{home}/artifacts"),
-        tracking=config.tracking or tracking_uri() or f"sqlite:///{home}/mlflow.db",
+        artifacts=_absolute(config.artifacts or artifacts_folder(home)),
+        tracking=config.tracking or tracking_uri() or tracking_file(home),
     )

@@ -140,7 +140,7 @@ class CacheLoader:
         with ExitStack() as stack:
             reader: Iterator[int] = iter(())
             if len(share.groups):
-                work = Work(assembly, self.image_size, jpeg=self._jpeg, local=self._local)
+                work = Work(assembly, self.image_size, self._pixel_bytes, jpeg=self._jpeg, local=self._local)
                 # A new reader each epoch: petastorm's order cannot be changed later.
                 reader = stack.enter_context(
                     open_reader(

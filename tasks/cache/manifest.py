@@ -74,7 +74,7 @@ class CacheManifest(BaseModel):
     @property
     def pixel_bytes(self) -> int:
         """Size of one picture's pixels, uint8 HWC."""
-        return self.image_size**2 * 3
+        return self.settings.pixel_bytes
 
     @property
     def digest(self) -> str:
@@ -169,20 +169,33 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
         raise CacheDamaged("; ".join(found))
 
 
+def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) -> CacheRef | None:
+    """Return the cache at `url` if it is whole, undamaged and of these settings (and of `table`, if given), or None.
+
+    Files are checked by sizes and footers, and in full where `settings.verify` asks for it.
+    """
+    manifest = read_manifest(url)
+    if manifest is None or manifest.settings.decisive() != settings.decisive():
+        return None
+    if table is not None and manifest.table != table:
+        return None
+    try:
+        (verify_files if settings.verify else check_files)(url, manifest)
+    except CacheDamaged as damage:
+        logger.warning("%s: it will be built again", damage)
+        return None
+    return CacheRef(url=url, digest=manifest.digest)
+
+
 def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
     """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
     filesystem, root = fsspec.core.url_to_fs(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
-        url = f"{folder.rstrip('/')}/{path.split('/')[-2]}"
-        manifest = read_manifest(url)
-        if manifest is None or manifest.table != table or manifest.settings.decisive() != settings.decisive():
-            continue
-        try:
-            (verify_files if settings.verify else check_files)(url, manifest)
-        except CacheDamaged as damage:
-            logger.warning("%s: it will be built again", damage)
-            continue
-        return CacheRef(url=url, digest=manifest.digest)
+        name = path.split("/")[-2]
+        if name.startswith("."):
+            continue  # On its way out: `tasks.cache.sweep` removes it, whoever reads it.
+        if found := whole_cache(f"{folder.rstrip('/')}/{name}", settings, table):
+            return found
     return None
 
 

@@ -4,10 +4,8 @@ import hashlib
 import json
 import logging
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import filelock
 import fsspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -15,26 +13,25 @@ from pyspark.sql import functions as F
 
 from tasks.cache.manifest import (
     FORMAT,
-    CacheDamaged,
     CacheFile,
     CacheManifest,
     CacheSplit,
-    check_files,
     find_cache,
-    read_manifest,
-    verify_files,
+    whole_cache,
     write_manifest,
 )
-from tasks.cache.sweep import remove_unnamed, sweep_caches
+from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
 from tasks.config import CacheConfig, SparkConfig
+from tasks.disk import check_writable, existing_folder, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark import spark_session
-from tasks.storage import Storage, local_path
+from tasks.storage import Storage
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -97,8 +94,8 @@ def check_content(content: Content, table: TableRef) -> None:
     for split, rows in content.rows.items():
         if rows == 0:
             raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures, "
-                f"or raise etl.{split}_fraction for a new table"
+                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures (where "
+                f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
             )
 
 
@@ -110,13 +107,13 @@ def cache_key(content: Content, cache: CacheConfig) -> str:
 
 def rows_per_group(rows: int, cache: CacheConfig) -> int:
     """Return the size of a row group: bounded by `row_group_megabytes`, and small enough for MIN_ROW_GROUPS."""
-    fits = (cache.row_group_megabytes << 20) // (cache.image_size**2 * 3)
+    fits = (cache.row_group_megabytes << 20) // cache.pixel_bytes
     return max(1, min(fits, rows // MIN_ROW_GROUPS))
 
 
 def cache_bytes(rows: int, cache: CacheConfig) -> int:
     """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    picture_bytes = cache.image_size**2 * 3 * (1 if cache.format == "uint8" else JPEG_SHARE)
+    picture_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
     return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
@@ -126,11 +123,9 @@ def check_disk(url: str, needed: int) -> None:
     Raises:
         WrongInput: Says how much is needed and how much is free.
     """
-    folder = local_path(url)
+    folder = existing_folder(url)
     if folder is None:
         return
-    while not folder.exists():
-        folder = folder.parent
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise WrongInput(
@@ -145,8 +140,7 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
     Pictures are ordered by sha256, which is as good as shuffled and the same on every machine.
     """
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    picture_bytes = cache.image_size**2 * 3
-    per_file = {split: max(1, FILE_BYTES // (rows * picture_bytes)) * rows for split, rows in groups.items()}
+    per_file = {split: max(1, FILE_BYTES // (rows * cache.pixel_bytes)) * rows for split, rows in groups.items()}
     sizes = spark.createDataFrame(list(per_file.items()), "split string, rows_per_file long")
     classes = spark.createDataFrame(list(enumerate(content.classes)), "label_index long, label string")
     numbered = (
@@ -164,27 +158,6 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
     )
 
 
-def _building(url: str) -> AbstractContextManager[object]:
-    """Let one build at a time have a local folder; the others wait, then find its cache."""
-    path = local_path(url)
-    if path is None:
-        return nullcontext()
-    lock: AbstractContextManager[object] = filelock.FileLock(f"{path}.lock")
-    return lock
-
-
-def _usable(url: str, cache: CacheConfig) -> CacheRef | None:
-    manifest = read_manifest(url)
-    if manifest is None:
-        return None
-    try:
-        (verify_files if cache.verify else check_files)(url, manifest)
-    except CacheDamaged as damage:
-        logger.warning("%s: built again", damage)
-        return None
-    return CacheRef(url=url, digest=manifest.digest)
-
-
 def materialize_cache(
     cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig
 ) -> tuple[CacheRef, bool]:
@@ -194,7 +167,8 @@ def materialize_cache(
         The cache, and whether it was built now.
 
     Raises:
-        WrongInput: Fewer than two classes, an empty split, or too small a disk.
+        WrongInput: Fewer than two classes, an empty split, too small a disk, or one that cannot be written to.
+        DiskFull: The disk was full before the cache was whole; nothing of it is left.
     """
     ref, built = _find_or_build(cache, table, storage, config)
     with CacheUse(ref.url):
@@ -206,6 +180,8 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
     if found := find_cache(storage.cache, table, cache):
         logger.info("%s is there already: nothing to build", found.url)
         return found, False
+    check_writable(storage.home, "storage.home")
+    check_writable(storage.cache, "storage.cache")
     with spark_session(config, storage) as spark:
         images = delta.read_version(spark, table)
         content = read_content(images.select("sha256", "label", "split"))
@@ -213,16 +189,20 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
         url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache)}"
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
-        with _building(url):
-            if found := _usable(url, cache):
+        # One builds, the others wait, then find its cache.
+        with take_turn(url), full_disk_named(storage.cache, storage.home):
+            if found := whole_cache(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False
             check_disk(url, cache_bytes(sum(content.rows.values()), cache))
-            if filesystem.exists(root):
-                filesystem.rm(root, recursive=True)  # What a killed or damaged build left.
+            discard(url)  # What a killed or damaged build left.
             filesystem.makedirs(root, exist_ok=True)
-            manifest = _build(spark, images, content, cache, table, url)
-            ref = write_manifest(url, manifest)
+            try:
+                manifest = _build(spark, images, content, cache, table, url)
+                ref = write_manifest(url, manifest)
+            except BaseException:
+                discard(url)  # A full disk would stay full.
+                raise
             remove_unnamed(url, manifest)
     logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
     return ref, True
@@ -247,7 +227,7 @@ def _build(
         splits[split] = CacheSplit(
             rows=sum(part["rows"] for part in files),
             rows_per_group=groups[split],
-            files=tuple(CacheFile(**{name: part[name] for name in CacheFile.model_fields}) for part in files),
+            files=tuple(CacheFile.model_validate(part.asDict()) for part in files),
         )
         assert splits[split].rows == content.rows[split], f"{splits[split].rows} of {content.rows[split]} rows written"
     return CacheManifest(

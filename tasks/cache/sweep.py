@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import filelock
+import fsspec
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.cache.use import use_file
@@ -51,7 +52,7 @@ def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> l
         Names of the folders that were removed.
     """
     root = local_path(folder)
-    if root is None or not root.is_dir():
+    if root is None or not root.is_dir() or not os.access(root, os.W_OK):
         return []
     now = time.time() if now is None else now
     removed, whole = [], []
@@ -74,6 +75,21 @@ def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> l
             total -= held.bytes
             logger.info("%s removed: %.1f GB, unused for %.0f days", held.path, held.bytes / 1e9, idle_days)
     return removed
+
+
+def discard(url: str) -> None:
+    """Remove the folder of a cache that we have to ourselves, if it is there."""
+    path = local_path(url)
+    if path is None:
+        filesystem, root = fsspec.core.url_to_fs(url)
+        if filesystem.exists(root):
+            filesystem.rm(root, recursive=True)
+    elif path.exists():
+        # Gone in one step: a reader finds a whole cache or none, also when this is killed half-way, and a Spark task
+        # that outlives its job has no folder to write to.
+        swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
+        path.rename(swept)
+        shutil.rmtree(swept, ignore_errors=True)  # Another run's sweep may be at it as well; the next one ends it.
 
 
 def remove_unnamed(url: str, manifest: CacheManifest) -> None:
@@ -119,11 +135,8 @@ def _remove(path: Path, *, half_built: bool) -> bool:
         with _nobody_reads(path) as free:
             if not free or not path.exists() or (half_built and (path / MANIFEST).exists()):
                 return False
-            # Gone in one step: a reader finds a whole cache or none, also when this is killed half-way.
-            swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
-            path.rename(swept)
+            discard(str(path))
             path.with_name(f"{path.name}.used").unlink(missing_ok=True)
-        shutil.rmtree(swept)
         return True
     finally:
         # The lock file stays: one that another process waits for must not be replaced by a new one of its name.

@@ -25,6 +25,7 @@ class Work(NamedTuple):
 
     assembly: Assembly
     image_size: int
+    pixel_bytes: int
     jpeg: bool
     local: bool
 
@@ -64,7 +65,7 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
         piece = self._split_pieces[piece_index]
         part = self._work.assembly.part(piece_index)
         if self._work.local and not self._work.jpeg:
-            labels, rows = read_plain(piece.path, piece.row_group, part, self._work.image_size**2 * 3)
+            labels, rows = read_plain(piece.path, piece.row_group, part, self._work.pixel_bytes)
         else:
             with self._filesystem.open(piece.path, "rb") as handle:
                 table = pq.ParquetFile(handle).read_row_group(piece.row_group, use_threads=False)

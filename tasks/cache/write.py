@@ -1,7 +1,6 @@
 """What a Spark task does to write cache files: decode, group exactly, pad the last group, digest."""
 
 import hashlib
-import io
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from tasks.cache.manifest import CacheFile
 from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels
+from tasks.etl.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.worker_log import say
 
@@ -49,13 +49,6 @@ class _DigestingFile:
         self._handle.close()
 
 
-def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
-    """Encode uint8 HWC pixels; chroma is halved, as in nearly every photo that comes in."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="JPEG", quality=quality, subsampling="4:2:0")
-    return buffer.getvalue()
-
-
 class CacheFileWriter:
     """Writes one Parquet file of row groups of exactly `rows_per_group` rows."""
 
@@ -65,7 +58,7 @@ class CacheFileWriter:
         self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
         self.split = split
         self._cache = cache
-        self._pixel_bytes = cache.image_size**2 * 3
+        self._pixel_bytes = cache.pixel_bytes
         self._rows_per_group = rows_per_group
         self._schema = cache_schema(self._pixel_bytes if cache.format == "uint8" else None)
         filesystem, root = fsspec.core.url_to_fs(url)
@@ -89,13 +82,18 @@ class CacheFileWriter:
 
     def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
         """Append one picture, uint8 HWC."""
-        encoded = pixels.tobytes() if self._cache.format == "uint8" else encode_jpeg(pixels, self._cache.jpeg_quality)
-        self._pixels.append(encoded)
+        self._pixels.append(self._encode(pixels))
         self._labels.append(label)
         self._rows.append(row)
         self._num_rows += 1
         if len(self._rows) == self._rows_per_group:
             self._write_group()
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        if self._cache.format == "uint8":
+            return pixels.tobytes()
+        # Chroma is halved, as in nearly every photo that comes in.
+        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
 
     def _write_group(self) -> None:
         columns = [self._pixels, self._labels, self._rows]
@@ -104,7 +102,7 @@ class CacheFileWriter:
         self._num_groups += 1
         self._pixels, self._labels, self._rows = [], [], []
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> CacheFile:
         """Pad the last group, close the file, and return what the manifest says of it."""
         if self._rows:
             missing = self._rows_per_group - len(self._rows)
@@ -114,14 +112,18 @@ class CacheFileWriter:
             self._write_group()
         self._writer.close()
         self._file.close()
-        return {
-            "split": self.split,
-            "name": self.name,
-            "rows": self._num_rows,
-            "row_groups": self._num_groups,
-            "bytes": self._file.bytes,
-            "sha256": self._file.sha256.hexdigest(),
-        }
+        return CacheFile(
+            name=self.name,
+            rows=self._num_rows,
+            row_groups=self._num_groups,
+            bytes=self._file.bytes,
+            sha256=self._file.sha256.hexdigest(),
+        )
+
+
+def _part(writer: CacheFileWriter) -> dict[str, Any]:
+    """Close the file, and return its row of CACHE_PART_ARROW."""
+    return {"split": writer.split} | writer.close().model_dump()
 
 
 def make_writer(
@@ -142,13 +144,13 @@ def make_writer(
                 place = (picture["split"], picture["file"])
                 if writer is None or place != current:
                     if writer is not None:
-                        parts.append(writer.close())
+                        parts.append(_part(writer))
                     writer = CacheFileWriter(url, *place, cache, rows_per_group[place[0]])
                     current = place
                 pixels = decode_pixels(picture["content"], cache.image_size)
                 writer.add(pixels, picture["label_index"], picture["row"])
         if writer is not None:
-            parts.append(writer.close())
+            parts.append(_part(writer))
         if parts:
             say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} pictures")
             yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)

@@ -22,6 +22,7 @@ from torch import nn
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
+from tasks.signals import interrupt_on
 from tasks.storage import Storage
 from tasks.train.loop import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
@@ -142,19 +143,11 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
         emit({"run_id": run.run_id})
 
 
-def _end_on_sigterm() -> None:
-    """Turn SIGTERM into an exception, so that the MLflow run ends as killed and not as running for ever."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
     end_with_parent()
-    _end_on_sigterm()
+    # An exception, so that the MLflow run ends as killed and not as running for ever.
+    interrupt_on(signal.SIGTERM)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):

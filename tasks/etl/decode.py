@@ -6,6 +6,7 @@ Cache, batch inference and serving all call `decode_pixels`, so that no model se
 import io
 import logging
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -196,8 +197,8 @@ def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
     return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
 
 
-def encode_jpeg(image: Image.Image) -> bytes:
-    """Encode as JPEG, quality 90 and no chroma subsampling lost on small pictures."""
+def encode_jpeg(image: Image.Image, quality: int, subsampling: Literal["4:4:4", "4:2:0"]) -> bytes:
+    """Encode as JPEG, of a quality on libjpeg's scale, with whole or halved chroma."""
     buffer = io.BytesIO()
-    image.save(buffer, format="JPEG", quality=90, subsampling=0)
+    image.save(buffer, format="JPEG", quality=quality, subsampling=subsampling)
     return buffer.getvalue()

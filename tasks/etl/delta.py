@@ -1,6 +1,8 @@
 """Delta tables: existence, versions, properties, and the two ways of writing, each one commit."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -10,6 +12,9 @@ from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
+
+COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
+DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
 def check_table_path(path: str) -> bool:
@@ -22,12 +27,32 @@ def check_table_path(path: str) -> bool:
     if not filesystem.exists(root):
         return False
     if filesystem.exists(f"{root}/_delta_log"):
-        return True
+        return _has_commit(filesystem, root)
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log): give another path, or move what is there"
         )
     return False
+
+
+def _has_commit(filesystem: Any, root: str) -> bool:
+    return any(
+        COMMIT_NAME.fullmatch(name.rsplit("/", 1)[-1]) for name in filesystem.ls(f"{root}/_delta_log", detail=False)
+    )
+
+
+def clear_uncommitted(path: str) -> None:
+    """Remove what a run left that was killed while it created the table: Delta would neither read nor replace it.
+
+    That is a log without a commit and data files that none names. The caller has the table to itself.
+    """
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if not filesystem.exists(f"{root}/_delta_log") or _has_commit(filesystem, root):
+        return
+    for name in filesystem.ls(root, detail=False):
+        if DATA_NAME.fullmatch(name.rsplit("/", 1)[-1]):
+            filesystem.rm(name)
+    filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
 def count_data_files(path: str) -> int:
@@ -36,10 +61,35 @@ def count_data_files(path: str) -> int:
     return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of a table, and the properties it has there."""
+
+    table: TableRef
+    properties: dict[str, str]
+
+
+def newest_snapshot(spark: SparkSession, path: str) -> Snapshot | None:
+    """Return the newest version of the table, or None where no Delta table is.
+
+    Asked of Delta's log itself: the SQL commands for it, `DESCRIBE HISTORY` and `DESCRIBE DETAIL`, are Spark jobs of a
+    second each, and a run asks often.
+    """
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    snapshot = log.update(False, none, none)
+    if snapshot.version() < 0:
+        return None
+    metadata = snapshot.metadata()
+    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    ref = TableRef(path=path, version=snapshot.version(), table_id=metadata.id())
+    return Snapshot(ref, dict(as_java(metadata.configuration())))
+
+
 def has_table(spark: SparkSession, path: str) -> bool:
     """Say whether a Delta table is at `path`."""
-    found: bool = DeltaTable.isDeltaTable(spark, path)
-    return found
+    return newest_snapshot(spark, path) is not None
 
 
 def latest(spark: SparkSession, path: str) -> TableRef:
@@ -48,11 +98,10 @@ def latest(spark: SparkSession, path: str) -> TableRef:
     Raises:
         WrongInput: No Delta table is there.
     """
-    if not has_table(spark, path):
+    snapshot = newest_snapshot(spark, path)
+    if snapshot is None:
         raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
-    table = DeltaTable.forPath(spark, path)
-    version, table_id = table.history(1).collect()[0]["version"], table.detail().collect()[0]["id"]
-    return TableRef(path=path, version=version, table_id=table_id)
+    return snapshot.table
 
 
 def at_version(spark: SparkSession, path: str, version: int | None) -> TableRef:
@@ -78,11 +127,6 @@ def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 
-def properties(spark: SparkSession, path: str) -> dict[str, str]:
-    """Return the table's properties."""
-    return dict(DeltaTable.forPath(spark, path).detail().collect()[0]["properties"])
-
-
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
     """Set table properties, in one commit."""
     listed = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in values.items())
@@ -94,11 +138,19 @@ def _quoted(value: str) -> str:
 
 
 def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
-    """Create the table with its first rows and properties in one commit; fail if it exists."""
+    """Create the table with its first rows and properties in one commit; fail if it exists.
+
+    The caller has the table to itself: what a killed run left of it is removed.
+    """
+    clear_uncommitted(path)
     writer = rows.writeTo(f"delta.`{path}`").using("delta")
     for name, value in values.items():
         writer = writer.tableProperty(name, value)
-    writer.create()
+    try:
+        writer.create()
+    except Exception:
+        clear_uncommitted(path)  # A full disk would stay full.
+        raise
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

@@ -14,6 +14,9 @@ from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
 from tasks.worker_log import say
 
+STORED_QUALITY = 90
+"""Of pictures that are stored scaled down, on libjpeg's scale."""
+
 BATCH_BYTES = 16 << 20
 """Content that one Arrow batch to Spark carries at most, plus one picture: bounds a worker's memory."""
 
@@ -31,6 +34,21 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
 
 def _inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep)
+
+
+def _read_whole(file: Path) -> bytes:
+    """Return the content of a file that nobody wrote to meanwhile: halves of two pictures are none.
+
+    Raises:
+        OSError: It changed; what it is now, the next run reads.
+    """
+    with file.open("rb") as handle:
+        before = os.fstat(handle.fileno())
+        content = handle.read()
+        after = os.fstat(handle.fileno())
+    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, len(content)):
+        raise OSError("the file changed while it was read")
+    return content
 
 
 def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[Reason, str] | None:
@@ -52,7 +70,7 @@ def read_picture(file: Path, label: str | None, split: str | None, root: str, et
     try:
         if not _inside(str(file), root):
             raise PermissionError("a link that leads out of the source")
-        content = file.read_bytes()
+        content = _read_whole(file)
     except OSError as error:
         return _unreadable(split, str(error))
     return examine_picture(content, label, split, etl)
@@ -105,7 +123,8 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     """
     image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
     if max(width, height) > stored_side:
-        content = encode_jpeg(fit_within(image, stored_side))
+        # Whole chroma: half of it would be lost a second time where the picture is scaled down later.
+        content = encode_jpeg(fit_within(image, stored_side), STORED_QUALITY, "4:4:4")
     return StoredPicture(content, width, height, dhash(image))
 
 

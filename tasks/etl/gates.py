@@ -21,26 +21,42 @@ class FileCounts:
         outcomes: By outcome.
         reasons: Quarantined ones by reason.
         images: Pictures that the table `images` will have, by label; a label with unusable files only has 0.
+        classes: The same by label and split, without the zeros.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     images: Counter[str] = field(default_factory=Counter)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of_groups(
-        cls, groups: Iterable[tuple[str | None, str, str | None, int]], kept: Iterable[tuple[str, int]]
+        cls,
+        groups: Iterable[tuple[str | None, str | None, str, str | None, int]],
+        kept: Iterable[tuple[str, str, int]],
     ) -> Self:
-        """Sum groups of files (label, outcome, reason, number) and pictures kept of deleted files (label, number)."""
+        """Sum groups of files and pictures kept of deleted files.
+
+        Args:
+            groups: Label, split, outcome, reason, number of files.
+            kept: Label, split, number of pictures.
+        """
         counts = cls()
-        for label, outcome, reason, number in groups:
+        pictures = list(kept)
+        for label, split, outcome, reason, number in groups:
             counts.outcomes[outcome] += number
             if outcome == QUARANTINED:
                 counts.reasons[reason or ""] += number
             if label is not None:
-                counts.images[label] += number if outcome == STORED else 0
-        for label, number in kept:
+                counts.images[label] += 0
+            if outcome == STORED:
+                assert label is not None
+                assert split is not None
+                pictures.append((label, split, number))
+        for label, split, number in sorted(pictures):
             counts.images[label] += number
+            by_split = counts.classes.setdefault(label, {})
+            by_split[split] = by_split.get(split, 0) + number
         return counts
 
 

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config import EtlConfig, SparkConfig
+from tasks.disk import check_writable, full_disk_named
 from tasks.etl import delta
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
@@ -24,12 +25,13 @@ from tasks.etl.outcomes import (
 )
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
-from tasks.etl.source import Source, prepare_source
+from tasks.etl.source import Source, list_again, prepare_source
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
 from tasks.spark import keep_spark, spark_session
 from tasks.storage import Storage
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -46,6 +48,7 @@ class _Tables:
         files: Path of the table `files`.
         ledger: All rows of `files`, or None where there is none.
         held: sha256, label and split of the rows of `images`.
+        versions: The version of each, None where there is none.
         replaced: Whether the contents come from another source or other labels, and are to be replaced.
     """
 
@@ -53,6 +56,7 @@ class _Tables:
     files: str
     ledger: DataFrame | None
     held: DataFrame
+    versions: list[int | None]
     replaced: bool
 
     @property
@@ -65,15 +69,18 @@ def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: 
     """Open the tables at their latest versions, and refuse those that this run must not write."""
     replaced = False
     rows: dict[str, DataFrame] = {}
+    versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
-        if not delta.has_table(spark, path):
+        snapshot = delta.newest_snapshot(spark, path)
+        versions.append(None if snapshot is None else snapshot.table.version)
+        if snapshot is None:
             continue
-        replaced |= check_properties(delta.properties(spark, path), wanted, path, etl.replace_source)
-        rows[name] = delta.read_version(spark, delta.latest(spark, path))
+        replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
+        rows[name] = delta.read_version(spark, snapshot.table)
         check_columns(rows[name].schema, schema, path)
     held = rows.get("images", spark.createDataFrame([], IMAGES)).select(*PICTURE)
-    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, replaced)
+    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, versions, replaced)
 
 
 def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int) -> DataFrame:
@@ -104,10 +111,10 @@ def _check_gates(groups: list[Row], kept: DataFrame, etl: EtlConfig) -> FileCoun
     Raises:
         WrongInput: Too many unusable files, or too small a class.
     """
-    kept_rows = kept.groupBy("label").count().collect()
+    kept_rows = kept.groupBy("label", "split").count().collect()
     counts = FileCounts.of_groups(
-        [(row["label"], row["outcome"], row["reason"], row["count"]) for row in groups],
-        [(row["label"], row["count"]) for row in kept_rows],
+        [(row["label"], row["split"], row["outcome"], row["reason"], row["count"]) for row in groups],
+        [(row["label"], row["split"], row["count"]) for row in kept_rows],
     )
     check_bad_fraction(counts, etl)
     check_class_sizes(counts, etl)
@@ -118,8 +125,10 @@ def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     """Refuse what can be refused before anything is read, and list the source.
 
     Raises:
-        WrongInput: As `prepare_source`, or something other than a table lies where a table belongs.
+        WrongInput: As `prepare_source`, nothing can be written to the tables, or something else lies at their place.
     """
+    check_writable(storage.home, "storage.home")
+    check_writable(storage.tables, "storage.tables")
     for name in ("images", "files"):
         delta.check_table_path(storage.table(name))
     return prepare_source(etl, storage, config)
@@ -138,7 +147,7 @@ def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlR
 
 
 def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the listed source.
+    """Bring the tables `images` and `files` in line with the listed source, one run at a time.
 
     `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
     nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
@@ -147,17 +156,24 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
     Raises:
         WrongInput: Settings or columns other than the tables', too many unusable files, or too small a class; the
             tables are unchanged.
+        DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
+            is done and the next run does `files`.
     """
-    paths = [storage.table("images"), storage.table("files")]
+    with take_turn(storage.table("images")) as waited, full_disk_named(storage.tables, storage.home):
+        # What was listed before another run had its turn may be older than what that one ingested.
+        return _ingest(spark, etl, list_again(spark, etl, source) if waited else source, storage)
+
+
+def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
     wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
-    before = _versions(spark, *paths)
+    paths = (tables.images, tables.files)
     listing = spark.createDataFrame(source.listing)
     known = spark.createDataFrame([], FILES) if tables.known is None else tables.known
     compared = compare_files(listing, known, tables.held).persist()
     try:
         groups = (
-            compared.groupBy("status", "label", "outcome", "reason")
+            compared.groupBy("status", "label", "split", "outcome", "reason")
             .agg(F.count("*").alias("count"), F.count("held").alias("held"))
             .collect()
         )
@@ -166,7 +182,7 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
         work = (
-            None in before
+            None in tables.versions
             or tables.replaced
             or any(row["status"] != UNCHANGED or row["reason"] in READ_AGAIN for row in groups)
             or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
@@ -180,15 +196,16 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
     if tables.replaced:
         for path in paths:
             delta.set_properties(spark, path, wanted)
+    images, files = (delta.latest(spark, path) for path in paths)
     report = EtlReport(
-        images=delta.latest(spark, paths[0]),
-        files=delta.latest(spark, paths[1]),
+        images=images,
+        files=files,
         stored=counts.outcomes[STORED],
         duplicates=counts.outcomes[DUPLICATE],
         quarantined=counts.outcomes[QUARANTINED],
         read=num_new,
-        changed=_versions(spark, *paths) != before,
-        classes=_count_classes(spark, paths[0]),
+        changed=[images.version, files.version] != tables.versions,
+        classes=counts.classes,
     )
     logger.info(
         "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
@@ -200,18 +217,6 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         "" if report.changed else "; nothing new, nothing committed",
     )
     return report
-
-
-def _count_classes(spark: SparkSession, images: str) -> dict[str, dict[str, int]]:
-    rows = spark.read.format("delta").load(images).groupBy("label", "split").count().collect()
-    classes: dict[str, dict[str, int]] = {}
-    for row in sorted(rows, key=lambda found: (found["label"], found["split"])):
-        classes.setdefault(row["label"], {})[row["split"]] = row["count"]
-    return classes
-
-
-def _versions(spark: SparkSession, *paths: str) -> list[int | None]:
-    return [delta.latest(spark, path).version if delta.has_table(spark, path) else None for path in paths]
 
 
 def _bring_in_line(
@@ -226,7 +231,7 @@ def _bring_in_line(
     read = _read_new(spark, listed, etl, source, new.count()).persist(StorageLevel.DISK_ONLY)
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:
-        groups = outcomes.groupBy("label", "outcome", "reason").count().collect()
+        groups = outcomes.groupBy("label", "split", "outcome", "reason").count().collect()
         kept = _kept(etl, tables, outcomes, outcomes)
         counts = _check_gates(groups, kept, etl)
         write_images(spark, tables.images, read, outcomes, tables.held, kept, wanted)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
 from tasks.errors import WrongInput
@@ -56,6 +57,21 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     if isinstance(location, Path):
         return Source(location, check_source(location, etl))
     with spark_session(config, storage) as spark:
-        listing = list_remote(spark, location, etl)
-    check_labels(listing, location, etl)
-    return Source(location, listing)
+        return _list_url(spark, location, etl)
+
+
+def list_again(spark: SparkSession, etl: EtlConfig, source: Source) -> Source:
+    """List a source anew, which may have changed since.
+
+    Raises:
+        WrongInput: As `check_source`, `list_remote` and `check_labels`.
+    """
+    if isinstance(source.location, Path):
+        return Source(source.location, check_source(source.location, etl))
+    return _list_url(spark, source.location, etl)
+
+
+def _list_url(spark: SparkSession, url: str, etl: EtlConfig) -> Source:
+    listing = list_remote(spark, url, etl)
+    check_labels(listing, url, etl)
+    return Source(url, listing)

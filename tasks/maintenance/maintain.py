@@ -14,6 +14,7 @@ from tasks.etl import delta
 from tasks.refs import MaintenanceReport, TableMaintenance
 from tasks.spark import spark_session
 from tasks.storage import Storage
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -95,7 +96,11 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     paths = [storage.table(name) for name in TABLES]
     found = [path for path in paths if delta.check_table_path(path)]
     trained = tracking.trained_versions(storage)
-    with spark_session(spark_config, storage) as spark:
+    with (
+        spark_session(spark_config, storage) as spark,
+        take_turn(storage.table("images")),
+        take_turn(storage.table("predictions")),
+    ):
         _check_floor(config, spark)
         return MaintenanceReport(
             tables=[maintain_table(spark, path, config, trained.get(path, set())) for path in found]

@@ -21,6 +21,7 @@ from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark import spark_session
 from tasks.storage import Storage
+from tasks.turns import take_turn
 from tasks.worker_log import say
 
 logger = logging.getLogger("lakevision.predict")
@@ -116,7 +117,7 @@ def predict_batch(
     predictions = predict.predictions or storage.table("predictions")
     delta.check_table_path(path)
     delta.check_table_path(predictions)
-    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch:
+    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch, take_turn(predictions):
         table = table or delta.latest(spark, path)
         pictures = delta.read_version(spark, table)
         check_pictures(pictures, path)

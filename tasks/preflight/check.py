@@ -7,6 +7,7 @@ import torch
 from tasks import tracking
 from tasks.cache.materialize import cache_bytes, check_disk
 from tasks.config import CacheConfig, PipelineConfig, TrainConfig
+from tasks.disk import check_writable
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
@@ -45,6 +46,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
         WrongInput: The first thing that cannot be, with its value and the way out.
     """
     check_java()
+    for name in ("home", "tables", "cache"):
+        check_writable(getattr(storage, name), f"storage.{name}")
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows

@@ -1,6 +1,7 @@
 """The network: any torchvision classifier with a new head, its backbone frozen or not."""
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
@@ -86,6 +87,13 @@ def weights_digest(weights: str) -> str:
     path = Path(weights).expanduser()
     if weights in ("none", "DEFAULT") or not path.is_file():
         return weights
+    facts = path.stat()
+    return _file_digest(path, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache
+def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
+    """Digest a file once a process, and again when its size or time changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -149,7 +149,8 @@ def train_model(
     if reducer.rank != 0:
         return _train_rank(train, cache, storage, distributed, reducer, key, folder, None, tags or {}, on_epoch)
     folder.mkdir(parents=True, exist_ok=True)
-    # Two that want the same training: one trains, the other waits and finds it done.
+    # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before they start
+    # ranks; this lock is for plain calls, and for a rank that outlives its launcher.
     with filelock.FileLock(f"{folder}.lock"):
         finished = tracking.find_finished_run(storage, key)
         resume = None

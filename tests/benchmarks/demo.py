@@ -5,7 +5,6 @@ Run: `make bench-demo`; BENCH_ARGS=--quick for one round instead of three.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tasks.environment import lakevision_home  # noqa: E402
-from tests.benchmarks.figures import Figure, free_port, write_figures  # noqa: E402
+from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
+from tests.processes import free_port, plain_environment  # noqa: E402
 
 HALF = 0.5
 """A second demo takes less than half the time of the first."""
@@ -25,8 +25,7 @@ HALF = 0.5
 
 def run_demo(home: Path) -> dict[str, float]:
     """Run the demo in `home`; return seconds by stage, and `whole`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"LAKEVISION_HOME": str(home), "LAKEVISION_PORT": str(free_port())}
+    environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
     began = time.monotonic()
     transcript = lakevision_home() / "bench" / "demo.log"
     transcript.parent.mkdir(parents=True, exist_ok=True)

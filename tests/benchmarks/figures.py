@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -25,13 +24,6 @@ class Figure:
     ratio: float
     goal: float | None
     holds: bool | None
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def table(figures: list[Figure]) -> str:

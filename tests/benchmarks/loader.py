@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from tasks.cache.manifest import read_manifest  # noqa: E402
+from tasks.cache.manifest import CacheFile, read_manifest  # noqa: E402
 from tasks.cache.order import epoch_order  # noqa: E402
 from tasks.environment import lakevision_home  # noqa: E402
 from tests.benchmarks import loader_data  # noqa: E402
@@ -136,7 +136,7 @@ def shuffle_figure(num_rows: int) -> Figure:
         settings = loader_data.CacheConfig(image_size=loader_data.SIDE)
         in_group = loader_data.rows_per_group(num_rows, settings)
         groups = -(-num_rows // in_group)
-        file = loader_data.CacheFile(name="x", rows=num_rows, row_groups=groups, bytes=0, sha256="")
+        file = CacheFile(name="x", rows=num_rows, row_groups=groups, bytes=0, sha256="")
         manifest = loader_data.CacheManifest(
             format=loader_data.FORMAT,
             table=loader_data.TableRef(path="benchmark", version=0),

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, write_manifest
 from tasks.cache.materialize import FILE_BYTES, rows_per_group
-from tasks.cache.write import CacheFileWriter, encode_jpeg
 from tasks.config import CacheConfig
-from tasks.refs import CacheRef, TableRef
+from tasks.etl.decode import encode_jpeg
+from tasks.refs import CacheRef
+from tests import caches
 
 SIDE = 224
 QUALITY = 90
@@ -36,30 +36,21 @@ def write_cache(url: str, num_rows: int, pixel_format: str) -> CacheRef:
     """Write a cache with the code that Spark tasks run, but without Spark."""
     settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
     in_group = rows_per_group(num_rows, settings)
-    in_file = max(1, FILE_BYTES // (in_group * SIDE * SIDE * 3)) * in_group
-    Path(url).mkdir(parents=True)
-    files = []
-    for number, begin in enumerate(range(0, num_rows, in_file)):
-        writer = CacheFileWriter(url, "train", number, settings, in_group)
-        for row in range(begin, min(num_rows, begin + in_file)):
-            writer.add(draw_picture(row), row % len(CLASSES), row)
-        said = writer.close()
-        files.append(CacheFile(**{name: said[name] for name in CacheFile.model_fields}))
-    manifest = CacheManifest(
-        format=FORMAT,
-        table=TableRef(path="benchmark", version=0),
-        content_digest="benchmark",
-        settings=settings,
-        classes=CLASSES,
-        splits={"train": CacheSplit(rows=num_rows, rows_per_group=in_group, files=tuple(files))},
+    return caches.write_cache(
+        url,
+        {"train": num_rows},
+        lambda split, row: (draw_picture(row), row % len(CLASSES)),
+        CLASSES,
+        settings,
+        rows_per_group=in_group,
+        groups_per_file=max(1, FILE_BYTES // (in_group * settings.pixel_bytes)),
     )
-    return write_manifest(url, manifest)
 
 
 def encoded(num_rows: int) -> Iterator[tuple[bytes, int]]:
     """Yield the JPEG files that the cache of format jpeg holds, with their classes."""
     for row in range(num_rows):
-        yield encode_jpeg(draw_picture(row), QUALITY), row % len(CLASSES)
+        yield encode_jpeg(Image.fromarray(draw_picture(row)), QUALITY, "4:2:0"), row % len(CLASSES)
 
 
 def write_image_folder(folder: Path, num_rows: int) -> None:

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +42,7 @@ def measure(script: str, *arguments: str) -> Measured:
     Raises:
         RuntimeError: It failed; carries its last lines.
     """
-    return measure_command([sys.executable, str(ROOT / "tests" / "benchmarks" / script), *arguments])
-
-
-def measure_command(command: Sequence[str]) -> Measured:
-    """Run a command to its end.
-
-    Raises:
-        RuntimeError: It failed; carries its last lines.
-    """
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / script), *arguments]
     began = time.perf_counter()
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

@@ -1,40 +1,20 @@
 """`make demo`'s program on the digits: server, workers, both pools, the whole DAG, twice."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.processes import free_port, plain_environment, run_python
 
 
 def run_demo(home: Path) -> tuple[dict, str, float]:
     """Run the demo; return its summary, what it printed, and its seconds."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"LAKEVISION_HOME": str(home), "LAKEVISION_PORT": str(free_port())}
+    environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.demo"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    done = run_python("-m", "deployments.demo", environment=environment, timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return json.loads((home / "summary.json").read_text()), done.stdout, time.monotonic() - began
 

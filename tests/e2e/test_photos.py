@@ -1,15 +1,9 @@
 """The DAG on real photos with pretrained weights, as a plain Python call."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tasks.summary.summary import PipelineSummary
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import plain_environment, run_python
 
 CODE = """
 import sys
@@ -27,17 +21,9 @@ pipeline(PipelineConfig.model_validate({
 def test_photos_reach_what_a_linear_probe_reaches_and_none_is_lost(test_data, tmp_path):
     """Default settings, 224 pixels, frozen mobilenet_v2; 220 photos are gray, all of one class among them."""
     photos = test_data / "photos"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(photos), str(test_data / "weights" / "mobilenet_v2.pth")],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
+    weights = test_data / "weights" / "mobilenet_v2.pth"
+    environment = plain_environment(LAKEVISION_HOME=str(tmp_path / "home"), PREFECT_HOME=str(tmp_path / "prefect"))
+    done = run_python("-c", CODE, str(photos), str(weights), environment=environment, timeout=1700)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     summary = PipelineSummary.model_validate_json((tmp_path / "home" / "summary.json").read_text())
     num_photos = sum(1 for _ in photos.glob("*/*.jpg"))

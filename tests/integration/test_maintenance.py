@@ -1,5 +1,8 @@
 """Maintenance on real Delta tables and a real registry."""
 
+import os
+from pathlib import Path
+
 import mlflow
 import pytest
 from pyspark.sql import SparkSession
@@ -66,8 +69,14 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
     cache, built = materialize_cache(CacheConfig(image_size=16), newest, storage, SparkConfig())
     assert built
 
+    # What a killed run left: a data file that no commit names.
+    uncommitted = Path(first.path) / "part-00000-killed.zstd.parquet"
+    uncommitted.touch()
+    os.utime(uncommitted, (0, 0))
+
     report = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
 
+    assert not uncommitted.exists()
     images = next(done for done in report.tables if done.table.path == first.path)
     assert images.files_compacted > images.files_written
     assert images.kept_versions == [first.version]

@@ -1,23 +1,15 @@
 """A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
 
-import os
 import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 import pytest
 
 from deployments.local_stack import STACK_MARK, LocalStack, check_port, prefect_command
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.processes import free_port, plain_environment, run_python
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +45,12 @@ def marked(stack: LocalStack) -> list[int]:
 
 def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
     """Run Python in a process of its own, against the stack's server."""
-    return subprocess.run(
-        [sys.executable, "-c", code], env=stack.environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    return run_python("-c", code, environment=stack.environment, timeout=400)
+
+
+def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run a module as a person does who has no server, with these variables in the environment."""
+    return run_python("-m", module, *arguments, environment=plain_environment(**environment), timeout=240)
 
 
 def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
@@ -146,14 +141,7 @@ with get_client(sync_client=True) as client:
 @pytest.mark.parametrize("port", ["abc", "0", "70000"])
 def test_what_is_no_port_is_one_sentence(port):
     """Before anything starts."""
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.up"],
-        env=os.environ | {"LAKEVISION_PORT": port},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_module("deployments.up", LAKEVISION_PORT=port)
     assert done.returncode == 2
     assert f"make up: LAKEVISION_PORT is '{port}', which is no port: give a number from 1 to 65535" in done.stderr
     assert "Traceback" not in done.stderr
@@ -176,15 +164,7 @@ def test_a_port_in_use_is_one_sentence():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        environment = os.environ | {"LAKEVISION_PORT": str(port)}
-        done = subprocess.run(
-            [sys.executable, "-m", "deployments.demo"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_module("deployments.demo", LAKEVISION_PORT=str(port))
     assert done.returncode == 2
     assert f"make demo: port {port} for the Prefect server is in use" in done.stderr
     assert "Traceback" not in done.stderr
@@ -204,17 +184,8 @@ def test_a_port_in_use_is_one_sentence():
 )
 def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, arguments, said):
     """The traceback stays in the log file."""
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    environment |= {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.pipeline", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = run_module("flows.pipeline", *arguments, **folders)
     assert done.returncode == 2
     sentences = [line for line in done.stderr.splitlines() if line.startswith("python -m flows.pipeline: ")]
     assert len(sentences) == 1
@@ -229,15 +200,7 @@ def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp
 
 def test_no_java_is_one_sentence(tmp_path):
     """With the command that installs it."""
-    environment = os.environ | {"JAVA_HOME": str(tmp_path), "LAKEVISION_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.demo"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_module("deployments.demo", JAVA_HOME=str(tmp_path), LAKEVISION_HOME=str(tmp_path / "home"))
     assert done.returncode == 2
     assert "Spark needs Java 17 or 21" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,18 +15,18 @@ import torch
 
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, open_cache, write_manifest
-from tasks.cache.write import CacheFileWriter
+from tasks.cache.manifest import open_cache
 from tasks.config import CacheConfig, DistributedConfig, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.etl.decode import decode_pixels
 from tasks.predict.model import ImageClassifier
-from tasks.refs import CacheRef, RunRef, TableRef
+from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.loop import evaluate
 from tasks.train.reduce import SingleProcess
+from tests.caches import write_cache
 
 SIDE = 24
 SMALL = TrainConfig(
@@ -46,25 +46,19 @@ def cache(source: Path, storage: Storage) -> CacheRef:
     """Return a cache of 60 pictures, written without Spark: 10 row groups of 4, 2 and 3 of 4."""
     files = sorted(source.glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
     classes = ("blue", "green", "red")
-    url = f"{storage.cache}/by-hand"
-    Path(url).mkdir(parents=True)
-    splits = {}
-    for split, part in (("train", files[:39]), ("val", files[39:50]), ("test", files[50:])):
-        writer = CacheFileWriter(url, split, 0, CacheConfig(image_size=SIDE), 4)
-        for row, file in enumerate(part):
-            writer.add(decode_pixels(file.read_bytes(), SIDE), classes.index(file.parent.name), row)
-        said = writer.close()
-        file_facts = CacheFile(**{name: said[name] for name in CacheFile.model_fields})
-        splits[split] = CacheSplit(rows=len(part), rows_per_group=4, files=(file_facts,))
-    manifest = CacheManifest(
-        format=FORMAT,
-        table=TableRef(path="by hand", version=0),
-        content_digest="by hand",
-        settings=CacheConfig(image_size=SIDE),
-        classes=classes,
-        splits=splits,
+    parts = {"train": files[:39], "val": files[39:50], "test": files[50:]}
+    return write_cache(
+        f"{storage.cache}/by-hand",
+        {split: len(part) for split, part in parts.items()},
+        lambda split, row: (
+            decode_pixels(parts[split][row].read_bytes(), SIDE),
+            classes.index(parts[split][row].parent.name),
+        ),
+        classes,
+        CacheConfig(image_size=SIDE),
+        rows_per_group=4,
+        groups_per_file=10,
     )
-    return write_manifest(url, manifest)
 
 
 def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:

@@ -8,10 +8,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, write_manifest
-from tasks.cache.write import CacheFileWriter
 from tasks.config import CacheConfig
-from tasks.refs import CacheRef, TableRef
+from tasks.refs import CacheRef
+from tests.caches import write_cache
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -43,28 +42,14 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
         draw: Callable[[int, int], Pixels] = noise,
         **settings: object,
     ) -> CacheRef:
-        config = CacheConfig.model_validate({"image_size": image_size} | settings)
-        root = tmp_path / folder
-        root.mkdir()
-        rows_per_file = rows_per_group * groups_per_file
-        splits = {}
-        for split, num_rows in rows.items():
-            files = []
-            for number in range(-(-num_rows // rows_per_file)):
-                writer = CacheFileWriter(str(root), split, number, config, rows_per_group)
-                for row in range(number * rows_per_file, min(num_rows, (number + 1) * rows_per_file)):
-                    writer.add(draw(row, image_size), row % len(CLASSES), row)
-                part = writer.close()
-                files.append(CacheFile(**{name: part[name] for name in CacheFile.model_fields}))
-            splits[split] = CacheSplit(rows=num_rows, rows_per_group=rows_per_group, files=tuple(files))
-        manifest = CacheManifest(
-            format=FORMAT,
-            table=TableRef(path="/tables/images", version=3),
-            content_digest="content",
-            settings=config,
-            classes=CLASSES,
-            splits=splits,
+        return write_cache(
+            str(tmp_path / folder),
+            rows,
+            lambda split, row: (draw(row, image_size), row % len(CLASSES)),
+            CLASSES,
+            CacheConfig.model_validate({"image_size": image_size} | settings),
+            rows_per_group=rows_per_group,
+            groups_per_file=groups_per_file,
         )
-        return write_manifest(str(root), manifest)
 
     return make

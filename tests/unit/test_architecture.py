@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,8 +10,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
+
+from tests.processes import bare_environment, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,21 +80,7 @@ print(json.dumps({{
     "children": [child.name() for child in psutil.Process().children(recursive=True)],
 }}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=work,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-            # matplotlib looks through all fonts where it finds no list of them.
-            "MPLCONFIGDIR": mpl.get_cachedir(),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-c", program, environment=bare_environment(home, str(ROOT)), timeout=120, cwd=work)
     assert done.returncode == 0, done.stderr
     left = [*work.rglob("*"), *home.rglob("*lakevision*")]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -135,7 +121,9 @@ def test_only_tracking_knows_mlflow() -> None:
     """One module has MLflow's API in it, and the pyfunc that MLflow itself loads."""
     importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
 
-    assert importers == {"tasks/tracking.py", "tasks/predict/pyfunc.py"}
+    assert importers == {f"tasks/tracking/{name}.py" for name in ("server", "runs", "models")} | {
+        "tasks/predict/pyfunc.py"
+    }
 
 
 def test_only_one_module_reads_the_environment() -> None:

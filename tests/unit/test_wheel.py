@@ -1,14 +1,14 @@
 """What is installed from the wheel is whole: an executor and a rank find all they import in it."""
 
-import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
+
+from tests.processes import bare_environment, run_python
 
 ROOT = Path(__file__).parents[2]
 BACKEND_MISSING = ("Failed to fetch", "Could not connect", "dns error", "error sending request", "No solution found")
@@ -51,22 +51,9 @@ for name in sorted(sys.modules):
         print(sys.modules[name].__file__)
 """
     packages = sysconfig.get_path("purelib")
-    done = subprocess.run(
-        # -S: no site, and with it no .pth file that leads to the checkout.
-        [sys.executable, "-S", "-c", program],
-        cwd=tmp_path,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "PYTHONPATH": f"{installed}{os.pathsep}{packages}",
-            # matplotlib looks through all fonts where it finds no list of them.
-            "MPLCONFIGDIR": mpl.get_cachedir(),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = bare_environment(tmp_path, str(installed), packages)
+    # -S: no site, and with it no .pth file that leads to the checkout.
+    done = run_python("-S", "-c", program, environment=environment, timeout=120, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     files = [Path(line) for line in done.stdout.splitlines()]

@@ -265,6 +265,14 @@ def test_damaged_cache_is_not_found(make_cache: Callable[..., CacheRef], tmp_pat
     assert find_cache(str(tmp_path), table, settings) is None
 
 
+def test_cache_on_its_way_out_is_not_found(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
+    """A sweep that was killed left it whole, and the next one removes it, whoever reads it."""
+    ref = make_cache({"train": 6})
+    shutil.move(ref.url, tmp_path / f".{'0' * 16}.swept-{'0' * 32}")
+
+    assert find_cache(str(tmp_path), TableRef(path="/tables/images", version=3), CacheConfig(image_size=16)) is None
+
+
 def test_no_cache_is_found_where_no_folder_is(tmp_path: Path) -> None:
     """Before the first build there is nothing to find."""
     assert find_cache(str(tmp_path / "gone"), TableRef(path="x", version=0), CacheConfig()) is None

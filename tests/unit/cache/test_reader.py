@@ -32,7 +32,7 @@ def urls(make_cache: Callable[..., CacheRef]) -> list[str]:
 def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: bool = True) -> tuple[Any, Assembly]:
     """Return a reader of the share, and the batches it fills."""
     assembly = Assembly(share, 3, BatchMemory((share.batch_size, SIDE * SIDE * 3), 0, pin=False))
-    work = Work(assembly, SIDE, jpeg=False, local=local)
+    work = Work(assembly, SIDE, SIDE * SIDE * 3, jpeg=False, local=local)
     if not local:
         urls = [f"file://{url}" for url in urls]
     return open_reader(urls, work, share.groups.tolist(), workers_count=workers_count, ahead=1), assembly

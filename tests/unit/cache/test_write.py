@@ -3,7 +3,6 @@
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tasks.cache.manifest import CacheFile
 from tasks.cache.write import PADDING, CacheFileWriter, make_writer
 from tasks.config import CacheConfig
 from tasks.etl.decode import BadImage, decode_pixels
@@ -21,7 +21,7 @@ SIDE = 16
 CACHE = CacheConfig(image_size=SIDE)
 
 
-def write_rows(folder: Path, num_rows: int, rows_per_group: int) -> dict[str, Any]:
+def write_rows(folder: Path, num_rows: int, rows_per_group: int) -> CacheFile:
     """Write a file whose row i has the label 10 + i and pixels of level i; return its part of the manifest."""
     writer = CacheFileWriter(str(folder), "train", 0, CACHE, rows_per_group)
     for row in range(num_rows):
@@ -50,14 +50,14 @@ def test_every_row_group_has_exactly_its_rows(tmp_path: Path) -> None:
     """7 rows in groups of 3 are 3 groups of 3, the last one padded."""
     part = write_rows(tmp_path, 7, 3)
 
-    footer = pq.ParquetFile(tmp_path / part["name"]).metadata
+    footer = pq.ParquetFile(tmp_path / part.name).metadata
     assert [footer.row_group(number).num_rows for number in range(footer.num_row_groups)] == [3, 3, 3]
-    assert (part["split"], part["rows"], part["row_groups"]) == ("train", 7, 3)
+    assert (part.rows, part.row_groups) == (7, 3)
 
 
 def test_padding_is_marked_and_nothing_else_is(tmp_path: Path) -> None:
     """Labels and row numbers of pictures come back as given; the two rows of padding have -1 in both."""
-    table = pq.read_table(tmp_path / write_rows(tmp_path, 7, 3)["name"])
+    table = pq.read_table(tmp_path / write_rows(tmp_path, 7, 3).name)
 
     assert table.schema.equals(cache_schema(SIDE * SIDE * 3))
     assert table["row"].to_pylist() == [*range(7), PADDING, PADDING]
@@ -66,7 +66,7 @@ def test_padding_is_marked_and_nothing_else_is(tmp_path: Path) -> None:
 
 def test_pixels_are_written_raw(tmp_path: Path) -> None:
     """A row is the picture's bytes, height by width by channel, padding as many."""
-    pixels = pq.read_table(tmp_path / write_rows(tmp_path, 2, 3)["name"])["pixels"].to_pylist()
+    pixels = pq.read_table(tmp_path / write_rows(tmp_path, 2, 3).name)["pixels"].to_pylist()
 
     assert pixels[1] == bytes([1]) * SIDE * SIDE * 3
     assert len(pixels[2]) == SIDE * SIDE * 3
@@ -76,25 +76,25 @@ def test_exact_number_of_rows_needs_no_padding(tmp_path: Path) -> None:
     """6 rows in groups of 3 are 2 groups."""
     part = write_rows(tmp_path, 6, 3)
 
-    assert part["row_groups"] == 2
-    assert PADDING not in pq.read_table(tmp_path / part["name"])["row"].to_pylist()
+    assert part.row_groups == 2
+    assert PADDING not in pq.read_table(tmp_path / part.name)["row"].to_pylist()
 
 
 def test_manifest_says_size_and_digest_of_the_file(tmp_path: Path) -> None:
     """What was counted on the way through is what lies on the disk."""
     part = write_rows(tmp_path, 7, 3)
 
-    content = (tmp_path / part["name"]).read_bytes()
-    assert part["bytes"] == len(content)
-    assert part["sha256"] == hashlib.sha256(content).hexdigest()
+    content = (tmp_path / part.name).read_bytes()
+    assert part.bytes == len(content)
+    assert part.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_two_attempts_write_two_files_of_the_same_content(tmp_path: Path) -> None:
     """A retried task never writes into the file of the first, and its bytes are the same."""
     first, second = write_rows(tmp_path, 7, 3), write_rows(tmp_path, 7, 3)
 
-    assert first["name"] != second["name"]
-    assert first["sha256"] == second["sha256"]
+    assert first.name != second.name
+    assert first.sha256 == second.sha256
 
 
 def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,29 @@ def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
 
     assert row["reason"] == "unreadable"
     assert row["sha256"] is None
+
+
+def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Path) -> None:
+    """Halves of two pictures are none."""
+    file, stop = tmp_path / "source" / "red" / "1.png", threading.Event()
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(16 << 20))
+
+    def write() -> None:
+        with file.open("r+b", buffering=0) as handle:
+            while not stop.is_set():
+                os.pwrite(handle.fileno(), os.urandom(4096), 15 << 20)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        # Its time moves with the kernel's tick: a read within one sees nothing.
+        rows = [read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig()) for _ in range(10)]
+    finally:
+        stop.set()
+        writer.join()
+    assert ("unreadable", "the file changed while it was read") in {(row["reason"], row["detail"]) for row in rows}
+    assert read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig())["reason"] == "not_an_image"
 
 
 def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -> None:

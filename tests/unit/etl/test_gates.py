@@ -8,8 +8,10 @@ from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
 
 
 def counts(*groups: tuple[str | None, str, str | None, int], kept: tuple[tuple[str, int], ...] = ()) -> FileCounts:
-    """Sum groups of files."""
-    return FileCounts.of_groups(groups, kept)
+    """Sum groups of files of the split train, and pictures kept of the split val."""
+    return FileCounts.of_groups(
+        [(label, "train", *rest) for label, *rest in groups], [(label, "val", number) for label, number in kept]
+    )
 
 
 def test_share_of_bad_files_may_be_reached_and_not_exceeded() -> None:
@@ -43,6 +45,7 @@ def test_class_with_bad_files_only_has_no_pictures() -> None:
 def test_kept_pictures_count() -> None:
     """They are in the table that training reads."""
     summed = counts(("cat", "stored", None, 1), kept=(("cat", 2), ("dog", 3)))
+    assert summed.classes == {"cat": {"train": 1, "val": 2}, "dog": {"val": 3}}
 
     check_class_sizes(summed, EtlConfig(min_images_per_class=3))
     assert summed.images == {"cat": 3, "dog": 3}

@@ -1,8 +1,6 @@
-"""The only module that knows MLflow's API."""
+"""MLflow runs: trainings and data validations, written, found again and ended."""
 
-import json
 import logging
-import os
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -20,16 +18,18 @@ from mlflow.types import ColSpec, DataType, Schema
 
 import tasks
 from tasks.environment import code_version
-from tasks.errors import WrongInput
-from tasks.refs import ModelRef, RunRef
-from tasks.storage import Storage, local_path
+from tasks.refs import RunRef
+from tasks.storage import Storage
+from tasks.tracking.server import client_of, prepare_tracking
 
 logger = logging.getLogger("lakevision.tracking")
 
-EXPERIMENT = "lakevision"
 KEY_TAG = "lakevision.key"
+
 CHECKS_FILE = "data_validation.json"
+
 FLOW_RUN_TAG = "prefect.flow_run_id"
+
 LOGGED_PACKAGES = (
     "torch",
     "torchvision",
@@ -43,6 +43,7 @@ LOGGED_PACKAGES = (
     "pyarrow",
     "pillow",
 )
+
 MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
 """What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
 
@@ -58,58 +59,6 @@ SIGNATURE = ModelSignature(
 )
 
 
-def _client(storage: Storage) -> mlflow.MlflowClient:
-    # MLflow's own progress bars and hints are written for a notebook.
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    mlflow.set_tracking_uri(storage.tracking)
-    return mlflow.MlflowClient(tracking_uri=storage.tracking)
-
-
-def prepare_tracking(storage: Storage) -> str:
-    """Create database and experiment where they are missing, and return the experiment's id.
-
-    Called once before anything runs in parallel: two processes that make one SQLite database race.
-    """
-    if storage.tracking.startswith("sqlite:///"):
-        Path(storage.tracking.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    client = _client(storage)
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(EXPERIMENT, _artifact_location(storage)))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-        return str(client.get_experiment_by_name(EXPERIMENT).experiment_id)  # Another process was quicker.
-
-
-def _artifact_location(storage: Storage) -> str:
-    path = local_path(storage.artifacts)
-    return storage.artifacts if path is None else path.as_uri()
-
-
-def check_tracking(storage: Storage) -> None:
-    """Refuse a tracking server or database that does not answer, or that keeps its artifacts elsewhere.
-
-    Raises:
-        WrongInput: Names it and the way out.
-    """
-    try:
-        experiment = _client(storage).get_experiment(prepare_tracking(storage))
-    except MlflowException as error:
-        raise WrongInput(
-            f"storage.tracking is '{storage.tracking}', which does not answer ({error}): start that MLflow server, "
-            "or leave the setting empty for a database file"
-        ) from error
-    chosen = storage.artifacts != f"{storage.home}/artifacts"
-    if chosen and str(experiment.artifact_location) != _artifact_location(storage):
-        raise WrongInput(
-            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of '{storage.tracking}' "
-            f"keeps its artifacts in '{experiment.artifact_location}': leave the setting as it was, or track elsewhere"
-        )
-
-
 def find_finished_run(storage: Storage, key: str) -> RunRef | None:
     """Return the finished run of exactly these inputs, or None."""
     runs = _runs_with_key(storage, key)
@@ -120,7 +69,7 @@ def find_finished_run(storage: Storage, key: str) -> RunRef | None:
 def has_run(storage: Storage, run_id: str) -> bool:
     """Say whether the tracking server knows the run and nobody deleted it."""
     try:
-        found = _client(storage).get_run(run_id)
+        found = client_of(storage).get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -131,7 +80,7 @@ def has_run(storage: Storage, run_id: str) -> bool:
 def _runs_with_key(storage: Storage, key: str) -> list[Run]:
     experiment = prepare_tracking(storage)
     return list(
-        _client(storage).search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
+        client_of(storage).search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
     )
 
 
@@ -140,7 +89,7 @@ def end_abandoned_runs(storage: Storage, key: str, keep: str | None) -> None:
     for run in _runs_with_key(storage, key):
         if run.info.status == RunStatus.to_string(RunStatus.RUNNING) and run.info.run_id != keep:
             logger.info("MLflow run %s was abandoned by a killed process: marked as killed", run.info.run_id)
-            _client(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
+            client_of(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
 
 
 def _git_commit() -> str | None:
@@ -231,7 +180,7 @@ def log_data_checks(
 ) -> RunRef:
     """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
     end_abandoned_runs(storage, key, None)
-    experiment, client = prepare_tracking(storage), _client(storage)
+    experiment, client = prepare_tracking(storage), client_of(storage)
     run = client.create_run(experiment, tags={KEY_TAG: key, **tags}, run_name="data-validation")
     run_id = run.info.run_id
     for name, value in metrics.items():
@@ -257,7 +206,7 @@ def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
 def promotable_runs(storage: Storage) -> list[RunRef]:
     """Return the newest finished run and every other finished run on the same cache, the newest first."""
     experiment = prepare_tracking(storage)
-    runs = _client(storage).search_runs(
+    runs = client_of(storage).search_runs(
         [experiment],
         "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
         order_by=["attributes.start_time DESC"],
@@ -270,69 +219,10 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
 
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
-    return dict(_client(storage).get_run(run.run_id).data.metrics)
+    return dict(client_of(storage).get_run(run.run_id).data.metrics)
 
 
 def run_location(storage: Storage, run: RunRef) -> str:
     """Return where a person finds the run: the experiment and run in MLflow's UI."""
-    experiment = _client(storage).get_run(run.run_id).info.experiment_id
+    experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return f"/#/experiments/{experiment}/runs/{run.run_id}"
-
-
-def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
-    """Register the run's model under `name`; a run that is registered already keeps its version."""
-    client = _client(storage)
-    for found in client.search_model_versions(f"name = '{name}'"):
-        if found.run_id == run.run_id:
-            return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
-    logged = client.get_run(run.run_id).outputs.model_outputs
-    if not logged:
-        raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
-    created = mlflow.register_model(f"models:/{logged[0].model_id}", name)
-    return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
-
-
-def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:
-    """Return the model version that the alias names, or None."""
-    try:
-        found = _client(storage).get_model_version_by_alias(name, alias)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-    return ModelRef(name=name, version=int(found.version), run_id=found.run_id)
-
-
-def set_alias(storage: Storage, model: ModelRef, alias: str, tags: dict[str, str]) -> None:
-    """Let the alias name this version, and say in the version's tags what it was measured and whom it replaced."""
-    client = _client(storage)
-    for name, value in tags.items():
-        client.set_model_version_tag(model.name, str(model.version), name, value)
-    client.set_registered_model_alias(model.name, alias, str(model.version))
-
-
-def trained_versions(storage: Storage) -> dict[str, set[int]]:
-    """Return the table versions that registered models were trained from, by the table's path."""
-    client = _client(storage)
-    versions: dict[str, set[int]] = {}
-    for found in client.search_model_versions():
-        params = client.get_run(found.run_id).data.params if found.run_id else {}
-        if "data.table" in params:
-            versions.setdefault(params["data.table"], set()).add(int(params["data.version"]))
-    return versions
-
-
-def download_model(storage: Storage, model: ModelRef, folder: Path) -> Path:
-    """Copy the model package of a registered version into `folder`."""
-    _client(storage)
-    return Path(mlflow.artifacts.download_artifacts(f"models:/{model.name}/{model.version}", dst_path=str(folder)))
-
-
-def load_package(folder: Path) -> Any:
-    """Load a model package from a folder; it has `predict`, from a frame with `content` to a frame."""
-    return mlflow.pyfunc.load_model(str(folder))
-
-
-def to_json(value: Any) -> str:
-    """Serialize for a tag: sorted, compact."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

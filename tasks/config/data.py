@@ -1,0 +1,199 @@
+"""What a person fills in on the data: sources, labels, splits, the cache, the tables' maintenance."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tasks.config.storage import Settings
+from tasks.credentials import Url
+
+BUILTIN_DIGITS = "builtin:digits"
+"""Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
+
+
+class LabelConfig(Settings):
+    """Where the label of a picture comes from."""
+
+    by: Literal["folder", "pattern", "file"] = Field(
+        "folder",
+        description="folder: the file's parent folder; pattern: a regular expression on its path; file: a table",
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression searched in the path below the source; its one group, or the group named "
+        r"label, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
+    )
+    file: Url | None = Field(
+        None,
+        description="CSV or Parquet file (a path or URL ending in .csv or .parquet) with the columns path (below the "
+        "source) and label, and split where split_by is file",
+    )
+
+    @model_validator(mode="after")
+    def _name_one_way(self) -> Self:
+        for name in ("pattern", "file"):
+            value = getattr(self, name)
+            if self.by == name and not value:
+                raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
+            if value and self.by != name:
+                raise ValueError(
+                    f"{name} is '{value}', but by is '{self.by}', which has no use for it: set by to '{name}', "
+                    f"or leave out {name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _find_one_label(self) -> Self:
+        if not self.pattern:
+            return self
+        try:
+            compiled = re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(
+                f"pattern is '{self.pattern}', which is no regular expression ({error}): mend it"
+            ) from None
+        if compiled.groups != 1 and "label" not in compiled.groupindex:
+            raise ValueError(
+                f"pattern is '{self.pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
+                "around the label, or name its group: (?P<label>...)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _know_the_format(self) -> Self:
+        if self.file and not self.file.lower().endswith((".csv", ".parquet")):
+            raise ValueError(f"file is '{self.file}', which ends in neither .csv nor .parquet: give one of these")
+        return self
+
+
+class EtlConfig(Settings):
+    """From a folder of images to the Delta tables `images` and `files`."""
+
+    source: Url = Field(
+        BUILTIN_DIGITS,
+        min_length=1,
+        description=f"Folder of class folders with jpg, jpeg or png files (a path or URL), or {BUILTIN_DIGITS}",
+    )
+    labels: LabelConfig = LabelConfig()
+    stored_side: int = Field(
+        512, ge=16, le=16384, description="Pictures with a longer side than this (pixels) are scaled down to it"
+    )
+    split_by: Literal["content", "folder", "file"] = Field(
+        "content",
+        description="content: drawn from the picture's content and the seed; folder: the first of the folders train, "
+        "val and test in its path; file: the column split of labels.file",
+    )
+    val_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val` (split_by content)"
+    )
+    test_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by content)"
+    )
+    split_seed: int = Field(1, ge=0, description="Seed of the split; the same picture and seed give the same split")
+    deleted: Literal["remove", "keep"] = Field(
+        "remove",
+        description="What becomes of the picture of a deleted file: it leaves the table images, or stays; the ledger "
+        "says deleted either way",
+    )
+    max_bad_fraction: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="The run fails, tables unchanged, when more than this share of the files is quarantined",
+    )
+    min_images_per_class: int = Field(
+        0,
+        ge=0,
+        description="The run fails, tables unchanged, when a class has fewer usable pictures than this in all splits "
+        "together; 0 sets no bound",
+    )
+    near_duplicate_bits: int = Field(
+        3,
+        ge=0,
+        le=8,
+        description="Pictures in different splits whose 64-bit perceptual hashes differ in at most so many bits are "
+        "reported as near-duplicates",
+    )
+    max_pixels: int = Field(
+        89_478_485,
+        ge=256,
+        le=178_956_970,
+        description="Pictures with more pixels than this (by their header) are quarantined, never decoded",
+    )
+    min_side: int = Field(
+        2, ge=1, le=1024, description="Pictures with a shorter side than this (pixels) are quarantined"
+    )
+    replace_source: bool = Field(
+        False, description="Let a source or labels other than those the tables were made from replace their contents"
+    )
+
+    @model_validator(mode="after")
+    def _leave_something_to_train_on(self) -> Self:
+        if self.val_fraction + self.test_fraction >= 1.0:
+            raise ValueError(
+                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
+                "make their sum less than 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _read_splits_beside_labels(self) -> Self:
+        if self.split_by == "file" and self.labels.by != "file":
+            raise ValueError(
+                f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
+                "set labels.by to 'file' and labels.file, or split_by to 'content' or 'folder'"
+            )
+        return self
+
+
+class CacheConfig(Settings):
+    """From one Delta version to decoded pixels in Parquet, read with petastorm."""
+
+    image_size: int = Field(
+        224, ge=16, le=1024, description="Side of the square pictures that training sees, in pixels"
+    )
+    format: Literal["uint8", "jpeg"] = Field(
+        "uint8", description="uint8: raw pixels, the fastest; jpeg: about a tenth of the disk, decoded while training"
+    )
+    jpeg_quality: int = Field(
+        90, ge=50, le=100, description="Quality of the pictures in a cache of format jpeg, by libjpeg's scale"
+    )
+    row_group_megabytes: int = Field(
+        4, ge=1, le=256, description="Upper bound of one row group's pixels, the unit of reading, in MB"
+    )
+
+    verify: bool = Field(
+        False, description="Check the sha256 of every file of a cache that is there already; a damaged one is rebuilt"
+    )
+    keep_days: int | None = Field(
+        30, ge=1, le=36_500, description="Caches unused for more days than this are removed; empty: none is"
+    )
+    keep_gigabytes: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="While all caches take more GB than this, the longest unused are removed; empty: no bound",
+    )
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Size of one picture's pixels, uint8 HWC."""
+        return self.image_size**2 * 3
+
+    def decisive(self) -> dict[str, str | int]:
+        """Return the settings that decide what a cache holds."""
+        names = {"image_size", "format", "row_group_megabytes"} | ({"jpeg_quality"} if self.format == "jpeg" else set())
+        return self.model_dump(include=names)
+
+
+class MaintainConfig(Settings):
+    """Compaction and clean-up of the Delta tables."""
+
+    vacuum_hours: int = Field(
+        168,
+        ge=0,
+        description="Files that left the table longer ago than this are deleted; versions that registered models "
+        "were trained from are kept in any case",
+    )
+    file_megabytes: int = Field(256, ge=1, le=4096, description="Size to which small data files are compacted, in MB")

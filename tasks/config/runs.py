@@ -1,0 +1,90 @@
+"""One model a flow: the parameters it takes, in the order of the data."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from tasks.config.data import CacheConfig, EtlConfig, MaintainConfig
+from tasks.config.model import DistributedConfig, PredictConfig, PromoteConfig, TrainConfig
+from tasks.config.storage import Settings, SparkConfig, StorageConfig
+
+
+class EtlRun(Settings):
+    """Parameters of the flow `etl`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    etl: EtlConfig = EtlConfig()
+
+
+class CacheRun(Settings):
+    """Parameters of the flow `cache`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    cache: CacheConfig = CacheConfig()
+    table_version: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Version of the table `images`; empty: the latest"
+    )
+
+
+class TrainRun(CacheRun):
+    """Parameters of the flow `train`."""
+
+    train: TrainConfig = TrainConfig()
+
+
+class TrainDistributedRun(TrainRun):
+    """Parameters of the flow `train-distributed`, which runs the ranks where it runs itself."""
+
+    distributed: DistributedConfig = DistributedConfig()
+
+
+class PromoteRun(Settings):
+    """Parameters of the flow `promote`."""
+
+    run_ids: list[str] = Field(
+        default_factory=list,
+        description="MLflow runs to choose from; empty: the newest finished run and all on the same cache",
+    )
+    storage: StorageConfig = StorageConfig()
+    promote: PromoteConfig = PromoteConfig()
+
+
+class PredictRun(Settings):
+    """Parameters of the flow `predict-batch`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
+    predict: PredictConfig = PredictConfig()
+
+
+class MaintainRun(Settings):
+    """Parameters of the flow `maintain`."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    maintain: MaintainConfig = MaintainConfig()
+
+
+class PipelineConfig(Settings):
+    """Parameters of the whole DAG."""
+
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    etl: EtlConfig = EtlConfig()
+    cache: CacheConfig = CacheConfig()
+    train: TrainConfig = TrainConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    promote: PromoteConfig = PromoteConfig()
+    predict: PredictConfig = PredictConfig()
+
+    @model_validator(mode="after")
+    def _predict_with_what_was_promoted(self) -> Self:
+        if self.predict.alias != "champion":
+            raise ValueError(
+                f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "
+                "leave it out, or run the flow predict-batch alone"
+            )
+        return self

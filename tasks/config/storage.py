@@ -1,0 +1,35 @@
+"""Where things lie, on what Spark they run, and what all settings share."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.credentials import SparkSettings, Url
+
+
+class Settings(BaseModel):
+    """A frozen group of settings that refuses names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # it may be a credential
+
+
+class StorageConfig(Settings):
+    """Where a run writes. Every place may be a folder or a URL; what is empty lies under `home`."""
+
+    home: str | None = Field(
+        None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
+    )
+    tables: Url | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
+    cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
+    artifacts: Url | None = Field(
+        None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"
+    )
+    tracking: str | None = Field(
+        None, description="MLflow tracking URI; empty: $LAKEVISION_TRACKING_URI, else `mlflow.db` under home"
+    )
+
+
+class SparkConfig(Settings):
+    """The Spark session of ETL, cache and inference."""
+
+    master: str = Field("local[*]", description="Spark master URL")
+    driver_memory: str = Field("3g", pattern=r"^\d+[kmgt]$", description="Java heap of the driver, e.g. 3g")
+    conf: SparkSettings = Field(default_factory=dict, description="More Spark settings, no secrets; they win over ours")

@@ -1,0 +1,24 @@
+"""What all faults share: a seed that is printed, and one undisturbed run."""
+
+import os
+import random
+import secrets
+
+import pytest
+
+from tests.faults.killing import Undisturbed, run_undisturbed
+
+SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> random.Random:
+    """Return what draws a test's moments; its seed is printed, and given back draws the same ones."""
+    print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")
+    return random.Random(f"{SEED} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Run once undisturbed, on pictures that take a while to read."""
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=150)

@@ -1,0 +1,205 @@
+"""Runs that are disturbed, what they must end with, and what they must not leave."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
+from tasks.etl import delta
+from tasks.refs import CacheRef
+from tasks.schema import DELETED, SPLITS
+from tasks.scratch import remove_abandoned
+from tasks.spark import spark_session
+from tasks.storage import Storage
+from tests.conftest import write_pictures
+from tests.faults.one_run import SPARK, make_storage, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LIVENESS_SECONDS = 240
+"""Nothing here takes so long: what does has hung."""
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What tables and cache hold, without the times at which it was written."""
+
+    images: frozenset[Row]
+    files: frozenset[Row]
+    cache: frozenset[Row]
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A source, and what an undisturbed run makes of it."""
+
+    source: Path
+    held: Held
+
+
+def run_undisturbed(folder: Path, per_class: int) -> Undisturbed:
+    """Make a source, and run once."""
+    source = folder / "source"
+    write_pictures(source, per_class, side=128)
+    return Undisturbed(source, run_and_read(source, make_storage(folder / "undisturbed")))
+
+
+def run_and_read(source: Path, storage: Storage) -> Held:
+    """Run both stages in this process; return what is there then."""
+    with spark_session(SPARK, storage):
+        return read_held(storage, run(source, storage))
+
+
+def read_held(storage: Storage, ref: CacheRef) -> Held:
+    """Read the newest tables, and every byte and every picture of the cache."""
+    with spark_session(SPARK, storage) as spark:
+        images, files = (delta.read_version(spark, delta.latest(spark, storage.table(n))) for n in ("images", "files"))
+        pictures, paths = images.drop("ingested_at").collect(), files.drop("seen_at", "modified_at").collect()
+    stored = [
+        (*map(str, (row | {"content": hashlib.sha256(row["content"]).hexdigest()}).values()),)
+        for row in (picture.asDict() for picture in pictures)
+    ]
+    assert len(set(stored)) == len(stored)
+    # Of a file that went away before the first undisturbed run, nobody else knows.
+    known = [tuple(map(str, row)) for row in paths if row["outcome"] != DELETED]
+    return Held(frozenset(stored), frozenset(known), _read_cache(ref))
+
+
+def _read_cache(ref: CacheRef) -> frozenset[Row]:
+    manifest = open_cache(ref)
+    verify_files(ref.url, manifest)
+    return frozenset(
+        (split, str(row), manifest.classes[label], hashlib.sha256(pixels.numpy().tobytes()).hexdigest())
+        for split in SPLITS
+        for batch in CacheLoader(ref.url, manifest, split, batch_size=32).epoch(0)
+        for pixels, label, row in zip(batch.inputs, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True)
+    )
+
+
+def start_run(source: Path, storage: Storage, log: Path) -> subprocess.Popen[str]:
+    """Start both stages in a process of its own, which leads a session."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.one_run", str(source), storage.home],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def end_run(process: subprocess.Popen[str], log: Path) -> str:
+    """Wait until the run and every process of it is gone; return what it said."""
+    try:
+        process.wait(LIVENESS_SECONDS)
+        deadline = time.monotonic() + LIVENESS_SECONDS
+        while members := _session(process.pid):
+            assert time.monotonic() < deadline, f"left running: {members}"
+            time.sleep(0.1)
+    finally:
+        for member in _session(process.pid):
+            member.kill()
+    return log.read_text(errors="replace")
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["pid", "status"]):
+        try:
+            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def _workers(members: list[psutil.Process]) -> list[psutil.Process]:
+    """Return the Python workers of Spark: the daemon's children."""
+    daemon = {member.pid for member in members if "pyspark.daemon" in " ".join(member.cmdline())}
+    return [member for member in members if member.ppid() in daemon]
+
+
+VICTIMS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "driver": lambda members: [member for member in members if member.pid == os.getsid(member.pid)],
+    "worker": _workers,
+    "jvm": lambda members: [member for member in members if member.name() == "java"],
+}
+
+MOMENTS: dict[str, Callable[[Storage, list[psutil.Process]], bool]] = {
+    "reading": lambda storage, members: bool(_workers(members)),
+    "images": lambda storage, members: any(Path(storage.table("images")).glob("part-*")),
+    "files": lambda storage, members: any(Path(storage.table("files")).glob("part-*")),
+    "building": lambda storage, members: any(Path(storage.cache).glob("*/*.parquet")),
+}
+"""What can be seen from outside when a stage is at it: pictures are read, a table or the cache is written."""
+
+
+def kill_in(process: subprocess.Popen[str], victim: str, moment: str, storage: Storage, seconds: float) -> bool:
+    """Kill the victim without a chance to say anything, so long after the moment began; say whether it was there."""
+    while process.poll() is None:
+        try:
+            members = _session(process.pid)
+            if not MOMENTS[moment](storage, members):
+                time.sleep(0.01)
+                continue
+            time.sleep(seconds)
+            found = VICTIMS[victim](_session(process.pid))
+        except psutil.NoSuchProcess:
+            continue  # It ended while it was looked at.
+        for killed in found[:1]:
+            os.kill(killed.pid, signal.SIGKILL)
+        return bool(found)
+    return False
+
+
+def check_killed(undisturbed: Undisturbed, home: Path, victim: str, moment: str, seconds: float) -> None:
+    """Kill the victim so long after the moment began: a plain run ends like an undisturbed one, and nothing is left."""
+    storage = make_storage(home)
+    log = home / "run.log"
+    process = start_run(undisturbed.source, storage, log)
+    killed = kill_in(process, victim, moment, storage, seconds)
+    said = end_run(process, log)
+    last = said.splitlines()[-1] if said else "nothing"
+    print(f"{victim} killed {seconds:.2f} s into {moment}: {killed}; status {process.returncode}, said last: {last}")
+    check_no_half_cache(storage)
+    assert run_and_read(undisturbed.source, storage) == undisturbed.held
+    remove_abandoned(Path(storage.home) / "spark-temp")  # As the next session below this home does.
+    assert leftovers(storage) == []
+
+
+def check_no_half_cache(storage: Storage) -> None:
+    """Every cache that has a manifest is whole."""
+    for manifest in Path(storage.cache).glob(f"*/{MANIFEST}"):
+        url = str(manifest.parent)
+        found = read_manifest(url)
+        assert found is not None
+        verify_files(url, found)
+
+
+def leftovers(storage: Storage) -> list[str]:
+    """Return the temporary files below the run's home; data files that no commit names are VACUUM's."""
+    home = Path(storage.home)
+    caches = {manifest.parent for manifest in Path(storage.cache).glob(f"[!.]*/{MANIFEST}")}
+    named = {cache / MANIFEST for cache in caches}
+    for cache in caches:
+        manifest = read_manifest(str(cache))
+        assert manifest is not None
+        named |= {cache / file.name for split in manifest.splits.values() for file in split.files}
+    left = [path for path in Path(storage.cache).rglob("*") if path.is_file() and path not in named]
+    left = [path for path in left if path.suffix not in {".lock", ".used"}]
+    left += [path for path in Path(storage.tables).rglob("*") if path.name.endswith(".tmp")]
+    left += [path for path in home.glob("spark-temp/*") if path.name != ".lock"]
+    return sorted(str(path.relative_to(home)) for path in left)

@@ -1,0 +1,49 @@
+"""What tests and benchmarks start: the project's own modules in processes of their own."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plain_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment as a person has it who runs no Prefect server, with these variables in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | variables
+
+
+def run_python(
+    *arguments: str, environment: dict[str, str], timeout: float, cwd: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """Run this interpreter to its end, its output kept."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def bare_environment(home: Path, *packages: str) -> dict[str, str]:
+    """Return an environment with nothing in it but a home folder and where packages are imported from."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(packages),
+        # matplotlib looks through all fonts where it finds no list of them.
+        "MPLCONFIGDIR": mpl.get_cachedir(),
+    }
