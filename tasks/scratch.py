@@ -36,7 +36,7 @@ class Scratch:
 
 def remove_abandoned(root: Path) -> None:
     """Remove the folders whose process is gone."""
-    for folder in [path for path in root.iterdir() if path.is_dir()]:
+    for folder in [path for path in root.glob("*") if path.is_dir()]:
         lock = filelock.FileLock(f"{folder}.lock")
         try:
             lock.acquire(timeout=0)

@@ -159,7 +159,7 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
             is done and the next run does `files`.
     """
-    with take_turn(storage.table("images")) as waited, full_disk_named(storage.tables, storage.home):
+    with take_turn(storage.table("images"), spark) as waited, full_disk_named(storage.tables, storage.home):
         # What was listed before another run had its turn may be older than what that one ingested.
         return _ingest(spark, etl, list_again(spark, etl, source) if waited else source, storage)
 

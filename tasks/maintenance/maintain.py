@@ -98,8 +98,8 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     trained = tracking.trained_versions(storage)
     with (
         spark_session(spark_config, storage) as spark,
-        take_turn(storage.table("images")),
-        take_turn(storage.table("predictions")),
+        take_turn(storage.table("images"), spark),
+        take_turn(storage.table("predictions"), spark),
     ):
         _check_floor(config, spark)
         return MaintenanceReport(

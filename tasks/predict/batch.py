@@ -117,7 +117,7 @@ def predict_batch(
     predictions = predict.predictions or storage.table("predictions")
     delta.check_table_path(path)
     delta.check_table_path(predictions)
-    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch, take_turn(predictions):
+    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch, take_turn(predictions, spark):
         table = table or delta.latest(spark, path)
         pictures = delta.read_version(spark, table)
         check_pictures(pictures, path)

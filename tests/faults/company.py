@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.spark import spark_session
-from tests.faults.killing import Undisturbed, end_run, leftovers, run_and_read, start_run
+from tests.faults.killing import Undisturbed, check_made_good, end_run, kill_in, leftovers, run_and_read, start_run
 from tests.faults.one_run import SPARK, make_storage, settings
 
 
@@ -27,6 +27,23 @@ def check_two_at_once(undisturbed: Undisturbed, home: Path, seconds_apart: float
     assert sum(" rows, val " in one for one in said) == 1, "both built the cache"
     assert run_and_read(undisturbed.source, storage) == undisturbed.held
     assert leftovers(storage) == []
+
+
+def check_killed_in_company(undisturbed: Undisturbed, home: Path) -> None:
+    """Of two runs the one at the tables loses its driver, and the other one its JVM while it builds the cache."""
+    storage = make_storage(home)
+    logs = [home / "one.log", home / "two.log"]
+    runs = [start_run(undisturbed.source, storage, log) for log in logs]
+    waiting = None
+    while waiting is None and all(process.poll() is None for process in runs):
+        waiting = next((number for number in (0, 1) if "waiting until it ends" in logs[number].read_text()), None)
+        time.sleep(0.05)
+    assert waiting is not None, [log.read_text() for log in logs]
+    runs[1 - waiting].kill()
+    killed = kill_in(runs[waiting], "jvm", "building", storage, seconds=0)
+    said = [end_run(process, log) for process, log in zip(runs, logs, strict=True)]
+    assert killed, said
+    check_made_good(undisturbed, storage)
 
 
 class _Writer:

@@ -2,15 +2,16 @@
 
 import hashlib
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
@@ -18,7 +19,7 @@ from tasks.etl import delta
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, SPLITS
 from tasks.scratch import remove_abandoned
-from tasks.spark import spark_session
+from tasks.spark import SparkFailed, spark_session
 from tasks.storage import Storage
 from tests.conftest import write_pictures
 from tests.faults.one_run import SPARK, make_storage, run
@@ -128,8 +129,14 @@ def _session(leader: int) -> list[psutil.Process]:
 
 def _workers(members: list[psutil.Process]) -> list[psutil.Process]:
     """Return the Python workers of Spark: the daemon's children."""
-    daemon = {member.pid for member in members if "pyspark.daemon" in " ".join(member.cmdline())}
-    return [member for member in members if member.ppid() in daemon]
+    found = []
+    for member in members:
+        try:
+            if "pyspark.daemon" in " ".join(member.parent().cmdline()):
+                found.append(member)
+        except (psutil.NoSuchProcess, AttributeError):
+            continue  # It ended while it was looked at.
+    return found
 
 
 VICTIMS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
@@ -160,9 +167,28 @@ def kill_in(process: subprocess.Popen[str], victim: str, moment: str, storage: S
         except psutil.NoSuchProcess:
             continue  # It ended while it was looked at.
         for killed in found[:1]:
-            os.kill(killed.pid, signal.SIGKILL)
+            killed.kill()
         return bool(found)
     return False
+
+
+def check_killed_workers(source: Path, storage: Storage) -> None:
+    """Python workers of this process's session are killed as they come: the run fails, the session lives."""
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.01):
+            for worker in _workers(psutil.Process().children(recursive=True)):
+                worker.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(SparkFailed, match="Python worker exited unexpectedly"):
+            run(source, storage)
+    finally:
+        stop.set()
+        killer.join()
 
 
 def check_killed(undisturbed: Undisturbed, home: Path, victim: str, moment: str, seconds: float) -> None:
@@ -174,6 +200,11 @@ def check_killed(undisturbed: Undisturbed, home: Path, victim: str, moment: str,
     said = end_run(process, log)
     last = said.splitlines()[-1] if said else "nothing"
     print(f"{victim} killed {seconds:.2f} s into {moment}: {killed}; status {process.returncode}, said last: {last}")
+    check_made_good(undisturbed, storage)
+
+
+def check_made_good(undisturbed: Undisturbed, storage: Storage) -> None:
+    """No half cache is there; a plain run ends like an undisturbed one, and nothing is left."""
     check_no_half_cache(storage)
     assert run_and_read(undisturbed.source, storage) == undisturbed.held
     remove_abandoned(Path(storage.home) / "spark-temp")  # As the next session below this home does.

@@ -21,7 +21,8 @@ from tests.faults.one_run import SPARK, make_storage
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """Return a disk with room for everything."""
     storage = make_storage(tmp_path / "home")
-    with mounted_disk(tmp_path / "disk", storage, kilobytes=20_000) as disk, spark_session(SPARK, storage):
+    elsewhere = make_storage(tmp_path / "session")  # Its temporary files are none of the test's.
+    with mounted_disk(tmp_path / "disk", storage, kilobytes=20_000) as disk, spark_session(SPARK, elsewhere):
         yield disk
 
 
