@@ -31,15 +31,18 @@ import org.apache.spark.util.TaskCompletionListener;
 public final class HadoopFiles implements FlatMapFunction {
     /** Files that are under way at once in a task: an object store answers one request in tens of milliseconds. */
     private static final int MOST_FILES = 16;
-    /** Bytes that they may have together, beside the first one. */
+    /** Bytes that they may have together, beside the last one. */
     private static final long MOST_BYTES = 64L << 20;
 
     private final SerializableConfiguration settings;
     private final String root;
+    private final long mostBytes;
 
-    public HadoopFiles(Configuration settings, String root) {
+    /** Reads files below the root; one of more bytes than so many is not read. */
+    public HadoopFiles(Configuration settings, String root, long mostBytes) {
         this.settings = new SerializableConfiguration(settings);
         this.root = root;
+        this.mostBytes = mostBytes;
     }
 
     /** Returns why the folder cannot be listed, as "class: message" lines from the outermost cause in; empty if it can. */
@@ -86,23 +89,27 @@ public final class HadoopFiles implements FlatMapFunction {
     /** All files below a folder, in pages: a call from Python for each file would take a millisecond a file. */
     public static final class Listing {
         private final RemoteIterator files;
-        private final int start;
+        private final String prefix;
 
         public Listing(Configuration settings, String root) throws java.io.IOException {
             Path folder = new Path(root);
             FileSystem system = folder.getFileSystem(settings);
             String path = system.makeQualified(folder).toUri().getPath();
-            this.start = path.endsWith("/") ? path.length() : path.length() + 1;
+            this.prefix = path.endsWith("/") ? path : path + "/";
             this.files = system.listFiles(folder, true);
         }
 
         /** Returns "size TAB milliseconds TAB path" of at most so many files, each ended by NUL; empty at the end. */
         public String page(int most) throws java.io.IOException {
             StringBuilder text = new StringBuilder();
-            for (int count = 0; count < most && files.hasNext(); count++) {
+            for (int count = 0; count < most && files.hasNext();) {
                 FileStatus file = (FileStatus) files.next();
+                String path = file.getPath().toUri().getPath();
+                // A key with /../ in it is no file below the root for Hadoop, which takes it for a way up.
+                if (!path.startsWith(prefix)) continue;
                 text.append(file.getLen()).append('\t').append(file.getModificationTime()).append('\t');
-                text.append(file.getPath().toUri().getPath().substring(start)).append('\0');
+                text.append(path.substring(prefix.length())).append('\0');
+                count++;
             }
             return text.toString();
         }
@@ -110,7 +117,7 @@ public final class HadoopFiles implements FlatMapFunction {
 
     /** Rows with the columns path and size in; the same with content and unreadable (the reason) out, in their order. */
     public Iterator call(Object rows) {
-        return new Reading((Iterator) rows, settings.value(), root);
+        return new Reading((Iterator) rows, settings.value(), root, mostBytes);
     }
 
     /** Reads ahead: the next files are under way while Python works on the ones before. */
@@ -118,15 +125,17 @@ public final class HadoopFiles implements FlatMapFunction {
         private final Iterator rows;
         private final Configuration settings;
         private final String root;
+        private final long mostBytes;
         private final ExecutorService threads;
         private final ArrayDeque underWay = new ArrayDeque();
         private final ArrayDeque sizes = new ArrayDeque();
         private long bytes = 0;
 
-        Reading(Iterator rows, Configuration settings, String root) {
+        Reading(Iterator rows, Configuration settings, String root, long mostBytes) {
             this.rows = rows;
             this.settings = settings;
             this.root = root;
+            this.mostBytes = mostBytes;
             final ExecutorService pool = Executors.newFixedThreadPool(MOST_FILES, new ThreadFactory() {
                 public Thread newThread(Runnable work) {
                     Thread thread = new Thread(work, "lakevision-read");
@@ -146,7 +155,7 @@ public final class HadoopFiles implements FlatMapFunction {
             while (rows.hasNext() && underWay.size() < MOST_FILES && (underWay.isEmpty() || bytes < MOST_BYTES)) {
                 Row row = (Row) rows.next();
                 long size = ((Long) row.getAs("size")).longValue();
-                FutureTask task = new FutureTask(new Read(row, settings, root));
+                FutureTask task = new FutureTask(new Read(row, settings, root, mostBytes));
                 threads.execute(task);
                 underWay.add(task);
                 sizes.add(Long.valueOf(size));
@@ -174,8 +183,10 @@ public final class HadoopFiles implements FlatMapFunction {
         private final Row row;
         private final Configuration settings;
         private final String root;
+        private final long mostBytes;
 
-        Read(Row row, Configuration settings, String root) {
+        Read(Row row, Configuration settings, String root, long mostBytes) {
+            this.mostBytes = mostBytes;
             this.row = row;
             this.settings = settings;
             this.root = root;
@@ -186,7 +197,7 @@ public final class HadoopFiles implements FlatMapFunction {
             for (int i = 0; i < row.size(); i++) values[i] = row.get(i);
             try {
                 long size = ((Long) row.getAs("size")).longValue();
-                if (size > Integer.MAX_VALUE - 1024) throw new java.io.IOException("a file of " + size + " bytes");
+                if (size > mostBytes) throw new java.io.IOException("the file has more than " + mostBytes + " bytes");
                 values[row.size()] = content(new Path(root, "./" + row.getAs("path")), size);
             } catch (Exception error) {
                 Throwable cause = error;

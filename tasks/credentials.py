@@ -9,8 +9,11 @@ CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 """URLs of Azure name a container where others have a user name: abfss://container@account.dfs.core.windows.net/."""
 
 _SECRET = re.compile(
-    r"(secret|password|token|(access|account|private|encryption)[.-]?key)($|[.](?!provider|file))", re.IGNORECASE
+    r"(secret|password|token|(?<![a-z])sas|(access|account|private|encryption)[._-]?key(_id)?)"
+    r"($|[._-](?!(provider|file)([._-]|$)))",
+    re.IGNORECASE,
 )
+"""What a setting is called that holds a secret, and not where one is found; environment variables have underscores."""
 
 
 def check_url(url: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.errors import DiskFull, WrongInput
 from tasks.storage import local_path
 
-NO_SPACE = "No space left on device"
+NO_SPACE = ("No space left on device", "Disk quota exceeded")
 """What the system calls it, whoever hands it on: a Python worker, the JVM, Delta."""
 
 
@@ -29,16 +29,13 @@ def check_writable(url: str, setting: str) -> None:
     Raises:
         WrongInput: Names the setting, the place and the system's reason.
     """
-    folder = existing_folder(url)
-    if folder is None:
-        return
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return
+        folder = existing_folder(url)
+        if folder is not None:
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise WrongInput(
-            f"{setting} is '{url}', where nothing can be written ({error.strerror}): "
-            "change its permissions, or give another folder"
+            f"{setting} is '{url}', where nothing can be written ({error.strerror}): mend that, or give another folder"
         ) from None
 
 
@@ -55,7 +52,7 @@ def full_disk_named(*urls: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if NO_SPACE not in str(error):
+        if not any(said in str(error) for said in NO_SPACE):
             raise
         folders = {url: existing_folder(url) for url in urls}
         free = ", ".join(

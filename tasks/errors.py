@@ -1,4 +1,4 @@
-"""The two exceptions that a person reads: something was asked for that cannot be done, or a disk was full."""
+"""Exceptions made for a person to read: something was asked for that cannot be done, or a disk was full."""
 
 from pydantic import ValidationError
 
@@ -13,7 +13,7 @@ class WrongInput(ValueError):
 class DiskFull(RuntimeError):
     """Work ended because a disk had no room left; its one sentence says how much is free where.
 
-    Retried, since room may be made; tables are as they were, and no half cache is left.
+    Retried, since room may be made; each table is as it was or as it should be, and no half cache is left.
     """
 
 
@@ -29,6 +29,8 @@ def explain(error: ValidationError) -> str:
             lines.append(f"{field} is missing: give it a value")
         elif item["type"] == "value_error":
             lines.append(f"{field}: {message}" if item["loc"] else message)
+        elif "conf" in item["loc"]:
+            lines.append(f"{field}: {message[0].lower()}{message[1:]}")  # a value of Spark's may be a credential
         else:
             lines.append(f"{field} is {item['input']!r}: {message[0].lower()}{message[1:]}")
     return "; ".join(lines)

@@ -127,6 +127,8 @@ def explain_problem(chain: str, url: str) -> str | None:
     """Return what a person can do about a chain of Java exceptions ("class: message" lines), or None."""
     scheme, place = scheme_of(url) or "", urlsplit(url).netloc
     names = [line.split(": ", 1)[0] for line in chain.splitlines()]
+    if scheme == "s3":
+        return f"and Hadoop's name for this store is s3a: write s3a://{url.split('://', 1)[1]}"
     fetch = f"run 'make jars-{scheme}' once" if scheme in FETCHED else "put those of its connector"
     folder = "" if scheme in FETCHED else f" into {store_jars(scheme)}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)

@@ -1,4 +1,4 @@
-"""Spark's temporary files: a folder a session, removed with it, or by the next session where that was killed."""
+"""Temporary files of a local Spark: a folder a session, removed with it, or by the next one where that was killed."""
 
 import shutil
 import uuid

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
 from tasks.environment import download_cache, java_command
-from tasks.errors import WrongInput
+from tasks.errors import DiskFull, WrongInput
 from tasks.scratch import Scratch
 from tasks.storage import Storage
 from tasks.worker_log import WORKER_MARK
@@ -53,7 +55,7 @@ def check_java() -> None:
         raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
 
 
-def _settings(config: SparkConfig, storage: Storage, scratch: Path) -> dict[str, str]:
+def _settings(config: SparkConfig, storage: Storage, scratch: Path | None) -> dict[str, str]:
     cores = os.cpu_count() or 1
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -75,7 +77,7 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path) -> dict[str,
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",
     }
-    if config.master.startswith("local"):
+    if scratch is not None:
         settings |= {
             # The defaults are for clusters: on one machine most of a minute goes into empty tasks.
             "spark.sql.shuffle.partitions": str(cores),
@@ -192,7 +194,7 @@ class SparkFailed(RuntimeError):
 def _failure_in_text(log: Path) -> Iterator[None]:
     try:
         yield
-    except WrongInput:
+    except (WrongInput, DiskFull):
         raise
     except Exception as error:
         gateway = SparkContext._gateway
@@ -201,6 +203,8 @@ def _failure_in_text(log: Path) -> Iterator[None]:
             raise SparkFailed(f"the JVM of Spark ended by itself (status {status}), see {log}: run again") from error
         if isinstance(error, Py4JJavaError):
             raise SparkFailed(error.java_exception.toString().split("\n\tat ")[0]) from None
+        if isinstance(error, CapturedException):
+            raise SparkFailed(str(error)) from None
         raise
 
 
@@ -223,12 +227,20 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         return
     check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    _kept.scratch = Scratch(Path(storage.home) / "spark-temp")
+    if config.master.startswith("local"):  # on a cluster, executors have places of their own
+        # Spark takes a comma for the end of a folder's name.
+        root = tempfile.gettempdir() if "," in storage.home else storage.home
+        _kept.scratch = Scratch(Path(root) / "spark-temp")
     builder = SparkSession.builder.master(config.master).appName("lakevision")
-    for name, value in _settings(config, storage, _kept.scratch.folder).items():
+    scratch = None if _kept.scratch is None else _kept.scratch.folder
+    for name, value in _settings(config, storage, scratch).items():
         builder = builder.config(name, value)
-    with _stderr_into(log):
-        session = builder.getOrCreate()
+    try:
+        with _stderr_into(log):
+            session = builder.getOrCreate()
+    except BaseException:
+        _stop_jvm()  # It may run, without a session; a retry starts another.
+        raise
     session.sparkContext.setLogLevel("ERROR")
     try:
         with _forwarded(log), _failure_in_text(log):
@@ -264,13 +276,13 @@ def _forget_dead_jvm() -> None:
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
-    _remove_scratch()
 
 
 def _stop_jvm() -> None:
     """End the JVM behind the stopped session: pyspark keeps it until this process ends, with all its memory."""
     gateway = SparkContext._gateway
     if gateway is None:
+        _remove_scratch()
         return
     gateway.shutdown()
     process = gateway.proc

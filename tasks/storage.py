@@ -1,6 +1,7 @@
 """Where things lie: the folders and URLs of one run, resolved once."""
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlparse
 
@@ -25,6 +26,11 @@ class Storage(BaseModel):
     def table(self, name: str) -> str:
         """Return the path or URL of the Delta table `name`."""
         return f"{self.tables.rstrip('/')}/{name}"
+
+    @property
+    def tracking_shown(self) -> str:
+        """The tracking server or database for messages: of a user name and password, three stars are left."""
+        return re.sub(r"(?<=://)[^/]*@", "***@", self.tracking)
 
     @property
     def logs(self) -> Path:

@@ -16,8 +16,8 @@ logger = logging.getLogger("lakevision.turns")
 
 
 @contextmanager
-def take_turn(url: str, spark: SparkSession | None = None) -> Iterator[bool]:
-    """Have a local place to ourselves; say whether another run had it, so that it is no longer as it was found.
+def take_turn(url: str, spark: SparkSession | None = None) -> Iterator[None]:
+    """Have a local place to ourselves, after whoever has it now: what was seen of it before may have changed.
 
     The lock file beside it stays: one that another process waits for must not be replaced by a new one of its name.
     An object store has no lock: what writes there must bear others.
@@ -28,20 +28,18 @@ def take_turn(url: str, spark: SparkSession | None = None) -> Iterator[bool]:
     """
     path = local_path(url)
     if path is None:
-        yield False
+        yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(f"{path}.lock")
     try:
         lock.acquire(timeout=0)
-        waited = False
     except filelock.Timeout:
         logger.info("another run writes to %s: waiting until it ends", url)
         lock.acquire()
-        waited = True
     try:
         with nullcontext() if spark is None else _held_by_jvm(spark, path):
-            yield waited
+            yield
     finally:
         lock.release()
 
@@ -51,9 +49,11 @@ def _held_by_jvm(spark: SparkSession, path: Path) -> Iterator[None]:
     """Let the JVM lock a file until it ends or we are done; one that lost its driver is waited for."""
     jvm: Any = spark._jvm
     channel = jvm.java.io.RandomAccessFile(f"{path}.jvm.lock", "rw").getChannel()
-    while channel.tryLock() is None:
-        time.sleep(0.1)
     try:
+        if channel.tryLock() is None:
+            logger.info("the JVM of a run that was killed still writes to %s: waiting until it ends", path)
+            while channel.tryLock() is None:
+                time.sleep(0.1)
         yield
     finally:
         channel.close()

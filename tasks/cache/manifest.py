@@ -109,14 +109,12 @@ def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
 def read_manifest(url: str) -> CacheManifest | None:
     """Return the manifest at `url`, or None where no whole cache is."""
     filesystem, root = fsspec.core.url_to_fs(url)
-    if not filesystem.exists(f"{root}/{MANIFEST}"):
-        return None
     try:
         content = json.loads(filesystem.cat_file(f"{root}/{MANIFEST}"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             return None
         return CacheManifest.model_validate(content)
-    except (ValueError, ValidationError):
+    except (FileNotFoundError, ValueError, ValidationError):
         return None
 
 
@@ -130,12 +128,14 @@ def check_files(url: str, manifest: CacheManifest) -> None:
     for split in manifest.splits.values():
         for file in split.files:
             path = f"{root}/{file.name}"
-            if not filesystem.exists(path):
-                raise CacheDamaged(f"{path} is missing")
-            if filesystem.size(path) != file.bytes:
-                raise CacheDamaged(f"{path} has {filesystem.size(path)} bytes, its manifest says {file.bytes}")
-            with filesystem.open(path, "rb") as handle:
-                footer = pq.ParquetFile(handle).metadata
+            try:
+                size = filesystem.size(path)
+                if size != file.bytes:
+                    raise CacheDamaged(f"{path} has {size} bytes, its manifest says {file.bytes}")
+                with filesystem.open(path, "rb") as handle:
+                    footer = pq.ParquetFile(handle).metadata
+            except FileNotFoundError:  # Lost, or another run's sweep was quicker.
+                raise CacheDamaged(f"{path} is missing") from None
             groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
             if groups != [split.rows_per_group] * file.row_groups:
                 wanted = f"{file.row_groups} of {split.rows_per_group}"

@@ -190,7 +190,7 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         # One builds, the others wait, then find its cache.
-        with take_turn(url), full_disk_named(storage.cache, storage.home):
+        with take_turn(url, spark), full_disk_named(storage.cache, storage.home):
             if found := whole_cache(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False
@@ -199,11 +199,11 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
             filesystem.makedirs(root, exist_ok=True)
             try:
                 manifest = _build(spark, images, content, cache, table, url)
+                remove_unnamed(url, manifest)
                 ref = write_manifest(url, manifest)
             except BaseException:
                 discard(url)  # A full disk would stay full.
                 raise
-            remove_unnamed(url, manifest)
     logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
     return ref, True
 

@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,8 @@ def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> l
             shutil.rmtree(path, ignore_errors=True)  # A sweep was killed; another one may be at it as well.
         elif CACHE_NAME.fullmatch(path.name) and path.is_dir():
             if (path / MANIFEST).exists():
-                whole.append(_held(path))
+                with suppress(FileNotFoundError):  # Another run's sweep was quicker.
+                    whole.append(_held(path))
             elif _remove(path, half_built=True):
                 removed.append(path.name)
     total = sum(held.bytes for held in whole)

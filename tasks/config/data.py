@@ -26,8 +26,8 @@ class LabelConfig(Settings):
     )
     file: Url | None = Field(
         None,
-        description="CSV or Parquet file (a path or URL ending in .csv or .parquet) with the columns path (below the "
-        "source) and label, and split where split_by is file",
+        description="CSV or Parquet file (a path, or a URL that fsspec can open, ending in .csv or .parquet) with the "
+        "columns path (below the source) and label, and split where split_by is file",
     )
 
     @model_validator(mode="after")
@@ -63,7 +63,9 @@ class LabelConfig(Settings):
     @model_validator(mode="after")
     def _know_the_format(self) -> Self:
         if self.file and not self.file.lower().endswith((".csv", ".parquet")):
-            raise ValueError(f"file is '{self.file}', which ends in neither .csv nor .parquet: give one of these")
+            raise ValueError(
+                f"file is '{self.file.partition('?')[0]}', which ends in neither .csv nor .parquet: give one of these"
+            )
         return self
 
 

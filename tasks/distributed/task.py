@@ -185,7 +185,7 @@ def submit_train_distributed(
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
         raise RuntimeError(
-            f"the submitted training '{run.name}' completed, but '{storage.tracking}' has no finished run {key}: "
+            f"the submitted training '{run.name}' completed, but '{storage.tracking_shown}' has no finished run {key}: "
             "the worker must use the same storage.tracking"
         )
     return finished

@@ -27,7 +27,7 @@ def check_table_path(path: str) -> bool:
     if not filesystem.exists(root):
         return False
     if filesystem.exists(f"{root}/_delta_log"):
-        return _has_commit(filesystem, root)
+        return newest_commit(path) is not None
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log): give another path, or move what is there"
@@ -35,10 +35,13 @@ def check_table_path(path: str) -> bool:
     return False
 
 
-def _has_commit(filesystem: Any, root: str) -> bool:
-    return any(
-        COMMIT_NAME.fullmatch(name.rsplit("/", 1)[-1]) for name in filesystem.ls(f"{root}/_delta_log", detail=False)
-    )
+def newest_commit(path: str) -> str | None:
+    """Return the name of the newest commit's file in the table's log, without Spark; None where there is none."""
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if not filesystem.exists(f"{root}/_delta_log"):
+        return None
+    names = (name.rsplit("/", 1)[-1] for name in filesystem.ls(f"{root}/_delta_log", detail=False))
+    return max(filter(COMMIT_NAME.fullmatch, names), default=None)
 
 
 def clear_uncommitted(path: str) -> None:
@@ -47,7 +50,7 @@ def clear_uncommitted(path: str) -> None:
     That is a log without a commit and data files that none names. The caller has the table to itself.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
-    if not filesystem.exists(f"{root}/_delta_log") or _has_commit(filesystem, root):
+    if not filesystem.exists(f"{root}/_delta_log") or newest_commit(path) is not None:
         return
     for name in filesystem.ls(root, detail=False):
         if DATA_NAME.fullmatch(name.rsplit("/", 1)[-1]):

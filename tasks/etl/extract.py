@@ -21,6 +21,10 @@ BATCH_BYTES = 16 << 20
 """Content that one Arrow batch to Spark carries at most, plus one picture: bounds a worker's memory."""
 
 
+MAX_FILE_BYTES = 256 << 20
+"""A larger file is not read: it is no picture within MAX_PIXELS, and would take a worker's memory."""
+
+
 def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) -> str:
     """Return the split of a picture, a function of its content and the seed alone.
 
@@ -40,10 +44,12 @@ def _read_whole(file: Path) -> bytes:
     """Return the content of a file that nobody wrote to meanwhile: halves of two pictures are none.
 
     Raises:
-        OSError: It changed; what it is now, the next run reads.
+        OSError: It changed; what it is now, the next run reads. Or it is too large.
     """
     with file.open("rb") as handle:
         before = os.fstat(handle.fileno())
+        if before.st_size > MAX_FILE_BYTES:
+            raise OSError(f"the file has more than {MAX_FILE_BYTES} bytes")
         content = handle.read()
         after = os.fstat(handle.fileno())
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, len(content)):

@@ -25,7 +25,7 @@ from tasks.etl.outcomes import (
 )
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
-from tasks.etl.source import Source, list_again, prepare_source
+from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
@@ -159,9 +159,8 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
             is done and the next run does `files`.
     """
-    with take_turn(storage.table("images"), spark) as waited, full_disk_named(storage.tables, storage.home):
-        # What was listed before another run had its turn may be older than what that one ingested.
-        return _ingest(spark, etl, list_again(spark, etl, source) if waited else source, storage)
+    with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
+        return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
 
 
 def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
@@ -184,11 +183,12 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
         work = (
             None in tables.versions
             or tables.replaced
-            or any(row["status"] != UNCHANGED or row["reason"] in READ_AGAIN for row in groups)
+            or any(row["status"] != UNCHANGED or _is_read_again(row) for row in groups)
             or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
         )
         if work:
-            counts = _bring_in_line(spark, etl, source, compared, tables, wanted)
+            again = sum(row["count"] for row in groups if _is_read_again(row))
+            counts = _bring_in_line(spark, etl, source, compared, num_new + again, tables, wanted)
         else:
             counts = _check_gates(groups, kept, etl)
     finally:
@@ -219,8 +219,18 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     return report
 
 
+def _is_read_again(group: Row) -> bool:
+    return group["status"] == UNCHANGED and group["reason"] in READ_AGAIN
+
+
 def _bring_in_line(
-    spark: SparkSession, etl: EtlConfig, source: Source, compared: DataFrame, tables: _Tables, wanted: dict[str, str]
+    spark: SparkSession,
+    etl: EtlConfig,
+    source: Source,
+    compared: DataFrame,
+    num_files: int,
+    tables: _Tables,
+    wanted: dict[str, str],
 ) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
     again = F.coalesce(F.col("reason").isin(*READ_AGAIN), F.lit(False))
@@ -228,7 +238,7 @@ def _bring_in_line(
     unchanged = compared.where((F.col("status") == UNCHANGED) & ~again)
     # Spilled to disk: pictures are decoded once, and both tables are written from the result.
     listed = new.select(*LISTING_ARROW.names)
-    read = _read_new(spark, listed, etl, source, new.count()).persist(StorageLevel.DISK_ONLY)
+    read = _read_new(spark, listed, etl, source, num_files).persist(StorageLevel.DISK_ONLY)
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:
         groups = outcomes.groupBy("label", "split", "outcome", "reason").count().collect()

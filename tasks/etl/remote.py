@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tasks.config import EtlConfig
+from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.listing import is_image_path, make_listing
 from tasks.file_systems import check_folder, hadoop_files
 
@@ -40,7 +41,7 @@ def list_remote(spark: SparkSession, url: str, etl: EtlConfig = EtlConfig()) -> 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
     """Return the listed files with their content (bytes), or in `unreadable` why there is none."""
     jvm, session = spark.sparkContext._jvm, spark._jsparkSession
-    reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/")
+    reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/", MAX_FILE_BYTES)
     schema = StructType(
         [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
     )

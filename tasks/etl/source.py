@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
 from tasks.errors import WrongInput
+from tasks.etl.delta import newest_commit
 from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
@@ -18,10 +19,17 @@ from tasks.storage import Storage, local_path
 
 @dataclass(frozen=True)
 class Source:
-    """A folder, or the URL of one as text, and what it held when it was listed (LISTING_ARROW)."""
+    """What a source held when it was listed.
+
+    Attributes:
+        location: A folder, or the URL of one as text.
+        listing: Its image files (LISTING_ARROW).
+        before: The newest commit of the ledger before it was listed: with another since, the listing may be too old.
+    """
 
     location: Path | str
     listing: pa.Table
+    before: str | None
 
 
 def find_source(source: str, storage: Storage) -> Path | str:
@@ -54,24 +62,30 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     location = find_source(etl.source, storage)
     if etl.source == BUILTIN_DIGITS:
         write_digits(Path(location))
+    before = newest_commit(storage.table("files"))
     if isinstance(location, Path):
-        return Source(location, check_source(location, etl))
+        return Source(location, check_source(location, etl), before)
     with spark_session(config, storage) as spark:
-        return _list_url(spark, location, etl)
+        return Source(location, _list_url(spark, location, etl), before)
 
 
-def list_again(spark: SparkSession, etl: EtlConfig, source: Source) -> Source:
-    """List a source anew, which may have changed since.
+def list_again_if_old(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> Source:
+    """Return the source as it is, or listed anew where another run committed since it was listed.
+
+    With an older listing, what that run brought in would count as deleted.
 
     Raises:
         WrongInput: As `check_source`, `list_remote` and `check_labels`.
     """
+    now = newest_commit(storage.table("files"))
+    if now == source.before:
+        return source
     if isinstance(source.location, Path):
-        return Source(source.location, check_source(source.location, etl))
-    return _list_url(spark, source.location, etl)
+        return Source(source.location, check_source(source.location, etl), now)
+    return Source(source.location, _list_url(spark, source.location, etl), now)
 
 
-def _list_url(spark: SparkSession, url: str, etl: EtlConfig) -> Source:
+def _list_url(spark: SparkSession, url: str, etl: EtlConfig) -> pa.Table:
     listing = list_remote(spark, url, etl)
     check_labels(listing, url, etl)
-    return Source(url, listing)
+    return listing

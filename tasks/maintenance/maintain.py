@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tasks import tracking
 from tasks.config import MaintainConfig, SparkConfig
+from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.refs import MaintenanceReport, TableMaintenance
@@ -91,17 +92,27 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     """Compact and vacuum the tables that are there; no version that a registered model was trained from is lost.
 
     Raises:
-        WrongInput: A retention that Delta refuses, or something other than a Delta table at a table's place.
+        WrongInput: A retention that Delta refuses, something other than a Delta table at a table's place, or one that
+            cannot be written to.
+        DiskFull: No room was left.
     """
     paths = [storage.table(name) for name in TABLES]
-    found = [path for path in paths if delta.check_table_path(path)]
-    trained = tracking.trained_versions(storage)
-    with (
-        spark_session(spark_config, storage) as spark,
-        take_turn(storage.table("images"), spark),
-        take_turn(storage.table("predictions"), spark),
-    ):
+    for path in (path for path in paths if delta.check_table_path(path)):
+        check_writable(path, "storage.tables")
+    with spark_session(spark_config, storage) as spark:
         _check_floor(config, spark)
-        return MaintenanceReport(
-            tables=[maintain_table(spark, path, config, trained.get(path, set())) for path in found]
-        )
+        with (
+            take_turn(storage.table("images"), spark),
+            take_turn(storage.table("predictions"), spark),
+            full_disk_named(storage.tables, storage.home),
+        ):
+            # Looked up now that nobody else is at the tables: a model may have been registered meanwhile.
+            found = [path for path in paths if delta.check_table_path(path)]
+            trained = tracking.trained_versions(storage)
+            return _maintain_all(spark, config, found, trained)
+
+
+def _maintain_all(
+    spark: SparkSession, config: MaintainConfig, found: list[str], trained: dict[str, set[int]]
+) -> MaintenanceReport:
+    return MaintenanceReport(tables=[maintain_table(spark, path, config, trained.get(path, set())) for path in found])

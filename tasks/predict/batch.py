@@ -15,6 +15,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks import tracking
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
+from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.refs import ModelRef, PredictReport, TableRef
@@ -110,14 +111,22 @@ def predict_batch(
         model: Model version; None: the one with the alias.
 
     Raises:
-        WrongInput: No such model, alias or table, or a table without the columns.
+        WrongInput: No such model, alias or table, a table without the columns, or no place to write to.
+        DiskFull: No room was left; the table is as it was.
     """
     model = model or _champion(storage, promote, predict.alias)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
     delta.check_table_path(path)
     delta.check_table_path(predictions)
-    with spark_session(config, storage) as spark, TemporaryDirectory() as scratch, take_turn(predictions, spark):
+    check_writable(storage.home, "storage.home")
+    check_writable(predictions, "predict.predictions")
+    with (
+        spark_session(config, storage) as spark,
+        TemporaryDirectory() as scratch,
+        take_turn(predictions, spark),
+        full_disk_named(predictions, storage.home),
+    ):
         table = table or delta.latest(spark, path)
         pictures = delta.read_version(spark, table)
         check_pictures(pictures, path)

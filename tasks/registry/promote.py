@@ -26,7 +26,7 @@ def promote_best(runs: Sequence[RunRef], promote: PromoteConfig, storage: Storag
     """
     runs = runs or tracking.promotable_runs(storage)
     if not runs:
-        raise WrongInput(f"'{storage.tracking}' has no finished run to promote: run the flow train first")
+        raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
     accuracies = {}
     for run in runs:
         metrics = tracking.run_metrics(storage, run)

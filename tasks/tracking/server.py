@@ -54,12 +54,13 @@ def check_tracking(storage: Storage) -> None:
         experiment = client_of(storage).get_experiment(prepare_tracking(storage))
     except MlflowException as error:
         raise WrongInput(
-            f"storage.tracking is '{storage.tracking}', which does not answer ({error}): start that MLflow server, "
-            "or leave the setting empty for a database file"
+            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({error}): start that "
+            "MLflow server, or leave the setting empty for a database file"
         ) from error
     chosen = storage.artifacts != artifacts_folder(storage.home)
     if chosen and str(experiment.artifact_location) != _artifact_location(storage):
         raise WrongInput(
-            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of '{storage.tracking}' "
-            f"keeps its artifacts in '{experiment.artifact_location}': leave the setting as it was, or track elsewhere"
+            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of "
+            f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}': "
+            "leave the setting as it was, or track elsewhere"
         )

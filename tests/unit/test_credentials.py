@@ -55,6 +55,10 @@ def test_url_with_credentials_is_refused_and_not_repeated(url: str) -> None:
         "spark.hadoop.fs.azure.account.key.account.dfs.core.windows.net",
         "spark.hadoop.fs.azure.account.oauth2.client.secret",
         "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.fs.azure.account.key.filestore01.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.container.account.blob.core.windows.net",
+        "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+        "spark.yarn.appMasterEnv.AWS_ACCESS_KEY_ID",
         "spark.ssl.keyStorePassword",
     ],
 )

@@ -53,7 +53,7 @@ def test_a_full_disk_is_one_sentence_with_what_is_free(tmp_path: Path) -> None:
         ) as full,
         full_disk_named(f"{tmp_path}/tables", "s3a://bucket/tables"),
     ):
-        raise RuntimeError(f"Job aborted:\n java.io.IOException: {NO_SPACE}\n and more")
+        raise RuntimeError(f"Job aborted:\n java.io.IOException: {NO_SPACE[0]}\n and more")
     assert "\n" not in str(full.value)
     with pytest.raises(RuntimeError, match="another"), full_disk_named(str(tmp_path)):
         raise RuntimeError("another")
