@@ -212,3 +212,23 @@ def test_readme_describes_what_it_names() -> None:
 def test_readme_names_nothing_that_is_gone() -> None:
     """Every path in the README's tree exists."""
     assert [path for path in described_paths() if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("dockerfile", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda file: file.suffix)
+def test_an_image_gives_set_up_all_that_it_imports(dockerfile: Path, tmp_path: Path) -> None:
+    """Set-up runs before the code is copied, so that an edit does not start it again: what it needs comes first."""
+    before = dockerfile.read_text().split("deployments/setup.sh", maxsplit=2)
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", "deployments/setup.sh".join(before[:2]), flags=re.MULTILINE)
+    patterns = [pattern for line in copied for pattern in line.split()]
+    program = (
+        "import sys, deployments.fetch_jars\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] in ('tasks', 'deployments')), sep='\\n')"
+    )
+    done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120, cwd=tmp_path)
+
+    needed = {Path(line).relative_to(ROOT) for line in done.stdout.splitlines()}
+    assert Path("tasks/config/storage.py") in needed
+    lacking = {
+        file for file in needed if not any(file.match(pattern) or file.is_relative_to(pattern) for pattern in patterns)
+    }
+    assert lacking == set()
