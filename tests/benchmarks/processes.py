@@ -5,11 +5,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT
+
 SAMPLE_SECONDS = 0.1
 
 

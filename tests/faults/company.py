@@ -3,13 +3,23 @@
 import itertools
 import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
 
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.spark import spark_session
-from tests.faults.killing import Undisturbed, check_made_good, end_run, kill_in, leftovers, run_and_read, start_run
+from tests.faults.killing import (
+    Undisturbed,
+    check_made_good,
+    end_run,
+    kill_in,
+    leftovers,
+    run_and_read,
+    session_folders,
+    start_run,
+)
 from tests.faults.one_run import SPARK, make_storage, settings
 
 
@@ -43,6 +53,8 @@ def check_killed_in_company(undisturbed: Undisturbed, home: Path) -> None:
     killed = kill_in(runs[waiting], "jvm", "building", storage, seconds=0)
     said = [end_run(process, log) for process, log in zip(runs, logs, strict=True)]
     assert killed, said
+    assert runs[1 - waiting].returncode == -signal.SIGKILL, said
+    assert session_folders(storage), "a killed driver removed its session's folder"
     check_made_good(undisturbed, storage)
 
 

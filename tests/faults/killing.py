@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +19,11 @@ from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_fil
 from tasks.etl import delta
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, SPLITS
-from tasks.scratch import remove_abandoned
 from tasks.spark import SparkFailed, spark_session
 from tasks.storage import Storage
 from tests.conftest import write_pictures
 from tests.faults.one_run import SPARK, make_storage, run
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT
 
 LIVENESS_SECONDS = 240
 """Nothing here takes so long: what does has hung."""
@@ -164,10 +163,10 @@ def kill_in(process: subprocess.Popen[str], victim: str, moment: str, storage: S
                 continue
             time.sleep(seconds)
             found = VICTIMS[victim](_session(process.pid))
+            for killed in found[:1]:
+                killed.kill()
         except psutil.NoSuchProcess:
             continue  # It ended while it was looked at.
-        for killed in found[:1]:
-            killed.kill()
         return bool(found)
     return False
 
@@ -194,21 +193,46 @@ def check_killed_workers(source: Path, storage: Storage) -> None:
 def check_killed(undisturbed: Undisturbed, home: Path, victim: str, moment: str, seconds: float) -> None:
     """Kill the victim so long after the moment began: a plain run ends like an undisturbed one, and nothing is left."""
     storage = make_storage(home)
-    log = home / "run.log"
-    process = start_run(undisturbed.source, storage, log)
+    if not _run_and_kill(undisturbed.source, storage, victim, moment, seconds):
+        # The moment was over before so many seconds were: an undisturbed run, which shows nothing.
+        storage = make_storage(home.with_name(f"{home.name}-at-once"))
+        assert _run_and_kill(undisturbed.source, storage, victim, moment, seconds=0)
+    check_made_good(undisturbed, storage)
+
+
+def _run_and_kill(source: Path, storage: Storage, victim: str, moment: str, seconds: float) -> bool:
+    """Run, and kill the victim; say whether it was there to be killed, the driver with a session."""
+    log = Path(storage.home) / "run.log"
+    process = start_run(source, storage, log)
     killed = kill_in(process, victim, moment, storage, seconds)
     said = end_run(process, log)
     last = said.splitlines()[-1] if said else "nothing"
     print(f"{victim} killed {seconds:.2f} s into {moment}: {killed}; status {process.returncode}, said last: {last}")
-    check_made_good(undisturbed, storage)
+    if not killed:
+        assert process.returncode == 0, said
+    elif victim == "driver":
+        assert process.returncode == -signal.SIGKILL, said
+        return bool(session_folders(storage))
+    return killed
 
 
 def check_made_good(undisturbed: Undisturbed, storage: Storage) -> None:
-    """No half cache is there; a plain run ends like an undisturbed one, and nothing is left."""
+    """No half cache is there; a plain run ends like an undisturbed one, and nothing is left.
+
+    It has a process, and so a session, of its own: that session's start is what removes the folder of a killed one.
+    """
     check_no_half_cache(storage)
-    assert run_and_read(undisturbed.source, storage) == undisturbed.held
-    remove_abandoned(Path(storage.home) / "spark-temp")  # As the next session below this home does.
+    log = Path(storage.home) / "again.log"
+    again = start_run(undisturbed.source, storage, log)
+    said = end_run(again, log)
+    assert again.returncode == 0, said
     assert leftovers(storage) == []
+    assert run_and_read(undisturbed.source, storage) == undisturbed.held
+
+
+def session_folders(storage: Storage) -> list[Path]:
+    """Return the folders of temporary files of Spark's sessions, the running and the killed ones."""
+    return [path for path in (Path(storage.home) / "spark-temp").glob("*") if path.is_dir()]
 
 
 def check_no_half_cache(storage: Storage) -> None:

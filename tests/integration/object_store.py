@@ -5,12 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+START_SECONDS = 60
+"""A server that says nothing for so long has hung."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,19 @@ def serve(folder: Path, key: str = "key-of-the-test", secret: str = "secret/of t
     # No cache of folders: what the test writes is there at once.
     command = [program, "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--dir-cache-time", "0s"]
     environment = {"PATH": os.environ["PATH"], "RCLONE_CONFIG": "/dev/null", "RCLONE_AUTH_KEY": f'"{key},{secret}"'}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+    log = folder.with_name(f"{folder.name}.log")  # A pipe that nobody empties would stop the server once it is full.
+    with log.open("w") as file, subprocess.Popen(command, env=environment, stderr=file) as server:
         try:
-            assert server.stderr is not None
-            said = ""
-            for line in server.stderr:
-                said += line
-                if found := re.search(r"Starting s3 server on \[(http://[^/]+)/", line):
-                    yield ObjectStore(found.group(1), folder, key, secret)
-                    break
-            else:
-                raise RuntimeError(f"rclone did not start: {said}")
+            yield ObjectStore(_wait_for_endpoint(server, log), folder, key, secret)
         finally:
             server.terminate()
+
+
+def _wait_for_endpoint(server: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Return the URL that the server says it listens on."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        if found := re.search(r"Starting s3 server on \[(http://[^/]+)/", log.read_text()):
+            return found.group(1)
+        time.sleep(0.05)
+    raise RuntimeError(f"rclone did not start: {log.read_text()}")

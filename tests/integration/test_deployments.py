@@ -1,15 +1,16 @@
 """deployments/prefect.yaml: what it names exists, and its defaults are valid."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 import yaml
 from prefect import Flow
 
-FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
+from tests.processes import ROOT
+
+FILE = ROOT / "deployments" / "prefect.yaml"
 DEPLOYMENTS = {deployment["name"]: deployment for deployment in yaml.safe_load(FILE.read_text())["deployments"]}
-MODULES = sorted(path.stem for path in (FILE.parents[1] / "flows").glob("[a-z]*.py"))
+MODULES = sorted(path.stem for path in (ROOT / "flows").glob("[a-z]*.py"))
 
 
 def load(deployment: dict) -> Flow:

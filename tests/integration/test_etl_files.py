@@ -17,8 +17,9 @@ from tasks.config import StorageConfig
 from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest, ledger
+from tests.processes import ROOT
 
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -16,17 +18,35 @@ from tasks.config import EtlConfig, SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
+from tasks.file_systems import GIVE_UP_EARLY
 from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import SETTINGS, ingest, ledger, versions
 from tests.integration.object_store import ObjectStore, serve
 from tests.integration.test_etl_files import LINES, make_source, noise
+from tests.processes import ROOT, free_port
 
-ROOT = Path(__file__).parents[2]
+HANG_SECONDS = 180
+"""Nothing that is given up early takes so long: Hadoop's defaults try for minutes."""
 
 
 @pytest.fixture(scope="module")
-def store(spark, tmp_path_factory) -> ObjectStore:
+def s3a_settings(spark) -> Iterator[None]:
+    """Give the session that all tests share its settings of s3a back at the end."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    before = dict(settings.getPropsWithPrefix("fs.s3a."))
+    yield
+    after = dict(settings.getPropsWithPrefix("fs.s3a."))
+    for name in after.keys() - before.keys():
+        settings.unset(f"fs.s3a.{name}")
+    for name, value in before.items():
+        if after.get(name) != value:
+            settings.set(f"fs.s3a.{name}", value)
+    assert dict(settings.getPropsWithPrefix("fs.s3a.")) == before
+
+
+@pytest.fixture(scope="module")
+def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
     """Serve a folder, with the jars fetched where this machine never did."""
     subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
     with serve(tmp_path_factory.mktemp("buckets")) as running:
@@ -131,13 +151,7 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
     assert (report.read, report.changed, versions(spark, storage)) == (0, False, (1, 1))
 
 
-def unused_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
+@pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
@@ -153,17 +167,57 @@ def unused_port() -> int:
         ("s3a:photos", "source is 's3a:photos', which is neither a path nor a URL"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence_and_soon(spark, store, storage: Storage, bucket, url, sentence):
+def test_what_cannot_be_read_is_refused_in_one_sentence(spark, store, storage: Storage, bucket, url, sentence):
     """The sentence names the value and the way out, and no table is begun."""
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     for name in ("let-in-nowhere", "wrong-key", "unreachable"):
         store.let_in(spark, name)
     settings.set("fs.s3a.bucket.wrong-key.secret.key", "another")
-    settings.set("fs.s3a.bucket.unreachable.endpoint", f"http://127.0.0.1:{unused_port()}")
-    began = time.monotonic()
+    settings.set("fs.s3a.bucket.unreachable.endpoint", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(WrongInput, match=sentence) as refused:
         ingest(url, storage)
-    assert time.monotonic() - began < 30
     assert "\n" not in str(refused.value)
     assert not any(secret in str(refused.value) for secret in (store.secret, "another"))
     assert not Path(storage.tables).exists()
+
+
+@contextmanager
+def busy_server() -> Iterator[tuple[str, list[str]]]:
+    """Answer as a store that is asked too much does; yield the endpoint, and what it is asked."""
+    asked: list[str] = []
+
+    class Busy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503 if len(asked) <= 10 else 403)  # 403 ends it where it would be asked for minutes
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.mark.timeout(HANG_SECONDS)
+def test_a_store_that_is_too_busy_is_asked_as_often_as_give_up_early_says(spark, store, storage):
+    """Hadoop's own settings would ask it many times more; that it is busy is nobody's wrong input."""
+    store.let_in(spark, "busy")
+    with busy_server() as (endpoint, asked):
+        spark.sparkContext._jsc.hadoopConfiguration().set("fs.s3a.bucket.busy.endpoint", endpoint)
+        with pytest.raises(OSError, match="source is 's3a://busy/x', which cannot be listed: "):
+            ingest("s3a://busy/x", storage)
+    # The SDK's retries of one call, and S3A's of that.
+    retries, again = (int(GIVE_UP_EARLY[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit"))
+    assert len(asked) == (1 + retries) * (1 + again)

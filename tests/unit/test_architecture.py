@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import bare_environment, run_python
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
     "tasks.distributed.rank",

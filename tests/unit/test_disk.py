@@ -6,9 +6,7 @@ import pytest
 
 from tasks.disk import NO_SPACE, check_writable, full_disk_named
 from tasks.errors import DiskFull, WrongInput
-from tests.processes import plain_environment, run_python
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, plain_environment, run_python
 
 
 def test_a_place_that_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:

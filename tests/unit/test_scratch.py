@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from tasks.scratch import Scratch
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT
 
 KILLED = """
 import os, signal, sys

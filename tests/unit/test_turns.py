@@ -7,8 +7,7 @@ import threading
 from pathlib import Path
 
 from tasks.turns import take_turn
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT
 
 HOLDER = """
 import sys

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import bare_environment, run_python
+from tests.processes import ROOT, bare_environment, run_python
 
-ROOT = Path(__file__).parents[2]
 BACKEND_MISSING = ("Failed to fetch", "Could not connect", "dns error", "error sending request", "No solution found")
 """What uv says when it cannot get the build backend."""
 

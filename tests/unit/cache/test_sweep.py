@@ -14,6 +14,7 @@ from tasks.cache.sweep import remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
 from tasks.config import CacheConfig
 from tasks.refs import TableRef
+from tests.processes import ROOT
 
 DAY = 86_400
 NOW = 1_700_000_000.0
@@ -90,7 +91,7 @@ def test_use_ends_with_the_process_that_had_it(tmp_path: Path) -> None:
     )
     reader = subprocess.Popen(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).resolve().parents[3],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
