@@ -13,9 +13,14 @@ from tasks.storage import Storage
 SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
 
 
+def etl_settings(source: Path, **settings) -> EtlConfig:
+    """Return the tests' settings, with these in their place."""
+    return EtlConfig(**({"source": str(source)} | SETTINGS | settings))
+
+
 def ingest(source: Path, storage: Storage, **settings) -> EtlReport:
     """Run ETL with the tests' settings."""
-    return ingest_images(EtlConfig(**({"source": str(source)} | SETTINGS | settings)), storage, SparkConfig())
+    return ingest_images(etl_settings(source, **settings), storage, SparkConfig())
 
 
 def ledger(spark: SparkSession, storage: Storage) -> dict[str, tuple[str, str | None]]:

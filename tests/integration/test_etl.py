@@ -8,9 +8,11 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
+from tasks.config import SparkConfig
 from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_source, prepare_ingest
 from tests.conftest import write_pictures
-from tests.integration.etl_tables import ingest, ledger, stored, versions
+from tests.integration.etl_tables import etl_settings, ingest, ledger, stored, versions
 
 
 def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
@@ -21,6 +23,17 @@ def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source,
     again = ingest(source, storage)
     assert (again.stored, again.read, again.changed) == (60, 0, False)
     assert versions(spark, storage) == (0, 0)
+
+
+def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, storage):
+    """With the old one, the pictures that the other run brought in would count as deleted."""
+    ingest(source, storage)
+    settings = etl_settings(source)
+    listed = prepare_ingest(settings, storage, SparkConfig())
+    write_pictures(source, per_class=1, first=100)
+    ingest(source, storage)
+    report = ingest_source(spark, settings, listed, storage)
+    assert (report.stored, report.changed) == (63, False)
 
 
 def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
