@@ -112,7 +112,7 @@ def _wait(run: FlowRun, distributed: DistributedConfig) -> FlowRun:
                 if waited > SAY_AFTER_SECONDS and live_workers(distributed.work_pool):
                     # The pool is busy, and its turn will come: only a pool without a worker is given up.
                     waiting_since = time.monotonic()
-                    if not said_busy:
+                    if not said_busy and state.is_scheduled():  # a pending one is starting already
                         said_busy = True
                         log.info("the work pool '%s' is busy: waiting for a slot", distributed.work_pool)
                 elif waited > distributed.submit_timeout_seconds:
