@@ -15,7 +15,7 @@ import httpx
 
 from deployments.local_stack import HOST, PREFECT_PORT, LocalStack, local_stack, port_setting, say
 from tasks.config import BUILTIN_DIGITS
-from tasks.environment import lakevision_home
+from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
 from tasks.storage import local_path
@@ -86,9 +86,11 @@ def check_parameters(values: dict[str, Any]) -> None:
     from tasks.config import PipelineConfig
     from tasks.etl.listing import check_source
     from tasks.spark import check_java
+    from tasks.train.model import check_model_name
 
     config = PipelineConfig.model_validate(values["config"])
     check_java()
+    check_model_name(config.train.model)
     folder = local_path(config.etl.source)  # a URL is looked at by the DAG's preflight, in its Spark
     if config.etl.source != BUILTIN_DIGITS and folder is not None:
         check_source(folder)
@@ -170,6 +172,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     print("\n" + "\n".join(summary_lines(summary)))
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
+    home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
     print(f"\nfor programs  {file}")
     print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")

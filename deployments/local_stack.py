@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+import filelock
 import psutil
 
 from tasks.environment import MLFLOW_PORT
@@ -59,7 +60,7 @@ def check_port(port: int, what: str, setting: str) -> None:
         except OSError:
             raise WrongInput(
                 f"port {port} for {what} is in use: stop what listens there ('ss -ltnp' names it), "
-                f"or set {setting} to a free port"
+                f"or set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
             ) from None
 
 
@@ -213,18 +214,37 @@ def prefect_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "prefect", *arguments]
 
 
+def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
+    """Lock the home until this process ends: a second stack on its database would take our runs for abandoned ones.
+
+    Raises:
+        WrongInput: Another stack has it.
+    """
+    (home / "prefect").mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(home / "prefect" / "stack.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise WrongInput(
+            f"another stack runs on '{home}': end that one (make demo, make up), "
+            "or set LAKEVISION_HOME to another folder"
+        ) from None
+    return lock
+
+
 @contextmanager
 def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterator[LocalStack]:
     """Run server, pools, deployments and workers, and MLflow's UI where it is asked for, until the block ends.
 
     Raises:
-        WrongInput: A port is in use.
+        WrongInput: A port is in use, or another stack runs on this home.
     """
     check_port(port, "the Prefect server", "LAKEVISION_PORT")
     if mlflow_port is not None:
         check_port(mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT")
-    stack = LocalStack(home, port, mlflow_port or MLFLOW_PORT)
+    stack = LocalStack(home, port, mlflow_port or port_setting("LAKEVISION_MLFLOW_PORT", MLFLOW_PORT))
     began = datetime.now(UTC).isoformat()
+    lock = _have_to_ourselves(home)
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
         stack.start("prefect-server", prefect_command("server", "start", "--host", HOST, "--port", str(port)))
@@ -247,6 +267,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
             with suppress(OSError):  # The terminal may be gone; what was started must end all the same.
                 say("ending server and workers")
             stack.end()
+            lock.release()
 
 
 @contextmanager

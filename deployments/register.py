@@ -9,13 +9,18 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
+from pydantic import BaseModel, TypeAdapter
+
+from tasks.environment import lakevision_home
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
 """Work pools and how many runs of each may run at once: two trainings on one machine's GPU would share its memory."""
@@ -78,22 +83,54 @@ def cancel_orphans(client: SyncPrefectClient, began: datetime) -> None:
             client.set_flow_run_state(run.id, Cancelled(message="the run that submitted it has ended"), force=True)
 
 
-def read_switches(client: SyncPrefectClient) -> dict[tuple[str, str | None], bool]:
-    """Return which schedules are switched on, by deployment and slug."""
+class DeploymentSettings(BaseModel):
+    """What a person may edit of a deployment: its parameters, and by slug its schedules and which are on."""
+
+    parameters: dict[str, Any]
+    schedules: dict[str, dict[str, Any]]
+    active: dict[str, bool]
+
+
+Deployed = TypeAdapter(dict[str, DeploymentSettings])
+_SCHEDULE: TypeAdapter[SCHEDULE_TYPES] = TypeAdapter(SCHEDULE_TYPES)
+
+
+def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
+    """Return what the server holds of every deployment, by name."""
     return {
-        (deployment.name, schedule.slug): schedule.active
+        deployment.name: DeploymentSettings(
+            parameters=deployment.parameters,
+            schedules={made.slug or "": made.schedule.model_dump(mode="json") for made in deployment.schedules},
+            active={made.slug or "": made.active for made in deployment.schedules},
+        )
         for deployment in client.read_deployments()
-        for schedule in deployment.schedules
     }
 
 
-def restore_switches(client: SyncPrefectClient, before: dict[tuple[str, str | None], bool]) -> None:
-    """Switch schedules as they were: to deploy makes them anew, paused, and a person may have resumed one."""
+def restore_edits(
+    client: SyncPrefectClient, before: dict[str, DeploymentSettings], last: dict[str, DeploymentSettings]
+) -> None:
+    """Bring back what a person edited: to deploy makes everything as the file has it, and schedules paused.
+
+    Args:
+        client: Of the server.
+        before: What the server held.
+        last: What it was given when it was last deployed: parameters and schedules that are still so, nobody edited.
+    """
     for deployment in client.read_deployments():
-        for schedule in deployment.schedules:
-            wanted = before.get((deployment.name, schedule.slug), schedule.active)
-            if wanted != schedule.active:
-                client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
+        was, given = before.get(deployment.name), last.get(deployment.name)
+        if was is None:
+            continue
+        if given is not None and was.parameters != given.parameters:
+            client.update_deployment(deployment.id, DeploymentUpdate(parameters=was.parameters))
+        for made in deployment.schedules:
+            slug = made.slug or ""
+            if slug not in was.active:
+                continue
+            edited = given is not None and was.schedules[slug] != given.schedules.get(slug)
+            schedule = _SCHEDULE.validate_python(was.schedules[slug]) if edited else None
+            if edited or was.active[slug] != made.active:
+                client.update_deployment_schedule(deployment.id, made.id, active=was.active[slug], schedule=schedule)
 
 
 def deploy_all() -> None:
@@ -111,7 +148,7 @@ def deploy_all() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make the pools, and deploy; schedules stay switched as they are.
+    """Make the pools, and deploy; what a person edited stays.
 
     Args:
         arguments: Nothing, or the moment at which a stack began whose predecessor's runs are to be ended.
@@ -122,9 +159,14 @@ def main(arguments: Sequence[str]) -> None:
             crash_abandoned_runs(client, began)
             cancel_orphans(client, began)
         make_pools(client)
-        switches = read_switches(client)
+        record = lakevision_home() / "prefect" / "deployed.json"
+        last = Deployed.validate_json(record.read_bytes()) if record.exists() else {}
+        before = read_deployed(client)
         deploy_all()
-        restore_switches(client, switches)
+        deployed = read_deployed(client)
+        restore_edits(client, before, last)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_bytes(Deployed.dump_json(deployed))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _RANK_NAMES = frozenset(
 )
 _RANK_PREFIXES = (
     *("LAKEVISION_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
-    *("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_"),
+    *("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "GIT_PYTHON_"),
 )
 
 

@@ -152,6 +152,8 @@ def main(spec_path: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A machine without git is none to warn of: the commit is taken from where it is known.
+    logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
         reducer = make_reducer(spec.distributed.num_ranks if spec.distributed else 1)
         if reducer.rank != 0:

@@ -14,7 +14,7 @@ from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.refs import EtlReport, TableRef
-from tasks.schema import DELETED, SPLITS
+from tasks.schema import DELETED, QUARANTINED, SPLITS
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.etl")
@@ -22,7 +22,7 @@ logger = logging.getLogger("lakevision.etl")
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 NUM_LISTED = 20
-"""Near-duplicates that are listed; all of them are counted."""
+"""Near-duplicates and quarantined files that are listed; all of them are counted."""
 
 
 class NearPair(BaseModel):
@@ -38,6 +38,16 @@ class NearPair(BaseModel):
     other_path: str
     other_label: str
     other_split: str
+
+
+class BadFile(BaseModel):
+    """A quarantined file; the path is relative to the source."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    reason: str
+    detail: str | None
 
 
 class DataChecks(BaseModel):
@@ -59,6 +69,8 @@ class DataChecks(BaseModel):
     near_duplicates_complete: bool
     near_duplicate_bits: int
     nearest: list[NearPair]
+    quarantined: list[BadFile]
+    """The first by path, NUM_LISTED at most."""
 
     @property
     def class_sizes(self) -> dict[str, int]:
@@ -140,6 +152,7 @@ def measure_tables(spark: SparkSession, report: EtlReport, etl: EtlConfig) -> Da
     outcomes: dict[str, int] = {}
     for row in there:
         outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + row["count"]
+    bad = files.where(F.col("outcome") == QUARANTINED).orderBy("path").limit(NUM_LISTED)
     near = _find_near(images, etl.near_duplicate_bits)
     return DataChecks(
         images=report.images,
@@ -158,6 +171,7 @@ def measure_tables(spark: SparkSession, report: EtlReport, etl: EtlConfig) -> Da
         near_duplicates_complete=near.complete,
         near_duplicate_bits=etl.near_duplicate_bits,
         nearest=_name_pairs(near, images, files),
+        quarantined=[BadFile.model_validate(row.asDict()) for row in bad.select("path", "reason", "detail").collect()],
     )
 
 
@@ -208,13 +222,21 @@ def validate_tables(
         WrongInput: As `measure_tables`.
     """
     versions = [f"{table.table_id}@{table.version}" for table in (report.images, report.files)]
-    key = "data-validation-1:" + ":".join([*versions, str(etl.near_duplicate_bits)])
+    key = "data-validation-2:" + ":".join([*versions, str(etl.near_duplicate_bits)])
     logged = tracking.find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
     checks = measure_tables(spark, report, etl)
-    columns = {"checks": checks.rows(), "near_duplicates": [pair.model_dump() for pair in checks.nearest]}
+    columns = {
+        "checks": checks.rows(),
+        "near_duplicates": [pair.model_dump() for pair in checks.nearest],
+        "quarantined": [file.model_dump() for file in checks.quarantined],
+    }
     table_tags = {"lakevision.table": report.images.path, "lakevision.table_version": str(report.images.version)}
     tracking.log_data_checks(storage, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
     logger.info("data validation: %s", "; ".join(f"{row['check']} {row['value']}" for row in checks.rows()))
+    if checks.quarantined:
+        named = "; ".join(f"{file.path} ({file.reason})" for file in checks.quarantined)
+        more = sum(checks.reasons.values()) - len(checks.quarantined)
+        logger.info("quarantined: %s%s", named, f"; and {more} more in {report.files.path}" if more else "")
     return checks

@@ -43,6 +43,12 @@ def publish_tables(report: EtlReport, checks: DataChecks) -> None:
             key="near-duplicates",
             description=f"The closest of {checks.near_duplicates} pairs in different splits ({version})",
         )
+    if checks.quarantined:
+        create_table_artifact(
+            table=[file.model_dump() for file in checks.quarantined],
+            key="quarantined",
+            description=f"The first of {report.quarantined} quarantined files; all are in `{report.files.path}`",
+        )
 
 
 @stage("choose-images", timeout_seconds=1800)

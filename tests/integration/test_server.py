@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import filelock
 import psutil
 import pytest
 
@@ -94,24 +95,34 @@ def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
     assert "prefect work-pool create tpu --type process" in done.stderr
 
 
-def test_a_schedule_that_a_person_resumed_stays_resumed(stack):
-    """To deploy again, as every start of a stack does, makes schedules anew and paused."""
+def test_what_a_person_edited_of_a_deployment_stays(stack):
+    """To deploy again, as every start of a stack does, makes all as the file has it, and schedules paused."""
+    stack.run("register", [sys.executable, "-m", "deployments.register"])
     switch = """
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.schedules import CronSchedule
 with get_client(sync_client=True) as client:
     pipeline = client.read_deployment_by_name("pipeline/pipeline")
-    client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True)
+    later = CronSchedule(cron="0 5 * * *", timezone="UTC")
+    client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True, schedule=later)
+    client.update_deployment(pipeline.id, DeploymentUpdate(parameters={"config": {"etl": {"source": "/data/mine"}}}))
 """
     assert submit(stack, switch).returncode == 0
-    stack.run("register", [sys.executable, "-m", "deployments.register"])
     read = """
 from prefect.client.orchestration import get_client
 with get_client(sync_client=True) as client:
     names = ("pipeline/pipeline", "predict-batch/predict-batch")
-    print([client.read_deployment_by_name(name).schedules[0].active for name in names])
+    deployments = [client.read_deployment_by_name(name) for name in names]
+    print([deployment.schedules[0].active for deployment in deployments])
+    crons = [deployment.schedules[0].schedule.cron for deployment in deployments]
+    print(crons, deployments[0].parameters)
     print(client.read_work_pool("gpu").concurrency_limit)
 """
-    assert submit(stack, read).stdout.split("\n")[:2] == ["[True, False]", "1"]
+    kept = "['0 5 * * *', '0 * * * *'] {'config': {'etl': {'source': '/data/mine'}}}"
+    for _ in range(2):  # an edit stays one, however often a stack starts
+        stack.run("register", [sys.executable, "-m", "deployments.register"])
+        assert submit(stack, read).stdout.split("\n")[:3] == ["[True, False]", kept, "1"]
 
 
 def test_runs_that_an_ended_stack_left_are_ended_and_those_of_this_one_are_not(stack):
@@ -196,6 +207,17 @@ def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp
     assert (tmp_path / "home" / "prefect" / "temporary.db").exists() == (
         "Beginning flow run" in done.stdout + done.stderr
     )
+
+
+def test_a_second_stack_on_one_home_is_one_sentence(tmp_path):
+    """It would take the first one's runs for abandoned."""
+    (tmp_path / "prefect").mkdir()
+    with filelock.FileLock(tmp_path / "prefect" / "stack.lock"):
+        folders = {"LAKEVISION_HOME": str(tmp_path), "LAKEVISION_PORT": str(free_port())}
+        done = run_module("deployments.demo", **folders)
+    assert done.returncode == 2
+    assert f"make demo: another stack runs on '{tmp_path}': end that one" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_no_java_is_one_sentence(tmp_path):

@@ -18,6 +18,7 @@ CHECKS = DataChecks(
     near_duplicates_complete=True,
     near_duplicate_bits=3,
     nearest=[],
+    quarantined=[],
 )
 
 
