@@ -34,6 +34,7 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
     assert checks.imbalance_ratio == pytest.approx(1.1)
     assert checks.outcomes == {"stored": 32, "duplicate": 1, "quarantined": 1}
     assert checks.reasons == {"not_an_image": 1}
+    assert [(file.path, file.reason) for file in checks.quarantined] == [("val/red/bad.jpg", "not_an_image")]
     assert checks.quarantined_fraction == pytest.approx(1 / 34)
     assert checks.widths == {"min": 24, "5%": 24, "median": 24, "95%": 128, "max": 256}
     assert (checks.leaked, checks.near_duplicates, checks.near_duplicates_complete) == (0, 1, True)
@@ -51,7 +52,7 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
     assert run.data.tags["lakevision.table_version"] == "0"
     assert run.data.metrics["near_duplicates"] == 1
     logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
-    assert logged == {"checks.json", "near_duplicates.json", "data_validation.json"}
+    assert logged == {"checks.json", "near_duplicates.json", "quarantined.json", "data_validation.json"}
 
     again = ingest_images(etl, storage, SparkConfig())
     assert again.changed is False
