@@ -18,7 +18,7 @@ from tasks.config import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
-from tasks.storage import local_path
+from tasks.storage import absolute_url, local_path
 
 DEPLOYMENT = "pipeline/pipeline"
 OWN_IMAGE_SIZE = 64
@@ -58,13 +58,11 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     weights = options.weights or "none"
     if weights not in {"none", "DEFAULT"}:
         weights = str(Path(weights).expanduser().absolute())
-    folder = local_path(options.source) if own else None
-    source = str(folder.expanduser().absolute()) if folder else options.source
     frozen = weights != "none"
     return {
         "config": {
             # The demo's tables are its own: another source takes the place of the last one's.
-            "etl": {"source": source, "replace_source": True},
+            "etl": {"source": absolute_url(options.source), "replace_source": True},
             "cache": {"image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else 32)},
             "train": {
                 "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
@@ -91,8 +89,8 @@ def check_parameters(values: dict[str, Any]) -> None:
     config = PipelineConfig.model_validate(values["config"])
     check_java()
     check_model_name(config.train.model)
-    folder = local_path(config.etl.source)  # a URL is looked at by the DAG's preflight, in its Spark
-    if config.etl.source != BUILTIN_DIGITS and folder is not None:
+    folder = local_path(config.etl.source)  # the digits are none, and a URL the DAG's preflight looks at in its Spark
+    if folder is not None:
         check_source(folder)
 
 

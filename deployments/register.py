@@ -87,12 +87,11 @@ class DeploymentSettings(BaseModel):
     """What a person may edit of a deployment: its parameters, and by slug its schedules and which are on."""
 
     parameters: dict[str, Any]
-    schedules: dict[str, dict[str, Any]]
+    schedules: dict[str, SCHEDULE_TYPES]
     active: dict[str, bool]
 
 
 Deployed = TypeAdapter(dict[str, DeploymentSettings])
-_SCHEDULE: TypeAdapter[SCHEDULE_TYPES] = TypeAdapter(SCHEDULE_TYPES)
 
 
 def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
@@ -100,7 +99,7 @@ def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
     return {
         deployment.name: DeploymentSettings(
             parameters=deployment.parameters,
-            schedules={made.slug or "": made.schedule.model_dump(mode="json") for made in deployment.schedules},
+            schedules={made.slug or "": made.schedule for made in deployment.schedules},
             active={made.slug or "": made.active for made in deployment.schedules},
         )
         for deployment in client.read_deployments()
@@ -128,7 +127,7 @@ def restore_edits(
             if slug not in was.active:
                 continue
             edited = given is not None and was.schedules[slug] != given.schedules.get(slug)
-            schedule = _SCHEDULE.validate_python(was.schedules[slug]) if edited else None
+            schedule = was.schedules[slug] if edited else None
             if edited or was.active[slug] != made.active:
                 client.update_deployment_schedule(deployment.id, made.id, active=was.active[slug], schedule=schedule)
 

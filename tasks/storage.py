@@ -65,7 +65,17 @@ def local_path(url: str) -> Path | None:
     return Path(os.fsdecode(unquote_to_bytes(rest)))
 
 
-def _absolute(url: str) -> str:
+def is_inside(path: str, root: str) -> bool:
+    """Say whether a path, its links followed, leads to something below `root`, which has none."""
+    return os.path.realpath(path).startswith(root + os.sep)
+
+
+def absolute_url(url: str) -> str:
+    """Return a folder with its whole path, without `file://` and `~`; the URL of an object store as it is.
+
+    Raises:
+        WrongInput: As `local_path`.
+    """
     path = local_path(url)
     return url if path is None else str(path.expanduser().absolute())
 
@@ -86,7 +96,7 @@ def resolve_storage(config: StorageConfig) -> Storage:
     Raises:
         WrongInput: `home` is no local folder.
     """
-    home = _absolute(config.home) if config.home else str(lakevision_home())
+    home = absolute_url(config.home) if config.home else str(lakevision_home())
     if local_path(home) is None:
         raise WrongInput(
             f"storage.home is '{home}', which is no local folder: logs and checkpoints lie there; "
@@ -94,8 +104,8 @@ def resolve_storage(config: StorageConfig) -> Storage:
         )
     return Storage(
         home=home,
-        tables=_absolute(config.tables or f"{home}/tables"),
-        cache=_absolute(config.cache or f"{home}/cache"),
-        artifacts=_absolute(config.artifacts or artifacts_folder(home)),
+        tables=absolute_url(config.tables or f"{home}/tables"),
+        cache=absolute_url(config.cache or f"{home}/cache"),
+        artifacts=absolute_url(config.artifacts or artifacts_folder(home)),
         tracking=config.tracking or tracking_uri() or tracking_file(home),
     )

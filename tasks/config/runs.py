@@ -9,19 +9,22 @@ from tasks.config.model import DistributedConfig, PredictConfig, PromoteConfig, 
 from tasks.config.storage import Settings, SparkConfig, StorageConfig
 
 
-class EtlRun(Settings):
-    """Parameters of the flow `etl`."""
+class SparkRun(Settings):
+    """What every flow that runs Spark takes."""
 
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
+
+
+class EtlRun(SparkRun):
+    """Parameters of the flow `etl`."""
+
     etl: EtlConfig = EtlConfig()
 
 
-class CacheRun(Settings):
+class CacheRun(SparkRun):
     """Parameters of the flow `cache`."""
 
-    storage: StorageConfig = StorageConfig()
-    spark: SparkConfig = SparkConfig()
     cache: CacheConfig = CacheConfig()
     table_version: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Version of the table `images`; empty: the latest"
@@ -51,28 +54,22 @@ class PromoteRun(Settings):
     promote: PromoteConfig = PromoteConfig()
 
 
-class PredictRun(Settings):
+class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
-    storage: StorageConfig = StorageConfig()
-    spark: SparkConfig = SparkConfig()
     promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
     predict: PredictConfig = PredictConfig()
 
 
-class MaintainRun(Settings):
+class MaintainRun(SparkRun):
     """Parameters of the flow `maintain`."""
 
-    storage: StorageConfig = StorageConfig()
-    spark: SparkConfig = SparkConfig()
     maintain: MaintainConfig = MaintainConfig()
 
 
-class PipelineConfig(Settings):
+class PipelineConfig(SparkRun):
     """Parameters of the whole DAG."""
 
-    storage: StorageConfig = StorageConfig()
-    spark: SparkConfig = SparkConfig()
     etl: EtlConfig = EtlConfig()
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()

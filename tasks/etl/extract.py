@@ -12,6 +12,7 @@ from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
+from tasks.storage import is_inside
 from tasks.worker_log import say
 
 STORED_QUALITY = 90
@@ -19,7 +20,6 @@ STORED_QUALITY = 90
 
 BATCH_BYTES = 16 << 20
 """Content that one Arrow batch to Spark carries at most, plus one picture: bounds a worker's memory."""
-
 
 MAX_FILE_BYTES = 256 << 20
 """A larger file is not read: it is no picture within MAX_PIXELS, and would take a worker's memory."""
@@ -34,10 +34,6 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
     if draw < test_fraction:
         return TEST
     return VAL if draw < test_fraction + val_fraction else TRAIN
-
-
-def _inside(path: str, root: str) -> bool:
-    return os.path.realpath(path).startswith(root + os.sep)
 
 
 def _read_whole(file: Path) -> bytes:
@@ -74,7 +70,7 @@ def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[R
 def read_picture(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
     """Read one file and examine it as `examine_picture`; `root` is the source's real path."""
     try:
-        if not _inside(str(file), root):
+        if not is_inside(str(file), root):
             raise PermissionError("a link that leads out of the source")
         content = _read_whole(file)
     except OSError as error:

@@ -15,9 +15,9 @@ from tasks.etl import delta
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
 from tasks.etl.outcomes import (
+    AGAIN,
     NEW,
     PICTURE,
-    READ_AGAIN,
     UNCHANGED,
     compare_files,
     kept_pictures,
@@ -176,19 +176,18 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
             .agg(F.count("*").alias("count"), F.count("held").alias("held"))
             .collect()
         )
-        num_new = sum(row["count"] for row in groups if row["status"] == NEW)
+        num_new, num_again = (sum(row["count"] for row in groups if row["status"] == status) for status in (NEW, AGAIN))
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
         work = (
             None in tables.versions
             or tables.replaced
-            or any(row["status"] != UNCHANGED or _is_read_again(row) for row in groups)
+            or any(row["status"] != UNCHANGED for row in groups)
             or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
         )
         if work:
-            again = sum(row["count"] for row in groups if _is_read_again(row))
-            counts = _bring_in_line(spark, etl, source, compared, num_new + again, tables, wanted)
+            counts = _bring_in_line(spark, etl, source, compared, num_new + num_again, tables, wanted)
         else:
             counts = _check_gates(groups, kept, etl)
     finally:
@@ -219,10 +218,6 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     return report
 
 
-def _is_read_again(group: Row) -> bool:
-    return group["status"] == UNCHANGED and group["reason"] in READ_AGAIN
-
-
 def _bring_in_line(
     spark: SparkSession,
     etl: EtlConfig,
@@ -233,11 +228,9 @@ def _bring_in_line(
     wanted: dict[str, str],
 ) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
-    again = F.coalesce(F.col("reason").isin(*READ_AGAIN), F.lit(False))
-    new = compared.where((F.col("status") == NEW) | ((F.col("status") == UNCHANGED) & again))
-    unchanged = compared.where((F.col("status") == UNCHANGED) & ~again)
+    listed = compared.where(F.col("status").isin(NEW, AGAIN)).select(*LISTING_ARROW.names)
+    unchanged = compared.where(F.col("status") == UNCHANGED)
     # Spilled to disk: pictures are decoded once, and both tables are written from the result.
-    listed = new.select(*LISTING_ARROW.names)
     read = _read_new(spark, listed, etl, source, num_files).persist(StorageLevel.DISK_ONLY)
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:

@@ -11,6 +11,7 @@ from tasks.config import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.labels import name_paths
 from tasks.schema import LISTING_ARROW, SPLITS
+from tasks.storage import is_inside
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
 
@@ -37,7 +38,7 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
         for entry in sorted(entries, key=lambda found: found.name):
             if _is_hidden(entry.name):
                 continue
-            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(root + os.sep):
+            if entry.is_symlink() and not is_inside(entry.path, root):
                 # Links are followed inside the source only: what lies outside was not handed to us.
                 continue
             if entry.is_dir():

@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 from tasks.etl.decode import Reason
 from tasks.schema import DUPLICATE, QUARANTINED, STORED
 
-NEW, UNCHANGED, GONE = "new", "unchanged", "gone"
+NEW, AGAIN, UNCHANGED, GONE = "new", "again", "unchanged", "gone"
 
 PICTURE = ["sha256", "label", "split"]
 """What says that a file and a row of `images` are the same picture."""
@@ -31,8 +31,8 @@ def compare_files(listing: DataFrame, known: DataFrame, held: DataFrame) -> Data
             not there counts as new: a run was killed between its two commits, or somebody lost the table.
 
     Returns:
-        path, status (new, unchanged, gone), what the listing knows, sha256, outcome, reason and detail of the ledger,
-        and `held`: whether the file's picture is in `images`.
+        path, status (new, again: unchanged but read again, unchanged, gone), what the listing knows, sha256, outcome,
+        reason and detail of the ledger, and `held`: whether the file's picture is in `images`.
     """
     pair = (
         (F.col("l.size") == F.col("k.size"))
@@ -52,10 +52,12 @@ def compare_files(listing: DataFrame, known: DataFrame, held: DataFrame) -> Data
             *(f"k.{name}" for name in ("sha256", "outcome", "reason", "detail")),
         )
     )
-    lost = (F.col("status") == UNCHANGED) & (F.col("outcome") == STORED) & F.col("held").isNull()
+    unchanged = F.col("status") == UNCHANGED
+    lost = unchanged & (F.col("outcome") == STORED) & F.col("held").isNull()
+    again = unchanged & F.col("reason").isin(*READ_AGAIN)
     return (
         paths.join(held.withColumn("held", F.lit(True)), on=PICTURE, how="left")
-        .withColumn("status", F.when(lost, NEW).otherwise(F.col("status")))
+        .withColumn("status", F.when(lost, NEW).when(again, AGAIN).otherwise(F.col("status")))
         .select(*paths.columns, "held")
     )
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.config import EtlConfig, SparkConfig, StorageConfig
+from tasks.config import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.file_systems import GIVE_UP_EARLY
 from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
-from tests.integration.etl_tables import SETTINGS, ingest, ledger, versions
+from tests.integration.etl_tables import etl_settings, ingest, ledger, versions
 from tests.integration.object_store import ObjectStore, serve
 from tests.integration.test_etl_files import LINES, make_source, noise
 from tests.processes import ROOT, free_port
@@ -128,7 +128,7 @@ def test_credentials_from_the_environment_read_every_kind_of_file_and_are_writte
 
 def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined(spark, storage, bucket):
     """As from a folder; an object that is gone when it is read is stored once it is back."""
-    etl = EtlConfig(source="s3a://photos", **SETTINGS)
+    etl = etl_settings("s3a://photos")
     listed = prepare_source(etl, storage, SparkConfig())
     content = (bucket / "red" / "001.png").read_bytes()
     (bucket / "red" / "001.png").unlink()

@@ -1,0 +1,103 @@
+"""Parts of the table `images` that workers wrote and nobody committed yet: chosen, committed, or removed."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import fsspec
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from tasks.etl import delta
+from tasks.etl.outcomes import PICTURE
+from tasks.etl.parts import PartTarget, make_rewriter
+from tasks.storage import local_path
+
+logger = logging.getLogger("lakevision.etl")
+
+MARK = "_unfinished-"
+"""A file of this name in the table's log, with version and run, says that a run's parts may lie there uncommitted.
+
+The log is where no reader of the table, and no VACUUM, looks at it.
+"""
+
+
+@contextmanager
+def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
+    """Yield where a run's workers write their parts; afterwards only those that it committed are there.
+
+    The caller has the table to itself: on a local disk, what killed runs left is removed first. An object store has no
+    turns, and another run's parts may be of one that goes on: there they are left to VACUUM.
+
+    Args:
+        path: Path or URL of the table.
+        version: The table's version, None where there is none yet.
+    """
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if local_path(path) is not None:
+        _finish_killed_runs(path)
+    target = PartTarget(path, uuid4().hex, datetime.now(UTC))
+    filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
+    mark = f"{root}/_delta_log/{MARK}{-1 if version is None else version}-{target.run}"
+    try:
+        filesystem.touch(mark)
+        yield target
+    finally:
+        _remove_uncommitted(path, target.run, version)
+
+
+def _finish_killed_runs(path: str) -> None:
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if not filesystem.exists(f"{root}/_delta_log"):
+        return
+    for name in filesystem.ls(f"{root}/_delta_log", detail=False):
+        name = name.rsplit("/", 1)[-1]
+        if name.startswith(MARK):
+            version, run = name.removeprefix(MARK).rsplit("-", 1)
+            logger.info("removing what a run left in %s that was ended before its commit", path)
+            _remove_uncommitted(path, run, None if version == "-1" else int(version))
+
+
+def _remove_uncommitted(path: str, run: str, version: int | None) -> None:
+    """Remove the parts of a run that no commit after `version` names, and then its mark."""
+    filesystem, root = fsspec.core.url_to_fs(path)
+    committed = delta.added_since(path, version)
+    for found in filesystem.ls(root, detail=False):
+        name = found.rsplit("/", 1)[-1]
+        if f"-{run}-" in name and name not in committed:
+            filesystem.rm(found)
+    for found in filesystem.ls(f"{root}/_delta_log", detail=False):
+        if found.rsplit("/", 1)[-1].startswith(MARK) and found.endswith(f"-{run}"):
+            filesystem.rm(found)
+    delta.clear_uncommitted(path)
+
+
+def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict[str, int]:
+    """Return the names of the parts with exactly the pictures to insert, and how many rows each has.
+
+    Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
+    again without them.
+
+    Args:
+        read: sha256, label, split and part of the files that were read; part is null where there is no picture.
+        insert: sha256, label and split of the pictures to insert.
+        target: Where the parts lie.
+    """
+    held = read.where(F.col("part").isNotNull()).select(*PICTURE, "part").distinct()
+    first = F.row_number().over(Window.partitionBy(*PICTURE).orderBy("part")) == 1
+    marked = held.join(insert.withColumn("wanted", F.lit(True)), on=PICTURE, how="left").withColumn(
+        "keep", F.coalesce("wanted", F.lit(False)) & first
+    )
+    counts = marked.groupBy("part").agg(F.count("*").alias("rows"), F.count_if("keep").alias("kept"))
+    rows = counts.where(F.col("kept") > 0).collect()
+    chosen = {row["part"]: row["rows"] for row in rows if row["kept"] == row["rows"]}
+    num_mixed = len(rows) - len(chosen)
+    if num_mixed:
+        mixed = counts.where((F.col("kept") > 0) & (F.col("kept") < F.col("rows"))).select("part")
+        kept = marked.where("keep").join(mixed, on="part", how="left_semi")
+        kept = kept.groupBy("part").agg(F.collect_list("sha256").alias("keep")).repartition(num_mixed)
+        rewritten = kept.mapInArrow(make_rewriter(target), "part string, rows long").collect()
+        chosen |= {row["part"]: row["rows"] for row in rewritten}
+    return chosen
