@@ -12,6 +12,7 @@ help:  ## say what there is
 
 setup:  ## everything a fresh machine needs, each step once
 	@deployments/setup.sh
+	@$(python) -m deployments.class_archive
 
 jars-%: setup  ## what Spark needs for a store, into the user's cache once: jars-s3a, jars-abfss
 	@$(python) -m deployments.fetch_jars $*

@@ -93,15 +93,15 @@ READ_ARROW = pa.schema(
     [
         *LISTING_ARROW,
         ("sha256", pa.string()),
-        ("content", pa.binary()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("dhash", pa.int64()),
+        ("part", pa.string()),
         ("reason", pa.string()),
         ("detail", pa.string()),
     ]
 )
-"""What reading and decoding a file adds; where reason is set, content is null, and else split is not."""
+"""What reading and decoding a file adds; `part` names the file with its picture.
+
+Where reason is set, part is null, and else split is not.
+"""
 
 
 def cache_schema(pixel_bytes: int | None) -> pa.Schema:

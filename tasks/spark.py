@@ -1,5 +1,6 @@
 """The one place where a Spark session is made."""
 
+import hashlib
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
@@ -31,14 +33,30 @@ logger = logging.getLogger("lakevision.spark")
 DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
 JAVA_VERSIONS = ("17", "21")
 
+STOP_SECONDS = 120
+"""In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
+
 
 def jars_folder() -> Path:
     """Return the folder of Delta's jars, filled once by set-up."""
     return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
 
 
-def check_java() -> None:
-    """Refuse to start without Java 17 or 21.
+def class_archive(java: str) -> Path:
+    """Return where set-up keeps the classes that our work loads, in the form the JVM maps into memory.
+
+    Half of a short run's CPU time in the JVM is loading and verifying classes. An archive is for one JVM and one class
+    path: any other ignores it. It lies in the virtual environment whose jars it is of, and goes with it.
+
+    Args:
+        java: What `java -version` says.
+    """
+    made_for = f"{java}\n{pyspark.__version__}\n{jars_folder()}"
+    return Path(sys.prefix, "share", "lakevision", f"classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa")
+
+
+def check_java() -> str:
+    """Refuse to start without Java 17 or 21; return what `java -version` says.
 
     Raises:
         WrongInput: No java, or another version.
@@ -53,9 +71,22 @@ def check_java() -> None:
     if found is None or found.group(1) not in JAVA_VERSIONS:
         said = printed.splitlines()[0] if printed else "nothing"
         raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
+    return printed
 
 
-def _settings(config: SparkConfig, storage: Storage, scratch: Path | None) -> dict[str, str]:
+def java_options(java: str, scratch: Path) -> str:
+    """Return the options of a local session's JVM.
+
+    A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third of the
+    start and of the first Delta commands, and gives nothing back in so short a life.
+    """
+    options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
+    archive = class_archive(java)
+    # What it says of an archive that it cannot use is nothing to a person: it starts without.
+    return f'{options} "-XX:SharedArchiveFile={archive}" -Xlog:cds*=off' if archive.exists() else options
+
+
+def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java: str) -> dict[str, str]:
     cores = os.cpu_count() or 1
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -84,9 +115,7 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None) -> di
             "spark.databricks.delta.snapshotPartitions": "2",
             # VACUUM lists its files in so many tasks; the default is 10,000.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
-            # A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third
-            # of the start and of the first Delta commands, and gives nothing back in so short a life.
-            "spark.driver.extraJavaOptions": f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"',
+            "spark.driver.extraJavaOptions": java_options(java, scratch),
             "spark.local.dir": str(scratch),
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
@@ -96,6 +125,9 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None) -> di
     jars = sorted(jars_folder().glob("*.jar"))
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+        if scratch is not None:
+            # Also where the JVM looks first: an archive holds no class of Spark's own loader.
+            settings["spark.driver.extraClassPath"] = ":".join(str(jar) for jar in jars)
     else:
         logger.info("No jars in %s: Spark fetches %s (make setup does it once)", jars_folder(), DELTA_PACKAGE)
         settings["spark.jars.packages"] = DELTA_PACKAGE
@@ -225,7 +257,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         with _forwarded(log), _failure_in_text(log):
             yield active
         return
-    check_java()
+    java = check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if config.master.startswith("local"):  # on a cluster, executors have places of their own
         # Spark takes a comma for the end of a folder's name.
@@ -233,7 +265,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         _kept.scratch = Scratch(Path(root) / "spark-temp")
     builder = SparkSession.builder.master(config.master).appName("lakevision")
     scratch = None if _kept.scratch is None else _kept.scratch.folder
-    for name, value in _settings(config, storage, scratch).items():
+    for name, value in _settings(config, storage, scratch, java).items():
         builder = builder.config(name, value)
     try:
         with _stderr_into(log):
@@ -288,7 +320,7 @@ def _stop_jvm() -> None:
     process = gateway.proc
     process.stdin.close()
     try:
-        process.wait(timeout=30)
+        process.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,9 +1,13 @@
-"""Delta tables: existence, versions, properties, and the two ways of writing, each one commit."""
+"""Delta tables: existence, versions, properties, and the three ways of writing, each one commit."""
 
+import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
 
 import fsspec
 from delta.tables import DeltaTable
@@ -58,6 +62,19 @@ def clear_uncommitted(path: str) -> None:
     filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
+def added_since(path: str, version: int | None) -> set[str]:
+    """Return the names of the data files that commits after `version` (None: all commits) added, without Spark."""
+    filesystem, root = fsspec.core.url_to_fs(path)
+    commits = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
+    names: set[str] = set()
+    for commit in filter(re.compile(r"\d{20}\.json").fullmatch, commits):
+        if version is None or int(commit.removesuffix(".json")) > version:
+            with filesystem.open(f"{root}/_delta_log/{commit}", "rb") as file:
+                actions = [json.loads(line) for line in file]
+            names |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
+    return names
+
+
 def count_data_files(path: str) -> int:
     """Return how many Parquet files lie in the table's folder, needed or not."""
     filesystem, root = fsspec.core.url_to_fs(path)
@@ -79,15 +96,23 @@ def newest_snapshot(spark: SparkSession, path: str) -> Snapshot | None:
     second each, and a run asks often.
     """
     jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
-    snapshot = log.update(False, none, none)
+    log = _log(spark, path)
+    snapshot = log.update(False, _none(jvm), _none(jvm))
     if snapshot.version() < 0:
         return None
     metadata = snapshot.metadata()
     as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
     ref = TableRef(path=path, version=snapshot.version(), table_id=metadata.id())
     return Snapshot(ref, dict(as_java(metadata.configuration())))
+
+
+def _log(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+
+
+def _none(jvm: Any) -> Any:
+    return getattr(getattr(jvm.scala, "None$"), "MODULE$")
 
 
 def has_table(spark: SparkSession, path: str) -> bool:
@@ -154,6 +179,66 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
     except Exception:
         clear_uncommitted(path)  # A full disk would stay full.
         raise
+
+
+class TableChanged(RuntimeError):
+    """Another program committed to a table between our look at it and our commit."""
+
+
+def commit_files(
+    spark: SparkSession,
+    path: str,
+    files: Mapping[str, int],
+    version: int | None,
+    schema: StructType,
+    values: Mapping[str, str],
+) -> None:
+    """Commit Parquet files that lie in the table's folder already; create the table where there is none.
+
+    The actions are those of Delta's protocol in its JSON (PROTOCOL.md, "Actions"), the transaction is Delta's own.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        files: Names of the files, and how many rows each has.
+        version: The table's version that the rows were chosen by, None where there was no table.
+        schema: Columns of the table, and of the files; used where it is created, as are `values`.
+        values: Table properties.
+
+    Raises:
+        TableChanged: The table is at another version.
+    """
+    jvm: Any = spark._jvm
+    delta = jvm.org.apache.spark.sql.delta
+    transaction = _log(spark, path).startTransaction()
+    if transaction.readVersion() != (-1 if version is None else version):
+        raise TableChanged(f"another program wrote to '{path}' during this run: run again")
+    if version is None:
+        metadata = {
+            "id": str(uuid4()),
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": schema.json(),
+            "partitionColumns": [],
+            "configuration": dict(values),
+            "createdTime": int(time.time() * 1000),
+        }
+        transaction.updateMetadataForNewTable(delta.actions.Action.fromJson(json.dumps({"metaData": metadata})))
+    transaction.readWholeTable()  # so that a commit meanwhile is a conflict
+    actions = jvm.java.util.ArrayList()
+    filesystem, root = fsspec.core.url_to_fs(path)
+    for name, num_rows in files.items():
+        found = filesystem.info(f"{root}/{name}")
+        add = {
+            "path": quote(name),
+            "partitionValues": {},
+            "size": found["size"],
+            "modificationTime": int(filesystem.modified(f"{root}/{name}").timestamp() * 1000),
+            "dataChange": True,
+            "stats": json.dumps({"numRecords": num_rows}),
+        }
+        actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
+    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_none(jvm)] * 3)
+    transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

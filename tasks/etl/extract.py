@@ -11,15 +11,13 @@ import pyarrow as pa
 from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.near_duplicates import dhash
-from tasks.schema import READ_ARROW, TEST, TRAIN, VAL
+from tasks.etl.parts import PartTarget, PartWriter
+from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.storage import is_inside
 from tasks.worker_log import say
 
 STORED_QUALITY = 90
 """Of pictures that are stored scaled down, on libjpeg's scale."""
-
-BATCH_BYTES = 16 << 20
-"""Content that one Arrow batch to Spark carries at most, plus one picture: bounds a worker's memory."""
 
 MAX_FILE_BYTES = 256 << 20
 """A larger file is not read: it is no picture within MAX_PIXELS, and would take a worker's memory."""
@@ -134,8 +132,11 @@ Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` takes."""
 
 
-def make_reader(source: Path, etl: EtlConfig) -> Mapper:
-    """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out."""
+def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
+    """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
+
+    The pictures themselves go into parts of `target`.
+    """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         root = os.path.realpath(source)
@@ -143,13 +144,13 @@ def make_reader(source: Path, etl: EtlConfig) -> Mapper:
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
             return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
 
-        return _examine_all(batches, examine)
+        return _examine_all(batches, examine, target)
 
     return read
 
 
-def make_decoder(etl: EtlConfig) -> Mapper:
-    """Return the function for `mapInArrow` where Spark did the reading.
+def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
+    """Return the function for `mapInArrow` where Spark did the reading, otherwise as `make_reader`.
 
     Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
     """
@@ -160,25 +161,21 @@ def make_decoder(etl: EtlConfig) -> Mapper:
             return _unreadable(listed["split"], unreadable)
         return examine_picture(content, listed["label"], listed["split"], etl)
 
-    return lambda batches: _examine_all(batches, examine)
+    return lambda batches: _examine_all(batches, examine, target)
 
 
 def _examine_all(
-    batches: Iterator[pa.RecordBatch], examine: Callable[[dict[str, Any]], dict[str, Any]]
+    batches: Iterator[pa.RecordBatch], examine: Callable[[dict[str, Any]], dict[str, Any]], target: PartTarget
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
     rows: list[dict[str, Any]] = []
-    held = num_read = num_bad = 0
-    for batch in batches:
-        for listed in batch.to_pylist():
-            examined = examine(listed)  # it takes from `listed` what goes no further
-            rows.append(listed | examined)
-            num_read += 1
-            num_bad += examined["reason"] is not None
-            held += len(examined["content"] or b"")
-            if held >= BATCH_BYTES:
-                yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
-                rows, held = [], 0
+    with PartWriter(target) as writer:
+        for batch in batches:
+            for listed in batch.to_pylist():
+                row = listed | examine(listed)  # it takes from `listed` what goes no further
+                row["part"] = writer.add({name: row.get(name) for name in IMAGES.names}) if row["content"] else None
+                rows.append({name: row[name] for name in READ_ARROW.names})
     if rows:
+        num_bad = sum(row["reason"] is not None for row in rows)
+        say(f"read {len(rows)} files, {num_bad} of them unusable")
         yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)
-    if num_read:
-        say(f"read {num_read} files, {num_bad} of them unusable")

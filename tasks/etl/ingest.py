@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,9 +22,11 @@ from tasks.etl.outcomes import (
     kept_pictures,
     resolve_outcomes,
 )
+from tasks.etl.parts import PartTarget
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
+from tasks.etl.staging import staged_parts
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
@@ -35,8 +36,8 @@ from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.etl")
 
-FILES_A_TASK = 256
-"""Files a Spark task reads: few enough to keep all cores busy to the end, enough to hide its own cost."""
+FILES_A_TASK = 1024
+"""Files a Spark task reads: few enough to keep all cores busy to the end, enough for a Parquet file of some size."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,26 @@ def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: 
     return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, versions, replaced)
 
 
-def _read_new(spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int) -> DataFrame:
+def _read_new(
+    spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int, target: PartTarget
+) -> DataFrame:
     tasks = max(1, min(num_files, max(-(-num_files // FILES_A_TASK), spark.sparkContext.defaultParallelism)))
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=READ_ARROW)).schema
     files = listing.repartition(tasks)
     if isinstance(source.location, Path):
-        reader = make_reader(source.location, etl)
+        reader = make_reader(source.location, etl, target)
     else:
-        files, reader = read_remote(spark, files, source.location), make_decoder(etl)
+        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
     return files.mapInArrow(reader, schema)  # type: ignore[arg-type]  # an iterator in, as documented
 
 
 def _ledger_columns(rows: DataFrame) -> DataFrame:
     return rows.select("path", "label", "split", "size", "modified_at", "sha256", "reason", "detail")
+
+
+def _count(compared: DataFrame) -> list[Row]:
+    groups = compared.groupBy("status", "label", "split", "outcome", "reason")
+    return groups.agg(F.count("*").alias("count"), F.count("held").alias("held")).collect()
 
 
 def _kept(etl: EtlConfig, tables: _Tables, listing: DataFrame, live: DataFrame) -> DataFrame:
@@ -168,15 +176,12 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
     listing = spark.createDataFrame(source.listing)
-    known = spark.createDataFrame([], FILES) if tables.known is None else tables.known
-    compared = compare_files(listing, known, tables.held).persist()
+    compared = compare_files(listing, tables.known, tables.held).persist()
     try:
-        groups = (
-            compared.groupBy("status", "label", "split", "outcome", "reason")
-            .agg(F.count("*").alias("count"), F.count("held").alias("held"))
-            .collect()
-        )
+        groups = [] if tables.known is None else _count(compared)
         num_new, num_again = (sum(row["count"] for row in groups if row["status"] == status) for status in (NEW, AGAIN))
+        if tables.known is None:
+            num_new = source.listing.num_rows
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
@@ -187,7 +192,8 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
             or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
         )
         if work:
-            counts = _bring_in_line(spark, etl, source, compared, num_new + num_again, tables, wanted)
+            with staged_parts(tables.images, tables.versions[0]) as target:
+                counts = _bring_in_line(spark, etl, source, compared, num_new + num_again, tables, wanted, target)
         else:
             counts = _check_gates(groups, kept, etl)
     finally:
@@ -226,18 +232,19 @@ def _bring_in_line(
     num_files: int,
     tables: _Tables,
     wanted: dict[str, str],
+    target: PartTarget,
 ) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
     listed = compared.where(F.col("status").isin(NEW, AGAIN)).select(*LISTING_ARROW.names)
     unchanged = compared.where(F.col("status") == UNCHANGED)
-    # Spilled to disk: pictures are decoded once, and both tables are written from the result.
-    read = _read_new(spark, listed, etl, source, num_files).persist(StorageLevel.DISK_ONLY)
+    # Pictures are decoded once, into parts; both tables are written from what is known of them.
+    read = _read_new(spark, listed, etl, source, num_files, target).persist()
     outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
     try:
         groups = outcomes.groupBy("label", "split", "outcome", "reason").count().collect()
         kept = _kept(etl, tables, outcomes, outcomes)
         counts = _check_gates(groups, kept, etl)
-        write_images(spark, tables.images, read, outcomes, tables.held, kept, wanted)
+        write_images(spark, target, tables.versions[0], read, outcomes, tables.held, kept, wanted)
         write_files(spark, tables.files, tables.ledger, outcomes, wanted)
     finally:
         outcomes.unpersist()

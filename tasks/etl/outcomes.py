@@ -21,7 +21,7 @@ READ_AGAIN = (
 """Reasons that something other than the file can settle: its other side, its permissions, a setting."""
 
 
-def compare_files(listing: DataFrame, known: DataFrame, held: DataFrame) -> DataFrame:
+def compare_files(listing: DataFrame, known: DataFrame | None, held: DataFrame) -> DataFrame:
     """Return one row a path of the listing or the ledger, with its status.
 
     Args:
@@ -34,6 +34,12 @@ def compare_files(listing: DataFrame, known: DataFrame, held: DataFrame) -> Data
         path, status (new, again: unchanged but read again, unchanged, gone), what the listing knows, sha256, outcome,
         reason and detail of the ledger, and `held`: whether the file's picture is in `images`.
     """
+    if known is None:
+        nothing = {name: F.lit(None).cast("string") for name in ("sha256", "outcome", "reason", "detail")}
+        names = ("path", "label", "split", "size", "modified_at")
+        return listing.select("path", F.lit(NEW).alias("status"), *names[1:]).withColumns(
+            nothing | {"held": F.lit(None).cast("boolean")}
+        )
     pair = (
         (F.col("l.size") == F.col("k.size"))
         & (F.col("l.modified_at") == F.col("k.modified_at"))

@@ -1,6 +1,5 @@
 """Parts of the table `images` that workers wrote and nobody committed yet: chosen, committed, or removed."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,12 +9,11 @@ import fsspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.etl.outcomes import PICTURE
 from tasks.etl.parts import PartTarget, make_rewriter
 from tasks.storage import local_path
-
-logger = logging.getLogger("lakevision.etl")
 
 MARK = "_unfinished-"
 """A file of this name in the table's log, with version and run, says that a run's parts may lie there uncommitted.
@@ -28,7 +26,7 @@ The log is where no reader of the table, and no VACUUM, looks at it.
 def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     """Yield where a run's workers write their parts; afterwards only those that it committed are there.
 
-    The caller has the table to itself: on a local disk, what killed runs left is removed first. An object store has no
+    The caller has the table to itself, so on a local disk what killed runs left is removed, too. An object store has no
     turns, and another run's parts may be of one that goes on: there they are left to VACUUM.
 
     Args:
@@ -36,42 +34,41 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
         version: The table's version, None where there is none yet.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
-    if local_path(path) is not None:
-        _finish_killed_runs(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
-    mark = f"{root}/_delta_log/{MARK}{-1 if version is None else version}-{target.run}"
+    _sweep(target, done=False)
     try:
-        filesystem.touch(mark)
+        filesystem.touch(f"{root}/_delta_log/{MARK}{-1 if version is None else version}-{target.run}")
         yield target
-    finally:
-        _remove_uncommitted(path, target.run, version)
+    except WrongInput:
+        _sweep(target, done=True)
+        raise
+    except BaseException:
+        # A task of a job that failed may write for a moment yet: the mark stays, for the next run.
+        _sweep(target, done=False)
+        raise
+    _sweep(target, done=True)
 
 
-def _finish_killed_runs(path: str) -> None:
-    filesystem, root = fsspec.core.url_to_fs(path)
-    if not filesystem.exists(f"{root}/_delta_log"):
-        return
-    for name in filesystem.ls(f"{root}/_delta_log", detail=False):
-        name = name.rsplit("/", 1)[-1]
-        if name.startswith(MARK):
-            version, run = name.removeprefix(MARK).rsplit("-", 1)
-            logger.info("removing what a run left in %s that was ended before its commit", path)
-            _remove_uncommitted(path, run, None if version == "-1" else int(version))
-
-
-def _remove_uncommitted(path: str, run: str, version: int | None) -> None:
-    """Remove the parts of a run that no commit after `version` names, and then its mark."""
-    filesystem, root = fsspec.core.url_to_fs(path)
-    committed = delta.added_since(path, version)
-    for found in filesystem.ls(root, detail=False):
-        name = found.rsplit("/", 1)[-1]
-        if f"-{run}-" in name and name not in committed:
-            filesystem.rm(found)
-    for found in filesystem.ls(f"{root}/_delta_log", detail=False):
-        if found.rsplit("/", 1)[-1].startswith(MARK) and found.endswith(f"-{run}"):
-            filesystem.rm(found)
-    delta.clear_uncommitted(path)
+def _sweep(target: PartTarget, *, done: bool) -> None:
+    """Remove the parts that no commit names, of this run and, on a local disk, of others; where done, their marks."""
+    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    for mark in filesystem.ls(f"{root}/_delta_log", detail=False):
+        name = mark.rsplit("/", 1)[-1]
+        if not name.startswith(MARK):
+            continue
+        version, run = name.removeprefix(MARK).rsplit("-", 1)
+        if run != target.run and local_path(target.folder) is None:
+            continue
+        committed = delta.added_since(target.folder, None if version == "-1" else int(version))
+        for found in filesystem.ls(root, detail=False):
+            name = found.rsplit("/", 1)[-1]
+            if f"-{run}-" in name and name not in committed:
+                filesystem.rm(found)
+        if done:
+            filesystem.rm(mark)
+    if done:
+        delta.clear_uncommitted(target.folder)
 
 
 def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict[str, int]:
@@ -98,6 +95,6 @@ def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict
         mixed = counts.where((F.col("kept") > 0) & (F.col("kept") < F.col("rows"))).select("part")
         kept = marked.where("keep").join(mixed, on="part", how="left_semi")
         kept = kept.groupBy("part").agg(F.collect_list("sha256").alias("keep")).repartition(num_mixed)
-        rewritten = kept.mapInArrow(make_rewriter(target), "part string, rows long").collect()
+        rewritten = kept.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]
         chosen |= {row["part"]: row["rows"] for row in rewritten}
     return chosen

@@ -5,6 +5,8 @@ from pyspark.sql import functions as F
 
 from tasks.etl import delta
 from tasks.etl.outcomes import PICTURE
+from tasks.etl.parts import PartTarget
+from tasks.etl.staging import choose_parts
 from tasks.schema import DELETED, FILES, IMAGES, STORED
 
 IMAGES_PROPERTIES = {
@@ -17,26 +19,31 @@ IMAGES_PROPERTIES = {
 
 def write_images(
     spark: SparkSession,
-    path: str,
+    target: PartTarget,
+    version: int | None,
     read: DataFrame,
     outcomes: DataFrame,
     held: DataFrame,
     kept: DataFrame,
     values: dict[str, str],
 ) -> None:
-    """Insert pictures that are stored now and not there yet, delete those that no file and no `kept` stands for."""
-    stored = outcomes.where(F.col("outcome") == STORED)
-    rows = read.join(stored.select("path", "sha256"), on=["path", "sha256"], how="left_semi")
-    rows = rows.withColumn("ingested_at", F.current_timestamp())
-    if not delta.has_table(spark, path):
-        new = delta.with_schema(rows, IMAGES)
-        delta.create_table(path, new, values | IMAGES_PROPERTIES)
+    """Insert pictures that are stored now and not there yet, delete those that no file and no `kept` stands for.
+
+    Where nothing is to be deleted, the parts that the workers wrote are committed as they lie there.
+
+    Raises:
+        TableChanged: Another program wrote to the table, which was at `version`.
+    """
+    path = target.folder
+    stored = outcomes.where(F.col("outcome") == STORED).select(*PICTURE)
+    parts = choose_parts(read, stored.join(held, on=PICTURE, how="left_anti"), target)
+    gone = held.join(stored.unionByName(kept), on=PICTURE, how="left_anti").select("sha256")
+    if version is None or gone.isEmpty():
+        if version is None or parts:
+            delta.commit_files(spark, path, parts, version, IMAGES, values | IMAGES_PROPERTIES)
         return
-    insert = delta.with_schema(rows.join(held, on=PICTURE, how="left_anti"), IMAGES)
-    stay = stored.select(*PICTURE).unionByName(kept)
-    gone = held.join(stay, on=PICTURE, how="left_anti").select("sha256")
-    if insert.isEmpty() and gone.isEmpty():
-        return
+    files = [f"{path}/{name}" for name in parts]
+    insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
     change = insert.withColumn("gone", F.lit(False)).unionByName(
         # A picture that moved to another class folder or split is deleted as what it was and inserted as what it is:
         # one row of the merge must do both, so the insert updates.

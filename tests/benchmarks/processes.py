@@ -10,7 +10,8 @@ import psutil
 
 from tests.processes import ROOT
 
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS = 1.0
+"""To count a JVM's pages takes a core for tens of milliseconds: every tenth of a second, it slowed Spark by a fifth."""
 
 
 @dataclass(frozen=True)

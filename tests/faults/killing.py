@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
 from tasks.etl import delta
+from tasks.etl.staging import MARK
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, SPLITS
 from tasks.spark import SparkFailed, spark_session
@@ -24,6 +26,8 @@ from tasks.storage import Storage
 from tests.conftest import write_pictures
 from tests.faults.one_run import SPARK, make_storage, run
 from tests.processes import ROOT
+
+PART_NAME = re.compile(r"part-\d{5}-[0-9a-f]{32}-[0-9a-f]{12}\.parquet")
 
 LIVENESS_SECONDS = 240
 """Nothing here takes so long: what does has hung."""
@@ -245,7 +249,7 @@ def check_no_half_cache(storage: Storage) -> None:
 
 
 def leftovers(storage: Storage) -> list[str]:
-    """Return the temporary files below the run's home; data files that no commit names are VACUUM's."""
+    """Return the temporary files below the run's home; data files of Spark's own that no commit names are VACUUM's."""
     home = Path(storage.home)
     caches = {manifest.parent for manifest in Path(storage.cache).glob(f"[!.]*/{MANIFEST}")}
     named = {cache / MANIFEST for cache in caches}
@@ -256,5 +260,9 @@ def leftovers(storage: Storage) -> list[str]:
     left = [path for path in Path(storage.cache).rglob("*") if path.is_file() and path not in named]
     left = [path for path in left if path.suffix not in {".lock", ".used"}]
     left += [path for path in Path(storage.tables).rglob("*") if path.name.endswith(".tmp")]
+    images = Path(storage.table("images"))
+    left += list(images.glob(f"_delta_log/{MARK}*"))
+    parts = (path for path in images.glob("part-*") if PART_NAME.fullmatch(path.name))
+    left += [path for path in parts if path.name not in delta.added_since(str(images), None)]
     left += [path for path in home.glob("spark-temp/*") if path.name != ".lock"]
     return sorted(str(path.relative_to(home)) for path in left)

@@ -1,11 +1,16 @@
 """What a person reads of work that failed in Spark."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
 from tasks.config import SparkConfig
-from tasks.spark import SparkFailed, spark_session
+from tasks.spark import SparkFailed, check_java, class_archive, spark_session
+from tests.processes import ROOT
 
 
 def fail(batches):
@@ -30,3 +35,47 @@ def test_a_failure_can_be_read_when_the_jvm_is_gone(spark, storage, monkeypatch,
         work(session)
     monkeypatch.setattr(SparkContext, "_jvm", None)
     assert said in str(failed.value)
+
+
+STARTED = """
+import sys
+from pathlib import Path
+import tasks.spark
+if len(sys.argv) > 2:
+    tasks.spark.class_archive = lambda java: Path(sys.argv[2])
+from tasks.config import SparkConfig, StorageConfig
+from tasks.storage import resolve_storage
+with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
+    loader = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+    print("options", *loader.getInputArguments())
+    print("rows", spark.range(3).count())
+"""
+
+
+def start_session(home: Path, *archive: Path) -> str:
+    """Start a session in a process of its own; return what it and its JVM printed."""
+    command = [sys.executable, "-c", STARTED, str(home), *map(str, archive)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + (home / "logs" / "spark.log").read_text()
+
+
+def test_a_session_starts_from_the_archive_that_set_up_wrote(tmp_path):
+    """The JVM maps it, and says nothing of it."""
+    archive = class_archive(check_java())
+    if not archive.exists():
+        pytest.skip("needs the archive of classes that `make setup` writes")
+    said = start_session(tmp_path)
+    assert f"-XX:SharedArchiveFile={archive}" in said
+    assert "rows 3" in said
+    assert "[cds" not in said
+
+
+def test_an_archive_that_the_jvm_cannot_use_is_ignored(tmp_path):
+    """Of another JVM, or half of one: the session starts without, and says nothing of it."""
+    archive = tmp_path / "classes.jsa"
+    archive.write_bytes(b"no archive" * 1000)
+    said = start_session(tmp_path / "home", archive)
+    assert f"-XX:SharedArchiveFile={archive}" in said
+    assert "rows 3" in said
+    assert "[cds" not in said

@@ -5,18 +5,21 @@ import io
 import os
 import threading
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tasks.config import EtlConfig
-from tasks.etl.extract import BATCH_BYTES, make_decoder, make_reader, read_picture, split_of
+from tasks.etl.extract import make_decoder, make_reader, read_picture, split_of
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
+from tasks.etl.parts import PartTarget
 from tasks.schema import READ_ARROW, SPLITS, TEST, TRAIN, VAL
 from tasks.worker_log import WORKER_MARK
 
@@ -38,6 +41,12 @@ def read(
     """Read one file as a Spark task would."""
     etl = EtlConfig.model_validate({"max_pixels": 1_000_000} | settings)
     return read_picture(file, label, split, os.path.realpath(root), etl)
+
+
+def part_target(folder: Path) -> PartTarget:
+    """Return where parts of a run go."""
+    folder.mkdir(exist_ok=True)
+    return PartTarget(str(folder), "5eed", datetime(2026, 1, 2, tzinfo=UTC))
 
 
 def test_split_is_a_function_of_content_and_seed() -> None:
@@ -236,12 +245,15 @@ def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -
 
 
 def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Good and bad files each give one row in the schema that Spark is told, and one line in the worker's log."""
+    """Good and bad files each give one row in the schema that Spark is told, and one line in the worker's log.
+
+    The pictures are in the part that their rows name.
+    """
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (9, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
     listing = list_images(tmp_path)
-    reader = make_reader(tmp_path, EtlConfig(val_fraction=0.0, test_fraction=0.0))
+    reader = make_reader(tmp_path, EtlConfig(val_fraction=0.0, test_fraction=0.0), part_target(tmp_path / "table"))
 
     batches = list(reader(iter(listing.to_batches(max_chunksize=2))))
 
@@ -250,30 +262,24 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["label"].to_pylist() == ["cat", "dog", "dog"]
     assert rows["split"].to_pylist() == [TRAIN, TRAIN, None]
     assert rows["reason"].to_pylist() == [None, None, "zero_bytes"]
+    (part,) = {*rows["part"].to_pylist()[:2]}
+    assert rows["part"][2].as_py() is None
+    pictures = pq.read_table(tmp_path / "table" / part)
+    assert pictures["sha256"].to_pylist() == rows["sha256"].to_pylist()[:2]
+    assert pictures["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
     asked = [name for name in listing.column_names if name != "split"]
     assert rows.select(asked).equals(listing.select(asked))
     assert capsys.readouterr().err == f"{WORKER_MARK}read 3 files, 1 of them unusable\n"
 
 
-def test_reader_bounds_the_content_of_a_batch(tmp_path: Path) -> None:
-    """Pictures of more than BATCH_BYTES each travel alone, so that a worker never holds two."""
-    side = 2400
-    for number in range(2):
-        save(tmp_path / "cat" / f"{number}.png", (side, side), compress_level=0)
-    reader = make_reader(tmp_path, EtlConfig(stored_side=16384))
-
-    batches = list(reader(iter(list_images(tmp_path).to_batches())))
-
-    assert [batch.num_rows for batch in batches] == [1, 1]
-    assert all(len(batch["content"][0].as_py()) > BATCH_BYTES for batch in batches)
-
-
 def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty partition is silent."""
-    reader = make_reader(tmp_path, EtlConfig())
+    target = part_target(tmp_path / "table")
+    reader = make_reader(tmp_path, EtlConfig(), target)
 
     assert list(reader(iter([]))) == []
     assert capsys.readouterr().err == ""
+    assert list(Path(target.folder).iterdir()) == []
 
 
 def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
@@ -286,9 +292,14 @@ def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
     brought = listing.append_column("content", pa.array(contents, pa.binary()))
     brought = brought.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))
 
-    read = pa.Table.from_batches(make_reader(tmp_path, etl)(iter(listing.to_batches()))).to_pylist()
-    decoded = pa.Table.from_batches(make_decoder(etl)(iter(brought.to_batches()))).to_pylist()
+    target = part_target(tmp_path / "table")
+    read = pa.Table.from_batches(make_reader(tmp_path, etl, target)(iter(listing.to_batches()))).to_pylist()
+    decoded = pa.Table.from_batches(make_decoder(etl, target)(iter(brought.to_batches()))).to_pylist()
 
+    pictures = [pq.read_table(f"{target.folder}/{rows[0].pop('part')}") for rows in (read, decoded)]
+    assert pictures[0].num_rows == 2
+    assert pictures[0].equals(pictures[1])
+    assert read[1].pop("part") != decoded[1].pop("part")
     assert decoded[:2] == read[:2]
     assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
     assert decoded[2]["sha256"] is None

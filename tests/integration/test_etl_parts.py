@@ -1,0 +1,170 @@
+"""Parts of the table `images`: what workers write is committed as it is, written again, or removed."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+
+from tasks.errors import WrongInput
+from tasks.etl import delta, ingest, parts, staging
+from tasks.etl.delta import TableChanged
+from tests.conftest import write_pictures
+from tests.integration import etl_tables
+from tests.integration.etl_tables import stored, versions
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a task read 8 files and write about 4 pictures a row group."""
+    monkeypatch.setattr(ingest, "FILES_A_TASK", 8)
+    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 4000)
+
+
+def lying(storage) -> set[str]:
+    """Return the names of the data files in the folder of `images`."""
+    return {path.name for path in Path(storage.table("images")).glob("*.parquet")}
+
+
+def named(spark, storage) -> set[str]:
+    """Return the names of the data files of the newest version of `images`."""
+    files = spark.read.format("delta").load(storage.table("images")).inputFiles()
+    return {file.rsplit("/", 1)[-1] for file in files}
+
+
+def marks(storage) -> list[Path]:
+    """Return the marks of runs that are not done."""
+    return list(Path(storage.table("images"), "_delta_log").glob("_unfinished-*"))
+
+
+def test_what_the_workers_wrote_is_the_table(spark, source, storage):
+    """A part a task, named by one commit with its count of rows; nothing else lies there."""
+    etl_tables.ingest(source, storage)
+    assert len(lying(storage)) == 8
+    assert lying(storage) == named(spark, storage)
+    assert marks(storage) == []
+    counts = spark.read.format("delta").load(storage.table("images")).groupBy("_metadata.file_name").count().collect()
+    assert sum(row["count"] for row in counts) == 60
+    log = DeltaTable.forPath(spark, storage.table("images")).history().collect()
+    assert [(row["version"], row["operation"]) for row in log] == [(0, "WRITE")]
+    changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    assert changes.load(storage.table("images")).groupBy("_change_type").count().collect() == [("insert", 60)]
+
+
+def test_more_pictures_are_appended_and_what_was_there_is_not_touched(spark, source, storage):
+    """The old version reads as it did."""
+    first = etl_tables.ingest(source, storage).images
+    before = lying(storage)
+    write_pictures(source, per_class=2, first=100)
+    etl_tables.ingest(source, storage)
+    assert before < lying(storage) == named(spark, storage)
+    assert len(stored(spark, storage)) == 66
+    assert delta.read_version(spark, first).count() == 60
+
+
+def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, source, storage):
+    """Parts that hold such are written again without them, and the first versions do not stay."""
+    for number in range(20):
+        shutil.copy(source / "red" / f"{number:03}.png", source / "red" / f"again-{number}.png")
+    for number in range(2):
+        shutil.copy(source / "green" / f"{number:03}.png", source / "blue" / f"green-{number}.png")
+    report = etl_tables.ingest(source, storage, max_bad_fraction=0.5)
+    assert (report.stored, report.duplicates, report.quarantined) == (58, 20, 4)
+    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
+    assert Counter(row["label"] for row in rows) == {"red": 20, "green": 18, "blue": 20}
+    assert len({row["sha256"] for row in rows}) == 58
+    assert lying(storage) == named(spark, storage)
+    # The count of rows in the log, by which Delta counts without reading, is that of the files.
+    assert spark.read.format("delta").load(storage.table("images")).count() == 58
+
+
+def test_a_file_that_is_read_again_doubles_no_picture(spark, source, storage):
+    """Its time changed, its content did not: a new version of the ledger alone."""
+    etl_tables.ingest(source, storage)
+    before = lying(storage)
+    for number in range(8):
+        (source / "red" / f"{number:03}.png").touch()
+    report = etl_tables.ingest(source, storage)
+    assert (report.read, report.stored) == (8, 60)
+    assert versions(spark, storage) == (0, 1)
+    assert lying(storage) == before
+
+
+def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage):
+    """By a MERGE, which writes files of its own: the parts it read are removed."""
+    etl_tables.ingest(source, storage)
+    (source / "red" / "000.png").rename(source / "green" / "moved.png")
+    (source / "red" / "001.png").unlink()
+    write_pictures(source, per_class=1, first=100)
+    etl_tables.ingest(source, storage)
+    assert versions(spark, storage) == (1, 1)
+    assert len(stored(spark, storage)) == 62
+    assert marks(storage) == []
+    committed = delta.added_since(storage.table("images"), None)
+    assert lying(storage) <= committed
+
+
+def test_a_gate_that_closes_leaves_no_part(spark, source, storage):
+    """Neither of a new table nor of one that is there."""
+    for number in range(20):
+        (source / "red" / f"bad{number}.jpg").write_bytes(b"bad")
+    with pytest.raises(WrongInput, match="max_bad_fraction"):
+        etl_tables.ingest(source, storage)
+    assert list(Path(storage.table("images")).iterdir()) == []
+    etl_tables.ingest(source, storage, max_bad_fraction=0.5)
+    before = lying(storage)
+    write_pictures(source, per_class=1, first=100)
+    with pytest.raises(WrongInput, match="max_bad_fraction"):
+        etl_tables.ingest(source, storage)
+    assert lying(storage) == before
+    assert marks(storage) == []
+
+
+def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(spark, source, storage, monkeypatch):
+    """What to insert was chosen by a version that is not the newest any more; a run after it brings all in."""
+    etl_tables.ingest(source, storage)
+    write_pictures(source, per_class=1, first=100)
+    choose = staging.choose_parts
+
+    def choose_late(*given):
+        chosen = choose(*given)
+        DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
+        return chosen
+
+    monkeypatch.setattr("tasks.etl.tables.choose_parts", choose_late)
+    with pytest.raises(TableChanged, match="another program wrote to .*: run again"):
+        etl_tables.ingest(source, storage)
+    monkeypatch.setattr("tasks.etl.tables.choose_parts", choose)
+    assert lying(storage) <= delta.added_since(storage.table("images"), None)
+    assert len(marks(storage)) == 1  # Of this failure it is not known whether a task still writes.
+    assert etl_tables.ingest(source, storage).stored == 63
+    assert len(stored(spark, storage)) == 63
+    assert marks(storage) == []
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(spark, source, storage, committed):
+    """It is found by its mark, which tells the version from which on a commit may name it."""
+    etl_tables.ingest(source, storage)
+    kept = lying(storage)
+    run = next(iter(kept)).split("-")[2] if committed else "dead"
+    table = Path(storage.table("images"))
+    mark = table / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
+    mark.touch()
+    (table / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+    write_pictures(source, per_class=1, first=100)
+    assert etl_tables.ingest(source, storage).stored == 63
+    assert kept < lying(storage) == named(spark, storage)
+    assert marks(storage) == []
+
+
+def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes_it(spark, source, storage):
+    """A log with nothing but a mark, and parts."""
+    table = Path(storage.table("images"))
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / "_unfinished--1-dead").touch()
+    (table / "part-00001-dead-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+    etl_tables.ingest(source, storage)
+    assert versions(spark, storage) == (0, 0)
+    assert lying(storage) == named(spark, storage)
