@@ -4,9 +4,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config import EtlConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
@@ -88,13 +88,12 @@ def _read_new(
     spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int, target: PartTarget
 ) -> DataFrame:
     tasks = max(1, min(num_files, max(-(-num_files // FILES_A_TASK), spark.sparkContext.defaultParallelism)))
-    schema = spark.createDataFrame(pa.Table.from_pylist([], schema=READ_ARROW)).schema
     files = listing.repartition(tasks)
     if isinstance(source.location, Path):
         reader = make_reader(source.location, etl, target)
     else:
         files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
-    return files.mapInArrow(reader, schema)  # type: ignore[arg-type]  # an iterator in, as documented
+    return files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
 
 
 def _ledger_columns(rows: DataFrame) -> DataFrame:

@@ -82,7 +82,11 @@ def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict
         insert: sha256, label and split of the pictures to insert.
         target: Where the parts lie.
     """
-    held = read.where(F.col("part").isNotNull()).select(*PICTURE, "part").distinct()
+    read = read.where(F.col("part").isNotNull())
+    parts = {row["part"]: row["count"] for row in read.groupBy("part").count().collect()}
+    if sum(parts.values()) == insert.count():
+        return parts  # Every picture that is to be inserted was read, so every file that was read is one of them.
+    held = read.select(*PICTURE, "part").distinct()
     first = F.row_number().over(Window.partitionBy(*PICTURE).orderBy("part")) == 1
     marked = held.join(insert.withColumn("wanted", F.lit(True)), on=PICTURE, how="left").withColumn(
         "keep", F.coalesce("wanted", F.lit(False)) & first

@@ -26,17 +26,14 @@ MEMORY_GOAL = 1.1
 MEGABYTE = 1 << 20
 
 
-def run_side(name: str, source: Path, scratch: Path, *, keep: bool = False) -> Measured:
+def run_side(name: str, source: Path, scratch: Path, *, keep: bool = False, memory: bool = False) -> Measured:
     """Run one side into its target below `scratch`, and remove what it wrote unless it is to be kept."""
     target = scratch / f"{name}-target"
-    measured = measure("etl_peers.py", name, str(source), str(target))
+    measured = measure("etl_peers.py", name, str(source), str(target), memory=memory)
     if not keep:
         shutil.rmtree(target)
-    print(
-        f"  {name}: {measured.seconds:.1f} s, {measured.peak_python_bytes / MEGABYTE:.0f} MB of Python, "
-        f"{measured.peak_bytes / MEGABYTE:.0f} MB",
-        flush=True,
-    )
+    held = f"{measured.peak_python_bytes / MEGABYTE:.0f} MB of Python, {measured.peak_bytes / MEGABYTE:.0f} MB"
+    print(f"  {name}: {held if memory else f'{measured.seconds:.1f} s'}", flush=True)
     return measured
 
 
@@ -77,7 +74,7 @@ def growth(source: Path, scratch: Path, memory_sizes: tuple[int, int], time_size
     found = {}
     for count in sorted({*memory_sizes, *time_sizes}):
         folder = _first(source, count, scratch / f"growth-{count}")
-        found[count] = run_side("ours", folder, scratch)
+        found[count] = run_side("ours", folder, scratch, memory=count in memory_sizes)
         shutil.rmtree(folder)
     memory = {count: found[count].peak_python_bytes / MEGABYTE for count in memory_sizes}
     milliseconds = {count: 1000 * found[count].seconds / count for count in time_sizes}

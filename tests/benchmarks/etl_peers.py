@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def recipe(source: str, target: str) -> None:
 
     from tasks.spark import jars_folder
 
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[*]")
         .config("spark.jars", ",".join(str(jar) for jar in jars_folder().glob("*.jar")))
