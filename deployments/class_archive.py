@@ -8,13 +8,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-from PIL import Image
-
-from tasks.cache.materialize import materialize_cache
 from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl.ingest import ingest_images
 from tasks.spark import check_java, class_archive, java_options, spark_session
 from tasks.storage import resolve_storage
 
@@ -22,6 +17,9 @@ NUM_PICTURES = 32
 
 
 def _write_pictures(source: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
     samples = np.random.default_rng(0).integers(0, 256, (NUM_PICTURES, 32, 32, 3), dtype=np.uint8)
     for number, sample in enumerate(samples):
         file = source / f"class-{number % 2}" / f"{number}.png"
@@ -35,6 +33,10 @@ def write_archive(java: str) -> None:
     Args:
         java: What `java -version` says.
     """
+    # Every `make` passes through this module, and rarely comes here.
+    from tasks.cache.materialize import materialize_cache
+    from tasks.etl.ingest import ingest_images
+
     archive = class_archive(java)
     partial = archive.with_suffix(".partial")
     archive.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,11 @@ def main() -> None:
         figures = against_peers(source, scratch, count, num_pairs)
         figures += growth(source, scratch, (count // 6, count * 4 // 6), (count // 12, count * 10 // 12))
         figures.append(with_new_files(source, scratch, count))
-    write_figures("etl", figures, note=f"{count} JPEGs of 160 to 1,024 pixels, median of {num_pairs} pairs")
+    write_figures(
+        "etl",
+        figures,
+        note=f"{count} JPEGs of 160 to 1,024 pixels, {num_pairs} pair{'s' if num_pairs > 1 else ''} of runs",
+    )
 
 
 if __name__ == "__main__":
