@@ -26,7 +26,7 @@ from tasks.etl.parts import PartTarget
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
-from tasks.etl.staging import staged_parts
+from tasks.etl.staging import staged_parts, sweep_killed_runs
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
@@ -195,6 +195,7 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
                 counts = _bring_in_line(spark, etl, source, compared, num_new + num_again, tables, wanted, target)
         else:
             counts = _check_gates(groups, kept, etl)
+            sweep_killed_runs(tables.images)
     finally:
         compared.unpersist()
     if tables.replaced:

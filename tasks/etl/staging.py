@@ -36,31 +36,40 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     filesystem, root = fsspec.core.url_to_fs(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
-    _sweep(target, done=False)
+    _sweep(path, target.run, done=False)
     try:
         filesystem.touch(f"{root}/_delta_log/{MARK}{-1 if version is None else version}-{target.run}")
         yield target
     except WrongInput:
-        _sweep(target, done=True)
+        _sweep(path, target.run, done=True)
         raise
     except BaseException:
         # A task of a job that failed may write for a moment yet: the mark stays, for the next run.
-        _sweep(target, done=False)
+        _sweep(path, target.run, done=False)
         raise
-    _sweep(target, done=True)
+    _sweep(path, target.run, done=True)
 
 
-def _sweep(target: PartTarget, *, done: bool) -> None:
+def sweep_killed_runs(path: str) -> None:
+    """Remove what killed runs left of a table whose rows are all as they must be: their driver died, their JVM went on.
+
+    The caller has the table to itself.
+    """
+    if local_path(path) is not None:
+        _sweep(path, None, done=True)
+
+
+def _sweep(path: str, own: str | None, *, done: bool) -> None:
     """Remove the parts that no commit names, of this run and, on a local disk, of others; where done, their marks."""
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = fsspec.core.url_to_fs(path)
     for mark in filesystem.ls(f"{root}/_delta_log", detail=False):
         name = mark.rsplit("/", 1)[-1]
         if not name.startswith(MARK):
             continue
         version, run = name.removeprefix(MARK).rsplit("-", 1)
-        if run != target.run and local_path(target.folder) is None:
+        if run != own and local_path(path) is None:
             continue
-        committed = delta.added_since(target.folder, None if version == "-1" else int(version))
+        committed = delta.added_since(path, None if version == "-1" else int(version))
         for found in filesystem.ls(root, detail=False):
             name = found.rsplit("/", 1)[-1]
             if f"-{run}-" in name and name not in committed:
@@ -68,7 +77,7 @@ def _sweep(target: PartTarget, *, done: bool) -> None:
         if done:
             filesystem.rm(mark)
     if done:
-        delta.clear_uncommitted(target.folder)
+        delta.clear_uncommitted(path)
 
 
 def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict[str, int]:

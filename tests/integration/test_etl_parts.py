@@ -159,6 +159,19 @@ def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(s
     assert marks(storage) == []
 
 
+def test_a_run_with_nothing_new_removes_what_a_killed_one_left(spark, source, storage):
+    """Its driver died, its JVM committed both tables: there is nothing to do but to sweep."""
+    etl_tables.ingest(source, storage)
+    kept = lying(storage)
+    run = next(iter(kept)).split("-")[2]
+    table = Path(storage.table("images"))
+    (table / "_delta_log" / f"_unfinished--1-{run}").touch()
+    (table / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+    assert not etl_tables.ingest(source, storage).changed
+    assert lying(storage) == kept
+    assert marks(storage) == []
+
+
 def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes_it(spark, source, storage):
     """A log with nothing but a mark, and parts."""
     table = Path(storage.table("images"))
