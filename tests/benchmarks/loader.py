@@ -22,9 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from tasks.cache.manifest import CacheFile, read_manifest  # noqa: E402
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest  # noqa: E402
+from tasks.cache.materialize import rows_per_group  # noqa: E402
 from tasks.cache.order import epoch_order  # noqa: E402
+from tasks.config import CacheConfig  # noqa: E402
 from tasks.environment import lakevision_home  # noqa: E402
+from tasks.refs import TableRef  # noqa: E402
 from tests.benchmarks import loader_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
 
@@ -133,17 +136,17 @@ def shuffle_figure(num_rows: int) -> Figure:
 
     with TemporaryDirectory() as scratch:
         # Empty files: the order needs the counts alone, so that it can be a large split's.
-        settings = loader_data.CacheConfig(image_size=loader_data.SIDE)
-        in_group = loader_data.rows_per_group(num_rows, settings)
+        settings = CacheConfig(image_size=loader_data.SIDE)
+        in_group = rows_per_group(num_rows, settings)
         groups = -(-num_rows // in_group)
         file = CacheFile(name="x", rows=num_rows, row_groups=groups, bytes=0, sha256="")
-        manifest = loader_data.CacheManifest(
-            format=loader_data.FORMAT,
-            table=loader_data.TableRef(path="benchmark", version=0),
+        manifest = CacheManifest(
+            format=FORMAT,
+            table=TableRef(path="benchmark", version=0),
             content_digest="",
             settings=settings,
             classes=loader_data.CLASSES,
-            splits={"train": loader_data.CacheSplit(rows=num_rows, rows_per_group=in_group, files=(file,))},
+            splits={"train": CacheSplit(rows=num_rows, rows_per_group=in_group, files=(file,))},
         )
         window = CacheLoader(scratch, manifest, "train", 32, seed=1).window
     ours, full = [], []
