@@ -1,6 +1,6 @@
 """Write the archive of classes that every local Spark session starts from, once for a checkout and a Java.
 
-The classes are those that an ETL and a cache load, so both run here, on a few pictures of noise.
+The classes are those that an ETL and a cache load, so both run here, on the built-in digits.
 """
 
 import os
@@ -13,19 +13,6 @@ from tasks.errors import WrongInput
 from tasks.spark import check_java, class_archive, java_options, spark_session
 from tasks.storage import resolve_storage
 
-NUM_PICTURES = 32
-
-
-def _write_pictures(source: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    samples = np.random.default_rng(0).integers(0, 256, (NUM_PICTURES, 32, 32, 3), dtype=np.uint8)
-    for number, sample in enumerate(samples):
-        file = source / f"class-{number % 2}" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(sample).save(file)
-
 
 def write_archive(java: str) -> None:
     """Run what flows run, in a JVM that writes the archive at its end.
@@ -35,18 +22,20 @@ def write_archive(java: str) -> None:
     """
     # Every `make` passes through this module, and rarely comes here.
     from tasks.cache.materialize import materialize_cache
+    from tasks.etl.digits import write_digits
     from tasks.etl.ingest import ingest_images
 
     archive = class_archive(java)
     partial = archive.with_suffix(".partial")
     archive.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)  # half of one, of a set-up that was ended
     with TemporaryDirectory() as folder:
         source, storage = Path(folder, "source"), resolve_storage(StorageConfig(home=f"{folder}/home"))
-        _write_pictures(source)
+        write_digits(source)
         # What the JVM says of classes that no archive can hold is hundreds of lines.
         options = f'{java_options(java, Path(folder))} "-XX:ArchiveClassesAtExit={partial}" -Xlog:cds*=off'
         config = SparkConfig(conf={"spark.driver.extraJavaOptions": options})
-        etl = EtlConfig(source=str(source), val_fraction=0.4, test_fraction=0.2)
+        etl = EtlConfig(source=str(source))
         with spark_session(config, storage):
             ingest_images(etl, storage, config)
             next(source.glob("*/*")).unlink()  # so that the second run deletes, by a MERGE

@@ -165,6 +165,7 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
             tables are unchanged.
         DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
             is done and the next run does `files`.
+        TableChanged: Another program wrote to `images` meanwhile; both tables are as it left them.
     """
     with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
         return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
@@ -178,9 +179,8 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     compared = compare_files(listing, tables.known, tables.held).persist()
     try:
         groups = [] if tables.known is None else _count(compared)
-        num_new, num_again = (sum(row["count"] for row in groups if row["status"] == status) for status in (NEW, AGAIN))
-        if tables.known is None:
-            num_new = source.listing.num_rows
+        num_again = sum(row["count"] for row in groups if row["status"] == AGAIN)
+        num_new = sum(row["count"] for row in groups if row["status"] == NEW) if groups else source.listing.num_rows
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
         # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.

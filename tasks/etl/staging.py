@@ -35,6 +35,8 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
+    if version is None and local_path(path) is not None:
+        delta.clear_uncommitted(path)
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
     _sweep(path, target.run, done=False)
     try:
@@ -76,8 +78,8 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
                 filesystem.rm(found)
         if done:
             filesystem.rm(mark)
-    if done:
-        delta.clear_uncommitted(path)
+    if done and local_path(path) is not None:
+        delta.clear_uncommitted(path)  # of a store it would take what another run is about to commit
 
 
 def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict[str, int]:

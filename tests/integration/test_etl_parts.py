@@ -173,11 +173,13 @@ def test_a_run_with_nothing_new_removes_what_a_killed_one_left(spark, source, st
 
 
 def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes_it(spark, source, storage):
-    """A log with nothing but a mark, and parts."""
+    """A log with nothing but a mark and half a commit, and parts."""
     table = Path(storage.table("images"))
     (table / "_delta_log").mkdir(parents=True)
     (table / "_delta_log" / "_unfinished--1-dead").touch()
+    (table / "_delta_log" / ".00000000000000000000.json.5eed.tmp").write_text("{")
     (table / "part-00001-dead-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     etl_tables.ingest(source, storage)
     assert versions(spark, storage) == (0, 0)
     assert lying(storage) == named(spark, storage)
+    assert list(table.rglob("*.tmp")) == []

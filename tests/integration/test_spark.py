@@ -1,4 +1,4 @@
-"""What a person reads of work that failed in Spark."""
+"""How a session starts, and what a person reads of work that failed in Spark."""
 
 import subprocess
 import sys
@@ -46,8 +46,8 @@ if len(sys.argv) > 2:
 from tasks.config import SparkConfig, StorageConfig
 from tasks.storage import resolve_storage
 with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
-    loader = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
-    print("options", *loader.getInputArguments())
+    runtime = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+    print("options", *runtime.getInputArguments())
     print("rows", spark.range(3).count())
 """
 
