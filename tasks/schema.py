@@ -4,6 +4,7 @@ Shape legend, used as suffix of names: B batch, C channels (3), H height, W widt
 """
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DoubleType,
@@ -56,6 +57,9 @@ FILES = StructType(
 A file that cannot be used has a split only where its path or the label file gives it one.
 """
 
+IMAGES_ARROW = to_arrow_schema(IMAGES)
+FILES_ARROW = to_arrow_schema(FILES)
+
 PREDICTION = StructType(
     [
         StructField("label", StringType()),
@@ -88,6 +92,9 @@ LISTING_ARROW = pa.schema(
     ]
 )
 """What the listing of a source knows of a file before it is read; split is null where the content decides it."""
+
+HELD_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
+"""What says that a file and a row of `images` are the same picture."""
 
 READ_ARROW = pa.schema(
     [

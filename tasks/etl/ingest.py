@@ -1,11 +1,12 @@
 """Bring the tables `images` and `files` in line with a source folder, reading only what is new or changed."""
 
 import logging
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config import EtlConfig, SparkConfig
@@ -13,15 +14,7 @@ from tasks.disk import check_writable, full_disk_named
 from tasks.etl import delta
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
-from tasks.etl.outcomes import (
-    AGAIN,
-    NEW,
-    PICTURE,
-    UNCHANGED,
-    compare_files,
-    kept_pictures,
-    resolve_outcomes,
-)
+from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
@@ -29,7 +22,16 @@ from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import staged_parts, sweep_killed_runs
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
-from tasks.schema import DELETED, DUPLICATE, FILES, IMAGES, LISTING_ARROW, QUARANTINED, READ_ARROW, STORED
+from tasks.schema import (
+    DUPLICATE,
+    FILES,
+    FILES_ARROW,
+    HELD_ARROW,
+    IMAGES,
+    QUARANTINED,
+    READ_ARROW,
+    STORED,
+)
 from tasks.spark import keep_spark, spark_session
 from tasks.storage import Storage
 from tasks.turns import take_turn
@@ -47,7 +49,7 @@ class _Tables:
     Attributes:
         images: Path of the table `images`.
         files: Path of the table `files`.
-        ledger: All rows of `files`, or None where there is none.
+        ledger: All rows of `files`.
         held: sha256, label and split of the rows of `images`.
         versions: The version of each, None where there is none.
         replaced: Whether the contents come from another source or other labels, and are to be replaced.
@@ -55,21 +57,16 @@ class _Tables:
 
     images: str
     files: str
-    ledger: DataFrame | None
-    held: DataFrame
+    ledger: pa.Table
+    held: pa.Table
     versions: list[int | None]
     replaced: bool
-
-    @property
-    def known(self) -> DataFrame | None:
-        """The ledger's rows of files that were there; of another source, equal paths and times mean nothing."""
-        return None if self.ledger is None or self.replaced else self.ledger.where(F.col("outcome") != DELETED)
 
 
 def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: dict[str, str]) -> _Tables:
     """Open the tables at their latest versions, and refuse those that this run must not write."""
     replaced = False
-    rows: dict[str, DataFrame] = {}
+    rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
@@ -78,51 +75,34 @@ def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: 
         if snapshot is None:
             continue
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
-        rows[name] = delta.read_version(spark, snapshot.table)
-        check_columns(rows[name].schema, schema, path)
-    held = rows.get("images", spark.createDataFrame([], IMAGES)).select(*PICTURE)
-    return _Tables(storage.table("images"), storage.table("files"), rows.get("files"), held, versions, replaced)
+        check_columns(snapshot.schema, schema, path)
+        rows[name] = delta.read_columns(spark, snapshot.table, rows[name].schema)
+    return _Tables(storage.table("images"), storage.table("files"), rows["files"], rows["images"], versions, replaced)
 
 
-def _read_new(
-    spark: SparkSession, listing: DataFrame, etl: EtlConfig, source: Source, num_files: int, target: PartTarget
-) -> DataFrame:
-    tasks = max(1, min(num_files, max(-(-num_files // FILES_A_TASK), spark.sparkContext.defaultParallelism)))
-    files = listing.repartition(tasks)
+def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget) -> pa.Table:
+    """Read the listed files, their pictures into parts of `target`; return columns of READ_ARROW."""
+    if not listing.num_rows:
+        return READ_ARROW.empty_table()
+    # Pictures are decoded once, into parts; both tables are written from what is known of them.
+    cores = spark.sparkContext.defaultParallelism
+    tasks = min(listing.num_rows, max(-(-listing.num_rows // FILES_A_TASK), cores))
+    files = spark.createDataFrame(listing).repartition(tasks)
     if isinstance(source.location, Path):
         reader = make_reader(source.location, etl, target)
     else:
         files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
-    return files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
+    rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
+    return rows.toArrow()
 
 
-def _ledger_columns(rows: DataFrame) -> DataFrame:
-    return rows.select("path", "label", "split", "size", "modified_at", "sha256", "reason", "detail")
-
-
-def _count(compared: DataFrame) -> list[Row]:
-    groups = compared.groupBy("status", "label", "split", "outcome", "reason")
-    return groups.agg(F.count("*").alias("count"), F.count("held").alias("held")).collect()
-
-
-def _kept(etl: EtlConfig, tables: _Tables, listing: DataFrame, live: DataFrame) -> DataFrame:
-    """Return the pictures that stay though their files are deleted."""
-    if etl.deleted == "remove" or tables.ledger is None or tables.replaced:
-        return tables.held.where(F.lit(False))
-    return kept_pictures(tables.ledger, listing, live, tables.held)
-
-
-def _check_gates(groups: list[Row], kept: DataFrame, etl: EtlConfig) -> FileCounts:
+def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
     """Refuse a source that must not reach the tables; return how many files have each outcome.
 
     Raises:
         WrongInput: Too many unusable files, or too small a class.
     """
-    kept_rows = kept.groupBy("label", "split").count().collect()
-    counts = FileCounts.of_groups(
-        [(row["label"], row["split"], row["outcome"], row["reason"], row["count"]) for row in groups],
-        [(row["label"], row["split"], row["count"]) for row in kept_rows],
-    )
+    counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
     check_bad_fraction(counts, etl)
     check_class_sizes(counts, etl)
     return counts
@@ -165,7 +145,8 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
             tables are unchanged.
         DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
             is done and the next run does `files`.
-        TableChanged: Another program wrote to `images` meanwhile; both tables are as it left them.
+        TableChanged: Another program wrote to one of the tables meanwhile; that is as it left it, and the next run
+            brings both in line.
     """
     with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
         return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
@@ -175,29 +156,24 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
-    listing = spark.createDataFrame(source.listing)
-    compared = compare_files(listing, tables.known, tables.held).persist()
-    try:
-        groups = [] if tables.known is None else _count(compared)
-        num_again = sum(row["count"] for row in groups if row["status"] == AGAIN)
-        num_new = sum(row["count"] for row in groups if row["status"] == NEW) if groups else source.listing.num_rows
+    comparison = Comparison(
+        source.listing,
+        tables.ledger,
+        tables.held,
+        replaced=tables.replaced,
+        keep_deleted=etl.deleted == "keep",
+        temp_folder=spark.conf.get("spark.local.dir", None) or tempfile.gettempdir(),
+    )
+    with comparison as compared:
+        num_new = compared.num_new()
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
-        kept = _kept(etl, tables, listing, compared.where(F.col("status") == UNCHANGED))
-        # Work is all that is not: every file unchanged, every picture held, and nothing held that nothing stands for.
-        work = (
-            None in tables.versions
-            or tables.replaced
-            or any(row["status"] != UNCHANGED for row in groups)
-            or sum(row["held"] for row in groups if row["outcome"] == STORED) + kept.count() != tables.held.count()
-        )
-        if work:
-            with staged_parts(tables.images, tables.versions[0]) as target:
-                counts = _bring_in_line(spark, etl, source, compared, num_new + num_again, tables, wanted, target)
+        if None in tables.versions or tables.replaced or not compared.is_in_line():
+            counts = _bring_in_line(spark, etl, source, compared, tables, wanted)
         else:
-            counts = _check_gates(groups, kept, etl)
-            sweep_killed_runs(tables.images)
-    finally:
-        compared.unpersist()
+            compared.resolve(READ_ARROW.empty_table())
+            counts = _check_gates(compared, etl)
+            for path in paths:
+                sweep_killed_runs(path)
     if tables.replaced:
         for path in paths:
             delta.set_properties(spark, path, wanted)
@@ -228,25 +204,16 @@ def _bring_in_line(
     spark: SparkSession,
     etl: EtlConfig,
     source: Source,
-    compared: DataFrame,
-    num_files: int,
+    compared: Comparison,
     tables: _Tables,
     wanted: dict[str, str],
-    target: PartTarget,
 ) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
-    listed = compared.where(F.col("status").isin(NEW, AGAIN)).select(*LISTING_ARROW.names)
-    unchanged = compared.where(F.col("status") == UNCHANGED)
-    # Pictures are decoded once, into parts; both tables are written from what is known of them.
-    read = _read_new(spark, listed, etl, source, num_files, target).persist()
-    outcomes = resolve_outcomes(_ledger_columns(unchanged).unionByName(_ledger_columns(read))).persist()
-    try:
-        groups = outcomes.groupBy("label", "split", "outcome", "reason").count().collect()
-        kept = _kept(etl, tables, outcomes, outcomes)
-        counts = _check_gates(groups, kept, etl)
-        write_images(spark, target, tables.versions[0], read, outcomes, tables.held, kept, wanted)
-        write_files(spark, tables.files, tables.ledger, outcomes, wanted)
-    finally:
-        outcomes.unpersist()
-        read.unpersist()
+    images_version, files_version = tables.versions
+    with staged_parts(tables.images, images_version) as target:
+        compared.resolve(_read_new(spark, compared.to_read(), etl, source, target))
+        counts = _check_gates(compared, etl)
+        write_images(spark, target, images_version, compared, wanted)
+    with staged_parts(tables.files, files_version) as target:
+        write_files(spark, target, files_version, compared, wanted)
     return counts

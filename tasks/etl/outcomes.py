@@ -1,15 +1,18 @@
-"""What became of every file: the source compared with the tables, and the outcome of each file, order aside."""
+"""What became of every file: the source compared with the tables, and the outcome of each file, order aside.
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+All of it is about names, times and hashes, a few hundred bytes a file and no pixels, and Spark takes seconds to plan
+and compile what is done with them in milliseconds. So it is done on the driver, by DuckDB: relational, on all cores,
+and on disk where memory is short.
+"""
+
+from datetime import datetime
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
 
 from tasks.etl.decode import Reason
-from tasks.schema import DUPLICATE, QUARANTINED, STORED
-
-NEW, AGAIN, UNCHANGED, GONE = "new", "again", "unchanged", "gone"
-
-PICTURE = ["sha256", "label", "split"]
-"""What says that a file and a row of `images` are the same picture."""
+from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
 
 READ_AGAIN = (
     Reason.LABEL_CONFLICT.value,
@@ -20,98 +23,199 @@ READ_AGAIN = (
 )
 """Reasons that something other than the file can settle: its other side, its permissions, a setting."""
 
+COMPARE = """
+CREATE TABLE compared AS
+WITH known AS (FROM ledger WHERE outcome <> $deleted AND NOT $replaced),
+paths AS (
+    SELECT coalesce(l.path, k.path) AS path, l, k,
+        CASE WHEN l.path IS NULL THEN 'gone'
+             WHEN l.size = k.size AND l.modified_at = k.modified_at AND l.label IS NOT DISTINCT FROM k.label
+                  -- Where the content decides, the listing has no split and the ledger's holds.
+                  AND coalesce(l.split, k.split) IS NOT DISTINCT FROM k.split THEN 'unchanged'
+             ELSE 'new' END AS found,
+        EXISTS (FROM held h WHERE (h.sha256, h.label, h.split) = (k.sha256, k.label, k.split)) AS is_held
+    FROM listing l FULL OUTER JOIN known k ON l.path = k.path
+)
+SELECT path,
+    CASE WHEN found = 'unchanged' AND k.outcome = $stored AND NOT is_held THEN 'new'
+         WHEN found = 'unchanged' AND k.reason IN $read_again THEN 'again'
+         ELSE found END AS status,
+    -- Of what is read the source says it, of the rest the ledger: it has the split that the content decided.
+    CASE WHEN status IN ('new', 'again') THEN l.label ELSE k.label END AS label,
+    CASE WHEN status IN ('new', 'again') THEN l.split ELSE k.split END AS split,
+    coalesce(l.size, k.size) AS size, coalesce(l.modified_at, k.modified_at) AS modified_at,
+    k.sha256, k.outcome, k.reason, k.detail, is_held
+FROM paths
+"""
 
-def compare_files(listing: DataFrame, known: DataFrame | None, held: DataFrame) -> DataFrame:
-    """Return one row a path of the listing or the ledger, with its status.
+RESOLVE = """
+CREATE TABLE outcomes AS
+WITH files AS (
+    SELECT path, label, split, size, modified_at, sha256, reason, detail FROM compared WHERE status = 'unchanged'
+    UNION ALL
+    SELECT path, label, split, size, modified_at, sha256, reason, detail FROM read
+),
+contents AS (
+    SELECT sha256, min(path) AS first, list(DISTINCT label ORDER BY label) AS labels,
+        list(DISTINCT split ORDER BY split) AS splits
+    FROM files WHERE reason IS NULL GROUP BY sha256
+)
+SELECT path, label, split, size, modified_at, f.sha256,
+    CASE WHEN reason IS NOT NULL OR len(labels) > 1 OR len(splits) > 1 THEN $quarantined
+         WHEN path = first THEN $stored
+         ELSE $duplicate END AS outcome,
+    CASE WHEN reason IS NOT NULL THEN reason
+         WHEN len(labels) > 1 THEN $label_conflict
+         WHEN len(splits) > 1 THEN $split_conflict END AS reason,
+    CASE WHEN reason IS NOT NULL THEN detail
+         WHEN len(labels) > 1 THEN 'the same content under the labels ' || array_to_string(labels, ', ')
+         WHEN len(splits) > 1 THEN 'the same content in the splits ' || array_to_string(splits, ', ') END AS detail
+FROM files f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
+"""
 
-    Args:
-        listing: path, label, split, size, modified_at of what the source holds now.
-        known: The ledger's rows of files that were there. Another label or predefined split makes a file new.
-        held: sha256, label and split of every row of `images`. A file that the ledger calls stored and whose picture is
-            not there counts as new: a run was killed between its two commits, or somebody lost the table.
+STORED_PICTURES = "CREATE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
 
-    Returns:
-        path, status (new, again: unchanged but read again, unchanged, gone), what the listing knows, sha256, outcome,
-        reason and detail of the ledger, and `held`: whether the file's picture is in `images`.
-    """
-    if known is None:
-        nothing = {name: F.lit(None).cast("string") for name in ("sha256", "outcome", "reason", "detail")}
-        names = ("path", "label", "split", "size", "modified_at")
-        return listing.select("path", F.lit(NEW).alias("status"), *names[1:]).withColumns(
-            nothing | {"held": F.lit(None).cast("boolean")}
-        )
-    pair = (
-        (F.col("l.size") == F.col("k.size"))
-        & (F.col("l.modified_at") == F.col("k.modified_at"))
-        & F.col("l.label").eqNullSafe(F.col("k.label"))
-        # Where the content decides, the listing has no split and the ledger's holds.
-        & F.coalesce("l.split", "k.split").eqNullSafe(F.col("k.split"))
-    )
-    status = F.when(F.col("l.path").isNull(), GONE).when(pair, UNCHANGED).otherwise(NEW)
-    paths = (
-        listing.alias("l")
-        .join(known.alias("k"), on="path", how="full_outer")
-        .select(
-            "path",
-            status.alias("status"),
-            *(F.coalesce(f"l.{name}", f"k.{name}").alias(name) for name in ("label", "split", "size", "modified_at")),
-            *(f"k.{name}" for name in ("sha256", "outcome", "reason", "detail")),
-        )
-    )
-    unchanged = F.col("status") == UNCHANGED
-    lost = unchanged & (F.col("outcome") == STORED) & F.col("held").isNull()
-    again = unchanged & F.col("reason").isin(*READ_AGAIN)
-    return (
-        paths.join(held.withColumn("held", F.lit(True)), on=PICTURE, how="left")
-        .withColumn("status", F.when(lost, NEW).when(again, AGAIN).otherwise(F.col("status")))
-        .select(*paths.columns, "held")
-    )
+KEPT = """
+CREATE OR REPLACE TABLE kept AS
+FROM held SEMI JOIN (
+    FROM ledger ANTI JOIN listing USING (path) ANTI JOIN live ON ledger.sha256 = live.sha256
+) USING (sha256, label, split)
+WHERE $keep
+"""
 
+CHANGES = """
+CREATE OR REPLACE TABLE changes AS
+SELECT *, $seen_at::TIMESTAMPTZ AS seen_at FROM (
+    (FROM outcomes EXCEPT SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail FROM ledger)
+    UNION ALL
+    SELECT path, label, split, size, modified_at, sha256, $deleted, NULL, NULL
+    FROM ledger ANTI JOIN outcomes USING (path) WHERE outcome <> $deleted
+)
+"""
 
-def resolve_outcomes(files: DataFrame) -> DataFrame:
-    """Give every file of the source its outcome; the result does not depend on the order in which files arrived.
-
-    Args:
-        files: path, label, split, size, modified_at, sha256, reason and detail of every file that is there;
-            reason is null where the file itself is sound.
-
-    Returns:
-        The same with outcome: of sound files with one content, label and split the first by path is stored and the
-        others are duplicates; with more than one label or split all are quarantined.
-    """
-    same = Window.partitionBy("sha256", F.col("reason").isNull())
-    sound = F.col("reason").isNull()
-    first = F.row_number().over(same.orderBy("path")) == 1
-    labels, splits = (F.sort_array(F.collect_set(name).over(same)) for name in ("label", "split"))
-    two_labels, two_splits = sound & (F.size(labels) > 1), sound & (F.size(splits) > 1)
-    return files.select(
-        "path",
-        "label",
-        "split",
-        "size",
-        "modified_at",
-        "sha256",
-        F.when(~sound | two_labels | two_splits, QUARANTINED).when(first, STORED).otherwise(DUPLICATE).alias("outcome"),
-        F.when(two_labels, Reason.LABEL_CONFLICT.value)
-        .when(two_splits, Reason.SPLIT_CONFLICT.value)
-        .otherwise(F.col("reason"))
-        .alias("reason"),
-        F.when(two_labels, F.concat(F.lit("the same content under the labels "), F.array_join(labels, ", ")))
-        .when(two_splits, F.concat(F.lit("the same content in the splits "), F.array_join(splits, ", ")))
-        .otherwise(F.col("detail"))
-        .alias("detail"),
-    )
+PARTS = """
+WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM read WHERE part IS NOT NULL),
+firsts AS (SELECT sha256, label, split, min(part) AS part FROM pictures GROUP BY ALL),
+wanted AS (FROM firsts SEMI JOIN stored USING (sha256, label, split) ANTI JOIN held USING (sha256, label, split))
+SELECT part, count(*), list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL)
+FROM pictures LEFT JOIN wanted w USING (sha256, label, split, part)
+GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
+"""
 
 
-def kept_pictures(ledger: DataFrame, listing: DataFrame, live: DataFrame, held: DataFrame) -> DataFrame:
-    """Return sha256, label and split of the pictures in `images` that stay though their files are deleted.
+class Comparison:
+    """The files of a source, as they are listed, as the tables know them, and as they were read."""
 
-    Args:
-        ledger: All rows of the ledger, of deleted files too.
-        listing: path of every file that is there.
-        live: sha256 of every file that is there: where the same content is back, its files decide.
-        held: sha256, label and split of every row of `images`.
-    """
-    gone = ledger.join(listing.select("path"), on="path", how="left_anti")
-    gone = gone.join(live.select("sha256"), on="sha256", how="left_anti")
-    return held.join(gone.select(*PICTURE), on=PICTURE, how="left_semi")
+    def __init__(
+        self,
+        listing: pa.Table,
+        ledger: pa.Table,
+        held: pa.Table,
+        *,
+        replaced: bool,
+        keep_deleted: bool,
+        temp_folder: str,
+    ) -> None:
+        """Give every path of the listing or the ledger its status.
+
+        That is new, again (unchanged, but read again), unchanged, or gone.
+
+        Args:
+            listing: Columns of LISTING_ARROW. Another label or predefined split than the ledger's makes a file new.
+            ledger: Columns of FILES_ARROW; without a row where there is no table.
+            held: sha256, label and split of every row of `images`. A file that the ledger calls stored and whose
+                picture is not there is new: a run was killed between its two commits, or somebody lost the table.
+            replaced: Whether the ledger is of another source, where equal paths and times mean nothing.
+            keep_deleted: Whether pictures stay though their files are deleted.
+            temp_folder: Where it spills what memory does not hold.
+        """
+        self._keep = keep_deleted and not replaced
+        # It fetches nothing by itself, and times leave it as they came.
+        settings = {"temp_directory": temp_folder, "autoinstall_known_extensions": "false", "TimeZone": "UTC"}
+        self._database = duckdb.connect(config=dict(settings))
+        for name, rows in (("listing", listing), ("ledger", ledger), ("held", held)):
+            self._database.register(name, rows)
+        names = {"deleted": DELETED, "stored": STORED, "read_again": list(READ_AGAIN)}
+        self._database.execute(COMPARE, names | {"replaced": replaced})
+        self._database.execute("CREATE VIEW live AS SELECT sha256 FROM compared WHERE status = 'unchanged'")
+        self._database.execute(KEPT, {"keep": self._keep})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._database.close()
+
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self._database.execute(query).fetchall()
+
+    def _table(self, query: str, schema: pa.Schema) -> pa.Table:
+        rows: Any = self._database.sql(query).to_arrow_table()
+        return rows.cast(schema)
+
+    def num_new(self) -> int:
+        """Return how many files are new or changed."""
+        return int(self._rows("SELECT count(*) FROM compared WHERE status = 'new'")[0][0])
+
+    def is_in_line(self) -> bool:
+        """Say whether every file is unchanged, every picture held, and nothing held that nothing stands for."""
+        query = """
+            SELECT (SELECT count(*) FROM compared WHERE status <> 'unchanged') = 0
+               AND (SELECT count(*) FROM compared WHERE outcome = 'stored' AND is_held)
+                   + (SELECT count(*) FROM kept) = (SELECT count(*) FROM held)
+        """
+        return bool(self._rows(query)[0][0])
+
+    def to_read(self) -> pa.Table:
+        """Return the columns of LISTING_ARROW of the files to read, by path."""
+        query = """
+            SELECT path, label, split, size, modified_at FROM compared WHERE status IN ('new', 'again') ORDER BY path
+        """
+        return self._table(query, LISTING_ARROW)
+
+    def resolve(self, read: pa.Table) -> None:
+        """Give every file of the source its outcome; it does not depend on the order in which files arrived.
+
+        Of sound files with one content, label and split the first by path is stored and the others are duplicates;
+        with more than one label or split all are quarantined.
+
+        Args:
+            read: Columns of READ_ARROW of the files that were to be read.
+        """
+        self._database.register("read", read)
+        names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
+        conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}
+        self._database.execute(RESOLVE, names | conflicts)
+        # Where the content of a deleted file is back, the files that have it decide.
+        self._database.execute("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
+        self._database.execute(KEPT, {"keep": self._keep})
+        self._database.execute(STORED_PICTURES)
+
+    def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
+        """Return label, split, outcome, reason and number of the source's files."""
+        return self._rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
+
+    def kept_groups(self) -> list[tuple[str, str, int]]:
+        """Return label, split and number of the pictures that stay though their files are deleted."""
+        return self._rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
+
+    def parts(self) -> list[tuple[str, int, list[str]]]:
+        """Return name, number of rows, and sha256 of the rows to insert, of every part that has such.
+
+        A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
+        """
+        return self._rows(PARTS)
+
+    def surplus(self) -> pa.Table:
+        """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
+        query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
+        return self._table(query, pa.schema([HELD_ARROW.field("sha256")]))
+
+    def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:
+        """Return the rows (columns of FILES_ARROW) that the ledger lacks, and whether all of them are of new paths.
+
+        A file that is gone is called deleted.
+        """
+        self._database.execute(CHANGES, {"deleted": DELETED, "seen_at": seen_at})
+        num_known = self._rows("SELECT count(*) FROM changes SEMI JOIN ledger USING (path)")[0][0]
+        return self._table("FROM changes ORDER BY path", FILES_ARROW), num_known == 0

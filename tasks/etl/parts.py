@@ -15,11 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks.schema import IMAGES
-
-IMAGES_ARROW = to_arrow_schema(IMAGES)
+from tasks.schema import IMAGES, IMAGES_ARROW
 
 ROW_GROUP_BYTES = 16 << 20
 """Content of a row group, plus one picture at most: what a worker holds, and what a reader of the table must."""

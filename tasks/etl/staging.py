@@ -1,4 +1,4 @@
-"""Parts of the table `images` that workers wrote and nobody committed yet: chosen, committed, or removed."""
+"""Parts of a table that lie in its folder and nobody committed yet: chosen, committed, or removed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import fsspec
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.etl import delta
-from tasks.etl.outcomes import PICTURE
+from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget, make_rewriter
 from tasks.storage import local_path
 
@@ -82,34 +81,17 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
         delta.clear_uncommitted(path)  # of a store it would take what another run is about to commit
 
 
-def choose_parts(read: DataFrame, insert: DataFrame, target: PartTarget) -> dict[str, int]:
+def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> dict[str, int]:
     """Return the names of the parts with exactly the pictures to insert, and how many rows each has.
 
     Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
     again without them.
-
-    Args:
-        read: sha256, label, split and part of the files that were read; part is null where there is no picture.
-        insert: sha256, label and split of the pictures to insert.
-        target: Where the parts lie.
     """
-    read = read.where(F.col("part").isNotNull())
-    parts = {row["part"]: row["count"] for row in read.groupBy("part").count().collect()}
-    if sum(parts.values()) == insert.count():
-        return parts  # Every picture that is to be inserted was read, so every file that was read is one of them.
-    held = read.select(*PICTURE, "part").distinct()
-    first = F.row_number().over(Window.partitionBy(*PICTURE).orderBy("part")) == 1
-    marked = held.join(insert.withColumn("wanted", F.lit(True)), on=PICTURE, how="left").withColumn(
-        "keep", F.coalesce("wanted", F.lit(False)) & first
-    )
-    counts = marked.groupBy("part").agg(F.count("*").alias("rows"), F.count_if("keep").alias("kept"))
-    rows = counts.where(F.col("kept") > 0).collect()
-    chosen = {row["part"]: row["rows"] for row in rows if row["kept"] == row["rows"]}
-    num_mixed = len(rows) - len(chosen)
-    if num_mixed:
-        mixed = counts.where((F.col("kept") > 0) & (F.col("kept") < F.col("rows"))).select("part")
-        kept = marked.where("keep").join(mixed, on="part", how="left_semi")
-        kept = kept.groupBy("part").agg(F.collect_list("sha256").alias("keep")).repartition(num_mixed)
-        rewritten = kept.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]
+    found = compared.parts()
+    chosen = {part: rows for part, rows, keep in found if len(keep) == rows}
+    mixed = [(part, keep) for part, rows, keep in found if len(keep) < rows]
+    if mixed:
+        again = spark.createDataFrame(mixed, "part string, keep array<string>").repartition(len(mixed))
+        rewritten = again.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]
         chosen |= {row["part"]: row["rows"] for row in rewritten}
     return chosen

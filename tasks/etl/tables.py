@@ -1,13 +1,17 @@
 """Bring the tables `images` and `files` in line with the outcomes: at most one commit each."""
 
-from pyspark.sql import DataFrame, SparkSession
+from collections.abc import Mapping
+
+import fsspec
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tasks.etl import delta
-from tasks.etl.outcomes import PICTURE
+from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.staging import choose_parts
-from tasks.schema import DELETED, FILES, IMAGES, STORED
+from tasks.schema import FILES, IMAGES
 
 IMAGES_PROPERTIES = {
     "delta.enableChangeDataFeed": "true",
@@ -18,16 +22,9 @@ IMAGES_PROPERTIES = {
 
 
 def write_images(
-    spark: SparkSession,
-    target: PartTarget,
-    version: int | None,
-    read: DataFrame,
-    outcomes: DataFrame,
-    held: DataFrame,
-    kept: DataFrame,
-    values: dict[str, str],
+    spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Insert pictures that are stored now and not there yet, delete those that no file and no `kept` stands for.
+    """Insert pictures that are stored now and not there yet, delete those that no file and no kept picture stands for.
 
     Where nothing is to be deleted, the parts that the workers wrote are committed as they lie there.
 
@@ -35,15 +32,15 @@ def write_images(
         TableChanged: Another program wrote to the table, which was at `version`.
     """
     path = target.folder
-    stored = outcomes.where(F.col("outcome") == STORED).select(*PICTURE)
-    parts = choose_parts(read, stored.join(held, on=PICTURE, how="left_anti"), target)
-    gone = held.join(stored.unionByName(kept), on=PICTURE, how="left_anti").select("sha256")
-    if version is None or gone.isEmpty():
+    parts = choose_parts(spark, compared, target)
+    surplus = compared.surplus()
+    if version is None or not surplus.num_rows:
         if version is None or parts:
-            delta.commit_files(spark, path, parts, version, IMAGES, values | IMAGES_PROPERTIES)
+            delta.commit_files(spark, path, parts, version, IMAGES, {**values, **IMAGES_PROPERTIES})
         return
     files = [f"{path}/{name}" for name in parts]
     insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
+    gone = spark.createDataFrame(surplus)
     change = insert.withColumn("gone", F.lit(False)).unionByName(
         # A picture that moved to another class folder or split is deleted as what it was and inserted as what it is:
         # one row of the merge must do both, so the insert updates.
@@ -61,27 +58,25 @@ def write_images(
 
 
 def write_files(
-    spark: SparkSession, path: str, ledger: DataFrame | None, outcomes: DataFrame, values: dict[str, str]
+    spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Bring the ledger in line with the outcomes; a file that is gone is called deleted."""
-    seen = delta.with_schema(outcomes.withColumn("seen_at", F.current_timestamp()), FILES)
-    if ledger is None:
-        delta.create_table(path, seen, values)
+    """Bring the ledger in line with the outcomes; a file that is gone is called deleted.
+
+    Where no row of it changes, the new ones are a file that is committed as it lies there.
+
+    Raises:
+        TableChanged: Another program wrote to the ledger, which was at `version`.
+    """
+    path = target.folder
+    changes, all_new = compared.ledger_changes(target.ingested_at)
+    if version is not None and not changes.num_rows:
         return
-    compared = [name for name in FILES.names if name != "seen_at"]
-    changed = seen.join(
-        ledger.select(*(F.col(name).alias(f"old_{name}") for name in compared)),
-        on=[F.col(name).eqNullSafe(F.col(f"old_{name}")) for name in compared],
-        how="left_anti",
-    )
-    gone = (
-        ledger.where(F.col("outcome") != DELETED)
-        .join(seen, on="path", how="left_anti")
-        .withColumns(
-            {"outcome": F.lit(DELETED), "reason": F.lit(None), "detail": F.lit(None), "seen_at": F.current_timestamp()}
-        )
-    )
-    change = changed.unionByName(delta.with_schema(gone, FILES)).persist()
-    if not change.isEmpty():
-        delta.merge(spark, path, change, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
-    change.unpersist()
+    if not all_new:
+        rows = spark.createDataFrame(changes)
+        delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        return
+    name = target.new_name()
+    filesystem, root = fsspec.core.url_to_fs(path)
+    with filesystem.open(f"{root}/{name}", "wb") as file:
+        pq.write_table(changes, file, compression="zstd")
+    delta.commit_files(spark, path, {name: changes.num_rows}, version, FILES, values)

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.etl import parts
-from tasks.etl.parts import IMAGES_ARROW, PartTarget, PartWriter, make_rewriter
-from tasks.schema import IMAGES
+from tasks.etl.parts import PartTarget, PartWriter, make_rewriter
+from tasks.schema import IMAGES, IMAGES_ARROW
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 

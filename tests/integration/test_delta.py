@@ -1,0 +1,53 @@
+"""What is read of a Delta table without Spark is what Spark reads."""
+
+import os
+
+import pyarrow as pa
+import pytest
+from delta.tables import DeltaTable
+
+from tasks.config import StorageConfig
+from tasks.etl import delta
+from tasks.refs import TableRef
+from tasks.schema import FILES_ARROW, HELD_ARROW
+from tasks.storage import resolve_storage
+from tests.conftest import write_pictures
+from tests.integration.etl_tables import ingest
+
+
+def both(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[dict]]:
+    """Return the rows, in order, as `read_columns` and as Spark reads them."""
+    found = delta.read_columns(spark, table, schema)
+    assert found.schema.equals(schema)
+    by_spark = delta.read_version(spark, table).select(*schema.names).toArrow()
+    key = schema.names[0]
+    return tuple(sorted(rows.to_pylist(), key=lambda row: row[key]) for rows in (found, by_spark.cast(schema)))
+
+
+@pytest.mark.parametrize("name", ["home", "a b=ü#?", "a%20b"])
+def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_path, name):
+    """At every version: created, appended to, and merged into, whose times Spark writes in Parquet's older type."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path / name)))
+    reports = [ingest(source, storage)]
+    write_pictures(source, per_class=2, first=100)
+    reports.append(ingest(source, storage))
+    os.replace(source / "red" / "000.png", source / "green" / "moved.png")
+    (source / "blue" / "000.png").unlink()
+    reports.append(ingest(source, storage))
+    for number, report in enumerate(reports):
+        assert report.images.version == report.files.version == number
+        for table, schema in ((report.images, HELD_ARROW), (report.files, FILES_ARROW)):
+            ours, theirs = both(spark, table, schema)
+            assert ours == theirs
+    assert len(ours) == 67
+
+
+def test_rows_that_another_program_deleted_by_a_vector_are_not_read(spark, tmp_path):
+    """A feature of the protocol newer than ours, by which a file holds rows that the table does not."""
+    path = str(tmp_path / "table")
+    schema = pa.schema([("number", pa.int64())])
+    spark.range(100).withColumnRenamed("id", "number").coalesce(1).write.format("delta").save(path)
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    DeltaTable.forPath(spark, path).delete("number < 10")
+    ours, theirs = both(spark, delta.latest(spark, path), schema)
+    assert ours == theirs == [{"number": number} for number in range(10, 100)]
