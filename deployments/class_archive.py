@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.spark import check_java, class_archive, java_options, spark_session
+from tasks.jvm import check_java, class_archive, java_options
+from tasks.spark import spark_session
 from tasks.storage import resolve_storage
 
 

@@ -83,7 +83,7 @@ def check_parameters(values: dict[str, Any]) -> None:
     """
     from tasks.config import PipelineConfig
     from tasks.etl.listing import check_source
-    from tasks.spark import check_java
+    from tasks.jvm import check_java
     from tasks.train.model import check_model_name
 
     config = PipelineConfig.model_validate(values["config"])

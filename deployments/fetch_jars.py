@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.file_systems import FETCHED, store_jars
-from tasks.spark import DELTA_PACKAGE, check_java, jars_folder
+from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder
 
 
 @dataclass(frozen=True)

@@ -1,89 +1,29 @@
 """The one place where a Spark session is made."""
 
-import hashlib
 import logging
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
-from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
-from tasks.environment import download_cache, java_command
-from tasks.errors import DiskFull, WrongInput
+from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder, java_options
 from tasks.scratch import Scratch
+from tasks.spark_failure import failure_in_text
 from tasks.storage import Storage
-from tasks.worker_log import WORKER_MARK
+from tasks.worker_log import forward_worker_lines, stderr_into
 
 logger = logging.getLogger("lakevision.spark")
 
-DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
-JAVA_VERSIONS = ("17", "21")
-
 STOP_SECONDS = 120
 """In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
-
-
-def jars_folder() -> Path:
-    """Return the folder of Delta's jars, filled once by set-up."""
-    return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
-
-
-def class_archive(java: str) -> Path:
-    """Return where set-up keeps the classes that our work loads, in the form the JVM maps into memory.
-
-    Half of a short run's CPU time in the JVM is loading and verifying classes. An archive is for one JVM and one class
-    path: any other ignores it. It lies in the virtual environment whose jars it is of, and goes with it.
-
-    Args:
-        java: What `java -version` says.
-    """
-    made_for = f"{java}\n{pyspark.__version__}\n{jars_folder()}"
-    return Path(sys.prefix, "share", "lakevision", f"classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa")
-
-
-def check_java() -> str:
-    """Refuse to start without Java 17 or 21; return what `java -version` says.
-
-    Raises:
-        WrongInput: No java, or another version.
-    """
-    command = java_command()
-    way_out = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it"
-    try:
-        printed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    except OSError:
-        raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start: {way_out}") from None
-    found = re.search(r'version "(\d+)', printed)
-    if found is None or found.group(1) not in JAVA_VERSIONS:
-        said = printed.splitlines()[0] if printed else "nothing"
-        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
-    return printed
-
-
-def java_options(java: str, scratch: Path) -> str:
-    """Return the options of a local session's JVM.
-
-    A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third of the
-    start and of the first Delta commands, and gives nothing back in so short a life.
-    """
-    options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
-    archive = class_archive(java)
-    # What it says of an archive that it cannot use is nothing to a person: it starts without.
-    return f'{options} "-XX:SharedArchiveFile={archive}" -Xlog:cds*=off' if archive.exists() else options
 
 
 def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java: str) -> dict[str, str]:
@@ -134,48 +74,6 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
     return settings | config.conf
 
 
-@contextmanager
-def _stderr_into(log: Path) -> Iterator[None]:
-    """Let processes started inside write their stderr to `log`: the JVM, and through it the Python workers."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    saved = os.dup(2)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-
-
-@contextmanager
-def _forward_worker_lines(log: Path) -> Iterator[None]:
-    """Log what Python workers say, while they say it."""
-    stop = threading.Event()
-    start = log.stat().st_size
-
-    def follow() -> None:
-        with log.open("r", errors="replace") as file:
-            file.seek(start)
-            while True:
-                last_round = stop.is_set()
-                for line in file:
-                    if WORKER_MARK in line:
-                        logger.info("worker: %s", line.split(WORKER_MARK, 1)[1].rstrip())
-                if last_round:
-                    return
-                time.sleep(0.2)
-
-    # The run's log handler finds its run in the context, which a thread does not inherit by itself.
-    thread = threading.Thread(target=copy_context().run, args=(follow,), name="spark-log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 @dataclass
 class _Kept:
     """Whether sessions stay open for the next stage, whether one of ours does, and where its temporary files lie."""
@@ -212,32 +110,10 @@ def _forwarded(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     try:
-        with _forward_worker_lines(log):
+        with forward_worker_lines(log):
             yield
     finally:
         _kept.forwarding = False
-
-
-class SparkFailed(RuntimeError):
-    """What Spark said of work that failed, as text: its own exception asks the JVM, which is gone when it is shown."""
-
-
-@contextmanager
-def _failure_in_text(log: Path) -> Iterator[None]:
-    try:
-        yield
-    except (WrongInput, DiskFull):
-        raise
-    except Exception as error:
-        gateway = SparkContext._gateway
-        if gateway is not None and (status := gateway.proc.poll()) is not None:
-            # What a closed socket makes of it depends on the moment.
-            raise SparkFailed(f"the JVM of Spark ended by itself (status {status}), see {log}: run again") from error
-        if isinstance(error, Py4JJavaError):
-            raise SparkFailed(error.java_exception.toString().split("\n\tat ")[0]) from None
-        if isinstance(error, CapturedException):
-            raise SparkFailed(str(error)) from None
-        raise
 
 
 @contextmanager
@@ -254,7 +130,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _forwarded(log), _failure_in_text(log):
+        with _forwarded(log), failure_in_text(log):
             yield active
         return
     java = check_java()
@@ -268,14 +144,14 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     for name, value in _settings(config, storage, scratch, java).items():
         builder = builder.config(name, value)
     try:
-        with _stderr_into(log):
+        with stderr_into(log):
             session = builder.getOrCreate()
     except BaseException:
         _stop_jvm()  # It may run, without a session; a retry starts another.
         raise
     session.sparkContext.setLogLevel("ERROR")
     try:
-        with _forwarded(log), _failure_in_text(log):
+        with _forwarded(log), failure_in_text(log):
             yield session
     finally:
         if _kept.scopes:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tasks.etl.decode import BadImage, decode_pixels
+from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier, build_classifier
 
 WEIGHTS_FILE = "weights.pt"
@@ -29,7 +30,7 @@ class ImageClassifier:
     """A trained classifier on encoded pictures."""
 
     def __init__(self, classifier: Classifier, classes: Sequence[str], image_size: int, device: torch.device) -> None:
-        self._classifier = classifier.to(device).eval()
+        self._classifier = fold_batch_norm(classifier.to(device))
         self.classes = tuple(classes)
         self.image_size = image_size
         self._device = device

@@ -12,7 +12,7 @@ from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
 from tasks.etl.source import prepare_source
-from tasks.spark import check_java
+from tasks.jvm import check_java
 from tasks.storage import Storage
 from tasks.train.model import build_classifier
 from tasks.train.run import choose_device

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch, CacheLoader
+from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier
 
 
@@ -67,12 +68,13 @@ class FeatureLoader:
         seen: list[torch.Tensor] = []
         labels: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
-        handle = self._classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].cpu()))
+        classifier = fold_batch_norm(self._classifier)
+        handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].cpu()))
         try:
             with torch.inference_mode():
                 for batch in self._loader.epoch(0):
                     if len(batch.labels_B):
-                        self._classifier.eval()(batch.inputs.to(self._device, non_blocking=True))
+                        classifier(batch.inputs.to(self._device, non_blocking=True))
                         labels.append(batch.labels_B)
                         rows.append(torch.from_numpy(batch.rows_B))
         finally:

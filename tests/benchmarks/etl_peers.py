@@ -32,7 +32,7 @@ def recipe(source: str, target: str) -> None:
     from pyspark.sql import SparkSession
     from pyspark.sql.functions import pandas_udf
 
-    from tasks.spark import jars_folder
+    from tasks.jvm import jars_folder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (

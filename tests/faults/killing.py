@@ -21,7 +21,8 @@ from tasks.etl import delta
 from tasks.etl.staging import MARK
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, SPLITS
-from tasks.spark import SparkFailed, spark_session
+from tasks.spark import spark_session
+from tasks.spark_failure import SparkFailed
 from tasks.storage import Storage
 from tests.conftest import write_pictures
 from tests.faults.one_run import SPARK, make_storage, run
@@ -187,7 +188,7 @@ def check_killed_workers(source: Path, storage: Storage) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(SparkFailed, match="Python worker exited unexpectedly"):
+        with pytest.raises(SparkFailed, match="^a Python worker of Spark was killed"):
             run(source, storage)
     finally:
         stop.set()

@@ -9,7 +9,9 @@ from pyspark import SparkContext
 from pyspark.sql import functions as F
 
 from tasks.config import SparkConfig
-from tasks.spark import SparkFailed, check_java, class_archive, spark_session
+from tasks.jvm import check_java, class_archive
+from tasks.spark import spark_session
+from tasks.spark_failure import SparkFailed, in_short
 from tests.processes import ROOT
 
 
@@ -37,12 +39,26 @@ def test_a_failure_can_be_read_when_the_jvm_is_gone(spark, storage, monkeypatch,
     assert said in str(failed.value)
 
 
+CLOSED_SOCKET = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed once, \
+most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (127.0.0.1 executor driver): java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:398)
+\tat org.apache.spark.api.python.PythonWorkerFactory.createThroughDaemon(PythonWorkerFactory.scala:1)
+"""
+
+
+def test_a_worker_killed_before_it_spoke_is_called_so():
+    """The JVM says that a socket was closed; of another exception the first lines stay as they are."""
+    assert in_short(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
+    assert in_short(CLOSED_SOCKET).endswith("java.io.EOFException")
+    assert in_short("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
+
+
 STARTED = """
 import sys
 from pathlib import Path
 import tasks.spark
 if len(sys.argv) > 2:
-    tasks.spark.class_archive = lambda java: Path(sys.argv[2])
+    tasks.jvm.class_archive = lambda java: Path(sys.argv[2])
 from tasks.config import SparkConfig, StorageConfig
 from tasks.storage import resolve_storage
 with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
