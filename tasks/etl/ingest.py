@@ -1,7 +1,6 @@
 """Bring the tables `images` and `files` in line with a source folder, reading only what is new or changed."""
 
 import logging
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
 from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
+from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
@@ -156,15 +156,15 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
     wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
-    comparison = Comparison(
-        source.listing,
-        tables.ledger,
-        tables.held,
-        replaced=tables.replaced,
-        keep_deleted=etl.deleted == "keep",
-        temp_folder=spark.conf.get("spark.local.dir", None) or tempfile.gettempdir(),
-    )
-    with comparison as compared:
+    with Relations(spark) as relations:
+        compared = Comparison(
+            relations,
+            source.listing,
+            tables.ledger,
+            tables.held,
+            replaced=tables.replaced,
+            keep_deleted=etl.deleted == "keep",
+        )
         num_new = compared.num_new()
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         if None in tables.versions or tables.replaced or not compared.is_in_line():

@@ -1,17 +1,11 @@
-"""What became of every file: the source compared with the tables, and the outcome of each file, order aside.
-
-All of it is about names, times and hashes, a few hundred bytes a file and no pixels, and Spark takes seconds to plan
-and compile what is done with them in milliseconds. So it is done on the driver, by DuckDB: relational, on all cores,
-and on disk where memory is short.
-"""
+"""What became of every file: the source compared with the tables, and the outcome of each file, order aside."""
 
 from datetime import datetime
-from typing import Any, Self
 
-import duckdb
 import pyarrow as pa
 
 from tasks.etl.decode import Reason
+from tasks.etl.relations import Relations
 from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
 
 READ_AGAIN = (
@@ -108,54 +102,39 @@ class Comparison:
 
     def __init__(
         self,
+        relations: Relations,
         listing: pa.Table,
         ledger: pa.Table,
         held: pa.Table,
         *,
         replaced: bool,
         keep_deleted: bool,
-        temp_folder: str,
     ) -> None:
         """Give every path of the listing or the ledger its status.
 
         That is new, again (unchanged, but read again), unchanged, or gone.
 
         Args:
+            relations: Where it is done.
             listing: Columns of LISTING_ARROW. Another label or predefined split than the ledger's makes a file new.
             ledger: Columns of FILES_ARROW; without a row where there is no table.
             held: sha256, label and split of every row of `images`. A file that the ledger calls stored and whose
                 picture is not there is new: a run was killed between its two commits, or somebody lost the table.
             replaced: Whether the ledger is of another source, where equal paths and times mean nothing.
             keep_deleted: Whether pictures stay though their files are deleted.
-            temp_folder: Where it spills what memory does not hold.
         """
         self._keep = keep_deleted and not replaced
-        # It fetches nothing by itself, and times leave it as they came.
-        settings = {"temp_directory": temp_folder, "autoinstall_known_extensions": "false", "TimeZone": "UTC"}
-        self._database = duckdb.connect(config=dict(settings))
+        self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("held", held)):
-            self._database.register(name, rows)
+            self._relations.add(name, rows)
         names = {"deleted": DELETED, "stored": STORED, "read_again": list(READ_AGAIN)}
-        self._database.execute(COMPARE, names | {"replaced": replaced})
-        self._database.execute("CREATE VIEW live AS SELECT sha256 FROM compared WHERE status = 'unchanged'")
-        self._database.execute(KEPT, {"keep": self._keep})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._database.close()
-
-    def _rows(self, query: str) -> list[tuple[Any, ...]]:
-        return self._database.execute(query).fetchall()
-
-    def _table(self, query: str, schema: pa.Schema) -> pa.Table:
-        rows: Any = self._database.sql(query).to_arrow_table()
-        return rows.cast(schema)
+        self._relations.run(COMPARE, names | {"replaced": replaced})
+        self._relations.run("CREATE VIEW live AS SELECT sha256 FROM compared WHERE status = 'unchanged'")
+        self._relations.run(KEPT, {"keep": self._keep})
 
     def num_new(self) -> int:
         """Return how many files are new or changed."""
-        return int(self._rows("SELECT count(*) FROM compared WHERE status = 'new'")[0][0])
+        return int(self._relations.rows("SELECT count(*) FROM compared WHERE status = 'new'")[0][0])
 
     def is_in_line(self) -> bool:
         """Say whether every file is unchanged, every picture held, and nothing held that nothing stands for."""
@@ -164,14 +143,14 @@ class Comparison:
                AND (SELECT count(*) FROM compared WHERE outcome = 'stored' AND is_held)
                    + (SELECT count(*) FROM kept) = (SELECT count(*) FROM held)
         """
-        return bool(self._rows(query)[0][0])
+        return bool(self._relations.rows(query)[0][0])
 
     def to_read(self) -> pa.Table:
         """Return the columns of LISTING_ARROW of the files to read, by path."""
         query = """
             SELECT path, label, split, size, modified_at FROM compared WHERE status IN ('new', 'again') ORDER BY path
         """
-        return self._table(query, LISTING_ARROW)
+        return self._relations.table(query, LISTING_ARROW)
 
     def resolve(self, read: pa.Table) -> None:
         """Give every file of the source its outcome; it does not depend on the order in which files arrived.
@@ -182,40 +161,40 @@ class Comparison:
         Args:
             read: Columns of READ_ARROW of the files that were to be read.
         """
-        self._database.register("read", read)
+        self._relations.add("read", read)
         names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
         conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}
-        self._database.execute(RESOLVE, names | conflicts)
+        self._relations.run(RESOLVE, names | conflicts)
         # Where the content of a deleted file is back, the files that have it decide.
-        self._database.execute("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
-        self._database.execute(KEPT, {"keep": self._keep})
-        self._database.execute(STORED_PICTURES)
+        self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
+        self._relations.run(KEPT, {"keep": self._keep})
+        self._relations.run(STORED_PICTURES)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
         """Return label, split, outcome, reason and number of the source's files."""
-        return self._rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
+        return self._relations.rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
 
     def kept_groups(self) -> list[tuple[str, str, int]]:
         """Return label, split and number of the pictures that stay though their files are deleted."""
-        return self._rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
+        return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
 
     def parts(self) -> list[tuple[str, int, list[str]]]:
         """Return name, number of rows, and sha256 of the rows to insert, of every part that has such.
 
         A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
         """
-        return self._rows(PARTS)
+        return self._relations.rows(PARTS)
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
         query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
-        return self._table(query, pa.schema([HELD_ARROW.field("sha256")]))
+        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
 
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:
         """Return the rows (columns of FILES_ARROW) that the ledger lacks, and whether all of them are of new paths.
 
         A file that is gone is called deleted.
         """
-        self._database.execute(CHANGES, {"deleted": DELETED, "seen_at": seen_at})
-        num_known = self._rows("SELECT count(*) FROM changes SEMI JOIN ledger USING (path)")[0][0]
-        return self._table("FROM changes ORDER BY path", FILES_ARROW), num_known == 0
+        self._relations.run(CHANGES, {"deleted": DELETED, "seen_at": seen_at})
+        num_known = self._relations.rows("SELECT count(*) FROM changes SEMI JOIN ledger USING (path)")[0][0]
+        return self._relations.table("FROM changes ORDER BY path", FILES_ARROW), num_known == 0

@@ -3,9 +3,10 @@
 from prefect.artifacts import create_table_artifact
 
 from tasks.config import EtlConfig, SparkConfig
-from tasks.etl.checks import DataChecks, validate_tables
+from tasks.etl.checks import DataChecks
 from tasks.etl.delta import at_version, check_table_path
 from tasks.etl.ingest import ingest_source, prepare_ingest
+from tasks.etl.validate import validate_tables
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS

@@ -8,8 +8,8 @@ from PIL import Image
 
 from tasks.config import EtlConfig, SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl.checks import measure_tables, validate_tables
 from tasks.etl.ingest import ingest_images
+from tasks.etl.validate import measure_tables, validate_tables
 from tasks.tracking import prepare_tracking
 from tests.conftest import write_pictures
 

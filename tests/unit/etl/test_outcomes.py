@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tasks.etl.outcomes import Comparison
+from tasks.etl.relations import Relations
 from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -47,7 +47,7 @@ def held(sha256: str, label: str, split: str = "train") -> Row:
 
 
 @pytest.fixture
-def compare(tmp_path: Path):
+def compare():
     """Return a maker of comparisons of rows."""
 
     @contextmanager
@@ -59,15 +59,15 @@ def compare(tmp_path: Path):
         replaced: bool = False,
         keep_deleted: bool = False,
     ) -> Iterator[Comparison]:
-        with Comparison(
-            pa.Table.from_pylist(listing, schema=LISTING_ARROW),
-            pa.Table.from_pylist(ledger, schema=FILES_ARROW),
-            pa.Table.from_pylist(images, schema=HELD_ARROW),
-            replaced=replaced,
-            keep_deleted=keep_deleted,
-            temp_folder=str(tmp_path),
-        ) as comparison:
-            yield comparison
+        with Relations() as relations:
+            yield Comparison(
+                relations,
+                pa.Table.from_pylist(listing, schema=LISTING_ARROW),
+                pa.Table.from_pylist(ledger, schema=FILES_ARROW),
+                pa.Table.from_pylist(images, schema=HELD_ARROW),
+                replaced=replaced,
+                keep_deleted=keep_deleted,
+            )
 
     return make
 

@@ -1,0 +1,149 @@
+"""Data validation: what a version of the tables holds, measured once before training sees it."""
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tasks import tracking
+from tasks.config import EtlConfig
+from tasks.errors import WrongInput
+from tasks.etl import delta
+from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
+from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
+from tasks.etl.relations import Relations
+from tasks.refs import EtlReport
+from tasks.schema import FILES_ARROW, IMAGES_ARROW, SPLITS
+from tasks.storage import Storage
+
+logger = logging.getLogger("lakevision.etl")
+
+QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
+
+PICTURES_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
+
+HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int64()) for split in SPLITS)])
+
+COUNT_HASHES = """
+SELECT dhash, count_if(split = 'train') AS train, count_if(split = 'val') AS val, count_if(split = 'test') AS test
+FROM images WHERE dhash IS NOT NULL GROUP BY dhash ORDER BY dhash
+"""
+
+FIRST_OF_EACH = """
+SELECT dhash, split, label, coalesce((SELECT min(path) FROM files WHERE files.sha256 = images.sha256), sha256)
+FROM images WHERE dhash IN $hashes
+QUALIFY row_number() OVER (PARTITION BY dhash, split ORDER BY sha256) = 1
+ORDER BY split
+"""
+
+
+def measure_tables(spark: SparkSession, report: EtlReport, etl: EtlConfig) -> DataChecks:
+    """Measure exactly the versions of a report; only columns without pixels are read.
+
+    Raises:
+        WrongInput: A content is in more than one split, which no run of the ETL writes.
+    """
+    with Relations(spark) as tables:
+        tables.add("images", delta.read_columns(spark, report.images, PICTURES_ARROW))
+        tables.add("files", delta.read_columns(spark, report.files, FILES_ARROW))
+        _check_leakage(tables, report)
+        found = tables.rows("SELECT outcome, reason, count(*) FROM files WHERE outcome <> 'deleted' GROUP BY ALL")
+        outcomes: dict[str, int] = {}
+        for outcome, _reason, count in found:
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+        bad = tables.rows(
+            "SELECT path, reason, detail FROM files WHERE outcome = 'quarantined' ORDER BY path LIMIT $limit",
+            {"limit": NUM_LISTED},
+        )
+        shares = {"shares": list(QUANTILES.values())}
+        (sides,) = tables.rows(
+            "SELECT quantile_disc(width, $shares), quantile_disc(height, $shares) FROM images", shares
+        )
+        widths, heights = (dict(zip(QUANTILES, side or [], strict=False)) for side in sides)
+        near = _find_near(tables, etl.near_duplicate_bits)
+        return DataChecks(
+            images=report.images,
+            files=report.files,
+            classes=report.classes,
+            outcomes=outcomes,
+            reasons={reason: count for _, reason, count in sorted(found, key=lambda row: row[1] or "") if reason},
+            widths=widths,
+            heights=heights,
+            leaked=0,
+            near_duplicates=near.num_pairs,
+            near_duplicates_complete=near.complete,
+            near_duplicate_bits=etl.near_duplicate_bits,
+            nearest=_name_pairs(tables, near),
+            quarantined=[BadFile(path=path, reason=reason, detail=detail) for path, reason, detail in bad],
+        )
+
+
+def _check_leakage(tables: Relations, report: EtlReport) -> None:
+    leaked = len(tables.rows("SELECT sha256 FROM images GROUP BY sha256 HAVING count(DISTINCT split) > 1"))
+    if leaked:
+        raise WrongInput(
+            f"{leaked} pictures of '{report.images.path}' version {report.images.version} are in more than one split, "
+            "so no accuracy on them can be believed: something else than the ETL wrote this table; restore an earlier "
+            "version, or give other tables (storage.tables or LAKEVISION_HOME)"
+        )
+
+
+def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
+    # Distinct hashes and their counts, 32 bytes a picture, where a join of all with all fits nowhere.
+    table = tables.table(COUNT_HASHES, HASHES_ARROW)
+    counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
+    return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
+
+
+def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
+    """Name one picture a side for each listed pair of hashes: the first by sha256 of two splits that differ."""
+    hashes = sorted({value for pair in near.closest for value in pair})
+    by_hash: dict[int, list[tuple[str, str, str]]] = {}
+    for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:
+        by_hash.setdefault(value, []).append((path, label, split))
+    pairs = []
+    for (first, second), bits in zip(near.closest, near.bits, strict=True):
+        one, other = next((a, b) for a in by_hash[first] for b in by_hash[second] if a[2] != b[2])
+        (path, label, split), (other_path, other_label, other_split) = one, other
+        pairs.append(
+            NearPair(
+                bits=bits,
+                path=path,
+                label=label,
+                split=split,
+                other_path=other_path,
+                other_label=other_label,
+                other_split=other_split,
+            )
+        )
+    return pairs
+
+
+def validate_tables(
+    spark: SparkSession, report: EtlReport, etl: EtlConfig, storage: Storage, tags: dict[str, str]
+) -> DataChecks:
+    """Measure the versions of a report and log them to MLflow; versions that were measured before are looked up there.
+
+    Raises:
+        WrongInput: As `measure_tables`.
+    """
+    versions = [f"{table.table_id}@{table.version}" for table in (report.images, report.files)]
+    key = "data-validation-2:" + ":".join([*versions, str(etl.near_duplicate_bits)])
+    logged = tracking.find_data_checks(storage, key)
+    if logged is not None:
+        return DataChecks.model_validate(logged)
+    checks = measure_tables(spark, report, etl)
+    columns = {
+        "checks": checks.rows(),
+        "near_duplicates": [pair.model_dump() for pair in checks.nearest],
+        "quarantined": [file.model_dump() for file in checks.quarantined],
+    }
+    table_tags = {"lakevision.table": report.images.path, "lakevision.table_version": str(report.images.version)}
+    tracking.log_data_checks(storage, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
+    logger.info("data validation: %s", "; ".join(f"{row['check']} {row['value']}" for row in checks.rows()))
+    if checks.quarantined:
+        named = "; ".join(f"{file.path} ({file.reason})" for file in checks.quarantined)
+        more = sum(checks.reasons.values()) - len(checks.quarantined)
+        logger.info("quarantined: %s%s", named, f"; and {more} more in {report.files.path}" if more else "")
+    return checks
