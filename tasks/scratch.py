@@ -1,10 +1,19 @@
-"""Temporary files of a local Spark: a folder a session, removed with it, or by the next one where that was killed."""
+"""Temporary files of Spark and DuckDB: a folder a session, removed with it, or by the next where that was killed."""
 
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 
 import filelock
+
+from tasks.storage import Storage
+
+
+def scratch_root(storage: Storage) -> Path:
+    """Return the folder of all temporary files of the home."""
+    # Spark takes a comma for the end of a folder's name.
+    return Path(tempfile.gettempdir() if "," in storage.home else storage.home) / "spark-temp"
 
 
 class Scratch:

@@ -4,23 +4,25 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
 from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder, java_options
-from tasks.scratch import Scratch
+from tasks.scratch import Scratch, scratch_root
 from tasks.spark_failure import failure_in_text
 from tasks.storage import Storage
 from tasks.worker_log import forward_worker_lines, stderr_into
 
 logger = logging.getLogger("lakevision.spark")
+
+Result = TypeVar("Result")
 
 STOP_SECONDS = 120
 """In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
@@ -136,9 +138,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     java = check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if config.master.startswith("local"):  # on a cluster, executors have places of their own
-        # Spark takes a comma for the end of a folder's name.
-        root = tempfile.gettempdir() if "," in storage.home else storage.home
-        _kept.scratch = Scratch(Path(root) / "spark-temp")
+        _kept.scratch = Scratch(scratch_root(storage))
     builder = SparkSession.builder.master(config.master).appName("lakevision")
     scratch = None if _kept.scratch is None else _kept.scratch.folder
     for name, value in _settings(config, storage, scratch, java).items():
@@ -158,6 +158,28 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
             _kept.session = session
         else:
             _stop(session)
+
+
+class NeedsSpark(Exception):
+    """What was to be done without Spark cannot be: for `without_spark_first`, never for a person."""
+
+
+def without_spark_first(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
+    """Do work without a session where it can be, since one takes seconds to start, and with one where it cannot.
+
+    Args:
+        work: Raises NeedsSpark before it has changed anything, where it is given no session and needs one.
+        config: As `spark_session`.
+        storage: As `spark_session`.
+
+    Raises:
+        WrongInput: As `spark_session`; so with SparkFailed.
+    """
+    try:
+        return work(None)
+    except NeedsSpark:
+        with spark_session(config, storage) as session:
+            return work(session)
 
 
 def _stop(session: SparkSession) -> None:

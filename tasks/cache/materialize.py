@@ -26,7 +26,7 @@ from tasks.cache.write import make_writer
 from tasks.config import CacheConfig, SparkConfig
 from tasks.disk import check_writable, existing_folder, full_disk_named
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark import spark_session
@@ -183,7 +183,7 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
     check_writable(storage.home, "storage.home")
     check_writable(storage.cache, "storage.cache")
     with spark_session(config, storage) as spark:
-        images = delta.read_version(spark, table)
+        images = snapshots.read_version(spark, table)
         content = read_content(images.select("sha256", "label", "split"))
         check_content(content, table)
         url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache)}"

@@ -1,26 +1,19 @@
-"""Delta tables: existence, versions, properties, and the three ways of writing, each one commit."""
+"""Delta tables: their files, their properties, and the three ways of writing, each one commit."""
 
 import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-import deltalake
 import fsspec
-import pyarrow as pa
-import pyarrow.dataset
 from delta.tables import DeltaTable
-from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
-from tasks.refs import TableRef
-from tasks.storage import local_path
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
@@ -86,98 +79,15 @@ def count_data_files(path: str) -> int:
     return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One version of a table, and the properties and columns it has there."""
-
-    table: TableRef
-    properties: dict[str, str]
-    schema: StructType
-
-
-def newest_snapshot(spark: SparkSession, path: str) -> Snapshot | None:
-    """Return the newest version of the table, or None where no Delta table is.
-
-    Asked of Delta's log itself: the SQL commands for it, `DESCRIBE HISTORY` and `DESCRIBE DETAIL`, are Spark jobs of a
-    second each, and a run asks often.
-    """
-    jvm: Any = spark._jvm
-    log = _log(spark, path)
-    snapshot = log.update(False, _none(jvm), _none(jvm))
-    if snapshot.version() < 0:
-        return None
-    metadata = snapshot.metadata()
-    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    ref = TableRef(path=path, version=snapshot.version(), table_id=metadata.id())
-    schema = StructType.fromJson(json.loads(metadata.schemaString()))
-    return Snapshot(ref, dict(as_java(metadata.configuration())), schema)
-
-
-def _log(spark: SparkSession, path: str) -> Any:
+def delta_log(spark: SparkSession, path: str) -> Any:
+    """Return Delta's own object for the table's log, in the JVM."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
 
 
-def _none(jvm: Any) -> Any:
+def scala_none(jvm: Any) -> Any:
+    """Return Scala's None."""
     return getattr(getattr(jvm.scala, "None$"), "MODULE$")
-
-
-def has_table(spark: SparkSession, path: str) -> bool:
-    """Say whether a Delta table is at `path`."""
-    return newest_snapshot(spark, path) is not None
-
-
-def latest(spark: SparkSession, path: str) -> TableRef:
-    """Return the newest version of the table, resolved once, so that later reads agree.
-
-    Raises:
-        WrongInput: No Delta table is there.
-    """
-    snapshot = newest_snapshot(spark, path)
-    if snapshot is None:
-        raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
-    return snapshot.table
-
-
-def at_version(spark: SparkSession, path: str, version: int | None) -> TableRef:
-    """Return the asked-for version of the table, or the newest.
-
-    Raises:
-        WrongInput: No Delta table is there, or it has no such version any more.
-    """
-    newest = latest(spark, path)
-    if version is None:
-        return newest
-    versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
-    if version not in versions:
-        raise WrongInput(
-            f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
-            "choose one of them, or leave it empty for the newest"
-        )
-    return newest.model_copy(update={"version": version})
-
-
-def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
-    """Return the rows of exactly this version."""
-    return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
-
-
-def read_columns(spark: SparkSession, table: TableRef, schema: pa.Schema) -> pa.Table:
-    """Return these columns of exactly this version, all rows in memory.
-
-    Spark's first look at a table takes five seconds, of which it compiles most. So what lies on a local disk delta-rs
-    finds and Arrow reads, and Spark what only Spark can: a store, whose credentials it has, and a table to which
-    another program gave newer features of the protocol.
-    """
-    folder = local_path(table.path)
-    if folder is not None and "%" not in str(folder):  # delta-rs decodes a percent sign once too often
-        found = deltalake.DeltaTable(folder.absolute().as_uri(), version=table.version)
-        if found.protocol().min_reader_version == 1:
-            files = [str(folder / name) for name in pa.table(found.get_add_actions())["path"].to_pylist()]
-            # Times are in the older of Parquet's two types in what Spark writes.
-            layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-            return pyarrow.dataset.dataset(files, schema=schema, format=layout).to_table()
-    return read_version(spark, table).select(*schema.names).toArrow().cast(schema)
 
 
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
@@ -235,7 +145,7 @@ def commit_files(
     """
     jvm: Any = spark._jvm
     delta = jvm.org.apache.spark.sql.delta
-    transaction = _log(spark, path).startTransaction()
+    transaction = delta_log(spark, path).startTransaction()
     if transaction.readVersion() != (-1 if version is None else version):
         raise TableChanged(f"another program wrote to '{path}' during this run: run again")
     if version is None:
@@ -262,7 +172,7 @@ def commit_files(
             "stats": json.dumps({"numRecords": num_rows}),
         }
         actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
-    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_none(jvm)] * 3)
+    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[scala_none(jvm)] * 3)
     transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
 
 

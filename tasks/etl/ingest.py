@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config import EtlConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
-from tasks.etl import delta
+from tasks.etl import delta, snapshots
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
 from tasks.etl.outcomes import Comparison
@@ -19,7 +19,7 @@ from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import check_columns, check_properties, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
-from tasks.etl.staging import staged_parts, sweep_killed_runs
+from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -32,7 +32,7 @@ from tasks.schema import (
     READ_ARROW,
     STORED,
 )
-from tasks.spark import keep_spark, spark_session
+from tasks.spark import NeedsSpark, keep_spark, without_spark_first
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -63,20 +63,20 @@ class _Tables:
     replaced: bool
 
 
-def _open_tables(spark: SparkSession, etl: EtlConfig, storage: Storage, wanted: dict[str, str]) -> _Tables:
+def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, wanted: dict[str, str]) -> _Tables:
     """Open the tables at their latest versions, and refuse those that this run must not write."""
     replaced = False
     rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
-        snapshot = delta.newest_snapshot(spark, path)
+        snapshot = snapshots.newest_snapshot(spark, path)
         versions.append(None if snapshot is None else snapshot.table.version)
         if snapshot is None:
             continue
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
         check_columns(snapshot.schema, schema, path)
-        rows[name] = delta.read_columns(spark, snapshot.table, rows[name].schema)
+        rows[name] = snapshots.read_columns(spark, snapshot.table, rows[name].schema)
     return _Tables(storage.table("images"), storage.table("files"), rows["files"], rows["images"], versions, replaced)
 
 
@@ -128,13 +128,13 @@ def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlR
         WrongInput: As `prepare_ingest` and `ingest_source`.
     """
     with keep_spark():  # a URL is listed by the session that reads it
-        source = prepare_ingest(etl, storage, config)
-        with spark_session(config, storage) as spark:
-            return ingest_source(spark, etl, source, storage)
+        return ingest_source(etl, prepare_ingest(etl, storage, config), storage, config)
 
 
-def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
+def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: SparkConfig) -> EtlReport:
     """Bring the tables `images` and `files` in line with the listed source, one run at a time.
+
+    Where both are in line with it already, Spark does not start.
 
     `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
     nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
@@ -148,15 +148,19 @@ def ingest_source(spark: SparkSession, etl: EtlConfig, source: Source, storage: 
         TableChanged: Another program wrote to one of the tables meanwhile; that is as it left it, and the next run
             brings both in line.
     """
-    with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
-        return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
+
+    def ingest(spark: SparkSession | None) -> EtlReport:
+        with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
+            return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
+
+    return without_spark_first(ingest, config, storage)
 
 
-def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
+def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
     wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
-    with Relations(spark) as relations:
+    with Relations(storage) as relations:
         compared = Comparison(
             relations,
             source.listing,
@@ -166,18 +170,22 @@ def _ingest(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storag
             keep_deleted=etl.deleted == "keep",
         )
         num_new = compared.num_new()
+        in_line = not (None in tables.versions or tables.replaced) and compared.is_in_line()
+        # What a killed run left is swept only when its JVM is gone, which takes one of ours to know.
+        if spark is None and not (in_line and all(is_swept(path) for path in paths)):
+            raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
-        if None in tables.versions or tables.replaced or not compared.is_in_line():
+        if spark is not None and not in_line:
             counts = _bring_in_line(spark, etl, source, compared, tables, wanted)
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
             for path in paths:
                 sweep_killed_runs(path)
-    if tables.replaced:
+    if spark is not None and tables.replaced:
         for path in paths:
             delta.set_properties(spark, path, wanted)
-    images, files = (delta.latest(spark, path) for path in paths)
+    images, files = (snapshots.latest(spark, path) for path in paths)
     report = EtlReport(
         images=images,
         files=files,

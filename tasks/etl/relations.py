@@ -4,27 +4,24 @@ For what is about names, times and hashes, a few hundred bytes a file and no pix
 compile what DuckDB does with them in milliseconds, on all cores, and on disk where memory is short.
 """
 
-import tempfile
 from typing import Any, Self
 
 import duckdb
 import pyarrow as pa
-from pyspark.sql import SparkSession
+
+from tasks.scratch import Scratch, scratch_root
+from tasks.storage import Storage
 
 
 class Relations:
     """Arrow tables by name, views and tables made of them, and what SQL says of them."""
 
-    def __init__(self, spark: SparkSession | None = None) -> None:
-        """Start without any.
-
-        Args:
-            spark: The session below whose temporary files lie those of what memory does not hold.
-        """
-        folder = None if spark is None else spark.conf.get("spark.local.dir", None)
+    def __init__(self, storage: Storage) -> None:
+        """Start without any; what memory does not hold lies among the temporary files of the home."""
+        self._scratch = Scratch(scratch_root(storage))
         # It fetches no extension by itself, and times leave it as they came.
         settings = {
-            "temp_directory": folder or tempfile.gettempdir(),
+            "temp_directory": str(self._scratch.folder / "duckdb"),
             "autoinstall_known_extensions": "false",
             "TimeZone": "UTC",
         }
@@ -35,6 +32,7 @@ class Relations:
 
     def __exit__(self, *_error: object) -> None:
         self._database.close()
+        self._scratch.remove()
 
     def add(self, name: str, rows: pa.Table) -> None:
         """Give an Arrow table a name; it is not copied."""
@@ -48,7 +46,7 @@ class Relations:
         """Return the rows of a query."""
         return self._database.execute(query, values).fetchall()
 
-    def table(self, query: str, schema: pa.Schema) -> pa.Table:
+    def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
         """Return the rows of a query, cast to these columns."""
-        rows: Any = self._database.sql(query).to_arrow_table()
+        rows: Any = self._database.sql(query, params=values).to_arrow_table()
         return rows.cast(schema)

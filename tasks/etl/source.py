@@ -13,7 +13,7 @@ from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
 from tasks.file_systems import scheme_of
-from tasks.spark import spark_session
+from tasks.spark import NeedsSpark, spark_session
 from tasks.storage import Storage, local_path
 
 
@@ -69,19 +69,22 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
         return Source(location, _list_url(spark, location, etl), before)
 
 
-def list_again_if_old(spark: SparkSession, etl: EtlConfig, source: Source, storage: Storage) -> Source:
+def list_again_if_old(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
     """Return the source as it is, or listed anew where another run committed since it was listed.
 
     With an older listing, what that run brought in would count as deleted.
 
     Raises:
         WrongInput: As `check_source`, `list_remote` and `check_labels`.
+        NeedsSpark: There is no session, and a URL is to be listed.
     """
     now = newest_commit(storage.table("files"))
     if now == source.before:
         return source
     if isinstance(source.location, Path):
         return Source(source.location, check_source(source.location, etl), now)
+    if spark is None:
+        raise NeedsSpark
     return Source(source.location, _list_url(spark, source.location, etl), now)
 
 

@@ -51,6 +51,15 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     _sweep(path, target.run, done=True)
 
 
+def is_swept(path: str) -> bool:
+    """Say whether no run left a mark in the table's log, or it is another's to remove."""
+    filesystem, root = fsspec.core.url_to_fs(path)
+    if local_path(path) is None:
+        return True
+    names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
+    return not any(name.startswith(MARK) for name in names)
+
+
 def sweep_killed_runs(path: str) -> None:
     """Remove what killed runs left of a table whose rows are all as they must be: their driver died, their JVM went on.
 

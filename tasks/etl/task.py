@@ -4,13 +4,14 @@ from prefect.artifacts import create_table_artifact
 
 from tasks.config import EtlConfig, SparkConfig
 from tasks.etl.checks import DataChecks
-from tasks.etl.delta import at_version, check_table_path
+from tasks.etl.delta import check_table_path
 from tasks.etl.ingest import ingest_source, prepare_ingest
+from tasks.etl.snapshots import at_version
 from tasks.etl.validate import validate_tables
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
-from tasks.spark import keep_spark, spark_session
+from tasks.spark import keep_spark, without_spark_first
 from tasks.storage import Storage
 from tasks.tracking import check_tracking
 
@@ -21,9 +22,8 @@ def ingest(etl: EtlConfig, storage: Storage, spark: SparkConfig) -> EtlReport:
     with keep_spark():  # a URL is listed by the session that reads it
         source = prepare_ingest(etl, storage, spark)
         check_tracking(storage)
-        with spark_session(spark, storage) as session:
-            report = ingest_source(session, etl, source, storage)
-            checks = validate_tables(session, report, etl, storage, flow_run_tags())
+        report = ingest_source(etl, source, storage, spark)
+        checks = validate_tables(report, etl, storage, spark, flow_run_tags())
     publish_tables(report, checks)
     return report if report.changed else skipped(report, "no new, changed or deleted files")
 
@@ -57,5 +57,4 @@ def choose_images(version: int | None, storage: Storage, spark: SparkConfig) -> 
     """Return the asked-for version of the table `images`, or the latest, resolved once for all that follows."""
     path = storage.table("images")
     check_table_path(path)
-    with spark_session(spark, storage) as session:
-        return at_version(session, path, version)
+    return without_spark_first(lambda session: at_version(session, path, version), spark, storage)

@@ -7,14 +7,15 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks import tracking
-from tasks.config import EtlConfig
+from tasks.config import EtlConfig, SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.etl.relations import Relations
 from tasks.refs import EtlReport
 from tasks.schema import FILES_ARROW, IMAGES_ARROW, SPLITS
+from tasks.spark import without_spark_first
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.etl")
@@ -38,15 +39,16 @@ ORDER BY split
 """
 
 
-def measure_tables(spark: SparkSession, report: EtlReport, etl: EtlConfig) -> DataChecks:
+def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig, storage: Storage) -> DataChecks:
     """Measure exactly the versions of a report; only columns without pixels are read.
 
     Raises:
+        NeedsSpark: There is no session, and only Spark can read the tables.
         WrongInput: A content is in more than one split, which no run of the ETL writes.
     """
-    with Relations(spark) as tables:
-        tables.add("images", delta.read_columns(spark, report.images, PICTURES_ARROW))
-        tables.add("files", delta.read_columns(spark, report.files, FILES_ARROW))
+    with Relations(storage) as tables:
+        tables.add("images", snapshots.read_columns(spark, report.images, PICTURES_ARROW))
+        tables.add("files", snapshots.read_columns(spark, report.files, FILES_ARROW))
         _check_leakage(tables, report)
         found = tables.rows("SELECT outcome, reason, count(*) FROM files WHERE outcome <> 'deleted' GROUP BY ALL")
         outcomes: dict[str, int] = {}
@@ -121,7 +123,7 @@ def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
 
 
 def validate_tables(
-    spark: SparkSession, report: EtlReport, etl: EtlConfig, storage: Storage, tags: dict[str, str]
+    report: EtlReport, etl: EtlConfig, storage: Storage, config: SparkConfig, tags: dict[str, str]
 ) -> DataChecks:
     """Measure the versions of a report and log them to MLflow; versions that were measured before are looked up there.
 
@@ -133,7 +135,7 @@ def validate_tables(
     logged = tracking.find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
-    checks = measure_tables(spark, report, etl)
+    checks = without_spark_first(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
     columns = {
         "checks": checks.rows(),
         "near_duplicates": [pair.model_dump() for pair in checks.nearest],

@@ -11,7 +11,7 @@ from tasks import tracking
 from tasks.config import MaintainConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.etl import delta, snapshots
 from tasks.refs import MaintenanceReport, TableMaintenance
 from tasks.spark import spark_session
 from tasks.storage import Storage
@@ -74,7 +74,7 @@ def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, versi
     DeltaTable.forPath(spark, path).vacuum(float(hours))
     after = delta.count_data_files(path)
     done = TableMaintenance(
-        table=delta.latest(spark, path),
+        table=snapshots.latest(spark, path),
         files_compacted=metrics["numFilesRemoved"],
         files_written=metrics["numFilesAdded"],
         files_deleted=before - after,

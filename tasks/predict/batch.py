@@ -3,29 +3,40 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
+import pyarrow as pa
 from pyspark import SparkFiles
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks import tracking
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.etl import delta, snapshots
+from tasks.etl.relations import Relations
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark import spark_session
+from tasks.spark import NeedsSpark, without_spark_first
 from tasks.storage import Storage
 from tasks.turns import take_turn
 from tasks.worker_log import say
 
 logger = logging.getLogger("lakevision.predict")
+
+PENDING_ARROW = pa.schema([("sha256", pa.string())])
+
+KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
+
+PENDING = """
+FROM pictures ANTI JOIN (FROM predictions WHERE model_name = $name AND model_version = $version) USING (sha256)
+"""
 
 
 def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[[str], Column]:
@@ -66,25 +77,25 @@ def _champion(storage: Storage, promote: PromoteConfig, alias: str) -> ModelRef:
     return model
 
 
-def _pending(spark: SparkSession, pictures: DataFrame, predictions: str, model: ModelRef) -> DataFrame:
-    """Return the pictures without a prediction by this model version."""
-    if not delta.has_table(spark, predictions):
-        return pictures
-    done = (
-        spark.read.format("delta")
-        .load(predictions)
-        .where((F.col("model_name") == model.name) & (F.col("model_version") == model.version))
-    )
-    return pictures.join(done.select("sha256"), on="sha256", how="left_anti")
+def _pending(
+    spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
+) -> pa.Table:
+    """Return sha256 of the pictures without a prediction by this model version."""
+    with Relations(storage) as relations:
+        relations.add("pictures", snapshots.read_columns(spark, table, PENDING_ARROW))
+        done = snapshots.newest_snapshot(spark, predictions)
+        held = KEYS_ARROW.empty_table() if done is None else snapshots.read_columns(spark, done.table, KEYS_ARROW)
+        relations.add("predictions", held)
+        return relations.table(PENDING, PENDING_ARROW, {"name": model.name, "version": model.version})
 
 
-def check_pictures(pictures: DataFrame, path: str) -> None:
+def check_pictures(columns: Iterable[str], path: str) -> None:
     """Refuse a table without the columns that inference reads.
 
     Raises:
         WrongInput: Names the missing columns.
     """
-    missing = sorted({"sha256", "content"} - set(pictures.columns))
+    missing = sorted({"sha256", "content"} - set(columns))
     if missing:
         raise WrongInput(
             f"predict.table is '{path}', which has no column {', '.join(missing)}: "
@@ -101,6 +112,8 @@ def predict_batch(
     model: ModelRef | None = None,
 ) -> PredictReport:
     """Predict every picture that has no prediction by this model version, and merge the result into `predictions`.
+
+    Where none lacks one, Spark does not start.
 
     Args:
         predict: Settings of inference.
@@ -121,27 +134,39 @@ def predict_batch(
     delta.check_table_path(predictions)
     check_writable(storage.home, "storage.home")
     check_writable(predictions, "predict.predictions")
-    with (
-        spark_session(config, storage) as spark,
-        TemporaryDirectory() as scratch,
-        take_turn(predictions, spark),
-        full_disk_named(predictions, storage.home),
-    ):
-        table = table or delta.latest(spark, path)
-        pictures = delta.read_version(spark, table)
-        check_pictures(pictures, path)
-        pending = _pending(spark, pictures.select("sha256", "content"), predictions, model)
-        num_pending = pending.count()
-        errors, seconds = 0, 0.0
-        if num_pending:
-            began = time.perf_counter()
+
+    def run(spark: SparkSession | None) -> PredictReport:
+        with take_turn(predictions, spark), full_disk_named(predictions, storage.home):
+            return _predict(spark, table or snapshots.latest(spark, path), predictions, model, predict, storage)
+
+    return without_spark_first(run, config, storage)
+
+
+def _predict(
+    spark: SparkSession | None,
+    table: TableRef,
+    predictions: str,
+    model: ModelRef,
+    predict: PredictConfig,
+    storage: Storage,
+) -> PredictReport:
+    check_pictures(snapshots.columns_of(spark, table), table.path)
+    pending = _pending(spark, table, predictions, model, storage)
+    errors, seconds = 0, 0.0
+    if pending.num_rows:
+        if spark is None:
+            raise NeedsSpark
+        began = time.perf_counter()
+        pictures = snapshots.read_version(spark, table).select("sha256", "content")
+        pictures = pictures.join(F.broadcast(spark.createDataFrame(pending)), on="sha256", how="left_semi")
+        with TemporaryDirectory() as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
-            errors = _predict_pending(spark, pending, predictions, package, model, predict.batch_size)
-            seconds = time.perf_counter() - began
-        written = delta.latest(spark, predictions)
-    rate = f", {num_pending / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
-    logger.info("%d pictures predicted by %s version %d%s", num_pending, model.name, model.version, rate)
-    return PredictReport(predictions=written, model=model, predicted=num_pending, errors=errors, seconds=seconds)
+            errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)
+        seconds = time.perf_counter() - began
+    written = snapshots.latest(spark, predictions)
+    rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
+    logger.info("%d pictures predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
+    return PredictReport(predictions=written, model=model, predicted=pending.num_rows, errors=errors, seconds=seconds)
 
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
@@ -175,7 +200,7 @@ def _predict_pending(
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()
-        if delta.has_table(spark, predictions):
+        if snapshots.has_table(spark, predictions):
             delta.merge(spark, predictions, new, PREDICTIONS_KEY).whenNotMatchedInsertAll().execute()
         else:
             delta.create_table(predictions, new, {})

@@ -17,7 +17,6 @@ from tests.faults.killing import (
     kill_in,
     leftovers,
     run_and_read,
-    session_folders,
     start_run,
 )
 from tests.faults.one_run import SPARK, make_storage, settings
@@ -49,12 +48,11 @@ def check_killed_in_company(undisturbed: Undisturbed, home: Path) -> None:
         waiting = next((number for number in (0, 1) if "waiting until it ends" in logs[number].read_text()), None)
         time.sleep(0.05)
     assert waiting is not None, [log.read_text() for log in logs]
-    runs[1 - waiting].kill()
+    assert kill_in(runs[1 - waiting], "driver", "reading", storage, seconds=0), logs[1 - waiting].read_text()
     killed = kill_in(runs[waiting], "jvm", "building", storage, seconds=0)
     said = [end_run(process, log) for process, log in zip(runs, logs, strict=True)]
     assert killed, said
     assert runs[1 - waiting].returncode == -signal.SIGKILL, said
-    assert session_folders(storage), "a killed driver removed its session's folder"
     check_made_good(undisturbed, storage)
 
 
@@ -97,11 +95,11 @@ def check_changing_source(undisturbed: Undisturbed, folder: Path) -> None:
     """Files change, and one goes, while they are read: the run ends, and the next one has what is there then."""
     source, storage = folder / "source", make_storage(folder / "home")
     shutil.copytree(undisturbed.source, source)
-    with spark_session(SPARK, storage) as spark:
+    with spark_session(SPARK, storage):
         listed = prepare_ingest(settings(source), storage, SPARK)
         (source / "red" / "000.png").rename(folder / "gone.png")
         with _Writer(source / "green" / "000.png", source / "blue" / "000.png"):
-            report = ingest_source(spark, settings(source), listed, storage)
+            report = ingest_source(settings(source), listed, storage, SPARK)
         # What nobody wrote to is stored; the file that went is not.
         assert listed.listing.num_rows - 3 <= report.stored < listed.listing.num_rows
         (folder / "gone.png").rename(source / "red" / "000.png")

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.cache.materialize import materialize_cache
 from tasks.errors import DiskFull, WrongInput
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.etl.staging import MARK
 from tasks.refs import TableRef
@@ -86,7 +86,7 @@ def check_full_in_growth(disk: Disk, undisturbed: Undisturbed, free_kilobytes: i
     with pytest.raises(DiskFull, match=r"a disk was full .*'.*/tables' has [\d.]+ MB free"):
         ingest_images(settings(source), disk.storage, SPARK)
     with spark_session(SPARK, disk.storage) as spark:
-        assert delta.latest(spark, images.path) == images
+        assert snapshots.latest(spark, images.path) == images
     disk.remount("size=20m")
     assert run_and_read(source, disk.storage) == undisturbed.held
     assert leftovers(disk.storage) == []

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
-from tasks.etl import delta
+from tasks.etl import delta, snapshots
 from tasks.etl.staging import MARK
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, SPLITS
@@ -69,7 +69,9 @@ def run_and_read(source: Path, storage: Storage) -> Held:
 def read_held(storage: Storage, ref: CacheRef) -> Held:
     """Read the newest tables, and every byte and every picture of the cache."""
     with spark_session(SPARK, storage) as spark:
-        images, files = (delta.read_version(spark, delta.latest(spark, storage.table(n))) for n in ("images", "files"))
+        images, files = (
+            snapshots.read_version(spark, snapshots.latest(spark, storage.table(n))) for n in ("images", "files")
+        )
         pictures, paths = images.drop("ingested_at").collect(), files.drop("seen_at", "modified_at").collect()
     stored = [
         (*map(str, (row | {"content": hashlib.sha256(row["content"]).hexdigest()}).values()),)

@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkContext
 
 from tasks.config import EtlConfig, SparkConfig
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.spark import keep_spark, spark_session
 from tasks.storage import Storage
@@ -38,8 +38,8 @@ def kill_jvm_after(seconds: float) -> threading.Thread:
 def rows(storage: Storage) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
     """Return the rows of both tables, without the times at which they were written."""
     with spark_session(SparkConfig(), storage) as spark:
-        images = delta.read_version(spark, delta.latest(spark, storage.table("images")))
-        files = delta.read_version(spark, delta.latest(spark, storage.table("files")))
+        images = snapshots.read_version(spark, snapshots.latest(spark, storage.table("images")))
+        files = snapshots.read_version(spark, snapshots.latest(spark, storage.table("files")))
         return (
             {tuple(map(str, row)) for row in images.drop("ingested_at").collect()},
             {tuple(map(str, row)) for row in files.drop("seen_at").collect()},

@@ -5,7 +5,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tasks.config import EtlConfig, SparkConfig
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.refs import EtlReport
 from tasks.storage import Storage
@@ -37,4 +37,4 @@ def stored(spark: SparkSession, storage: Storage) -> dict[str, str]:
 
 def versions(spark: SparkSession, storage: Storage) -> tuple[int, int]:
     """Return the newest versions of images and files."""
-    return tuple(delta.latest(spark, storage.table(name)).version for name in ("images", "files"))
+    return tuple(snapshots.latest(spark, storage.table(name)).version for name in ("images", "files"))

@@ -7,7 +7,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.config import StorageConfig
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
 from tasks.storage import resolve_storage
@@ -17,9 +17,9 @@ from tests.integration.etl_tables import ingest
 
 def both(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[dict]]:
     """Return the rows, in order, as `read_columns` and as Spark reads them."""
-    found = delta.read_columns(spark, table, schema)
+    found = snapshots.read_columns(spark, table, schema)
     assert found.schema.equals(schema)
-    by_spark = delta.read_version(spark, table).select(*schema.names).toArrow()
+    by_spark = snapshots.read_version(spark, table).select(*schema.names).toArrow()
     key = schema.names[0]
     return tuple(sorted(rows.to_pylist(), key=lambda row: row[key]) for rows in (found, by_spark.cast(schema)))
 
@@ -49,5 +49,5 @@ def test_rows_that_another_program_deleted_by_a_vector_are_not_read(spark, tmp_p
     spark.range(100).withColumnRenamed("id", "number").coalesce(1).write.format("delta").save(path)
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     DeltaTable.forPath(spark, path).delete("number < 10")
-    ours, theirs = both(spark, delta.latest(spark, path), schema)
+    ours, theirs = both(spark, snapshots.latest(spark, path), schema)
     assert ours == theirs == [{"number": number} for number in range(10, 100)]

@@ -32,7 +32,7 @@ def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, s
     listed = prepare_ingest(settings, storage, SparkConfig())
     write_pictures(source, per_class=1, first=100)
     ingest(source, storage)
-    report = ingest_source(spark, settings, listed, storage)
+    report = ingest_source(settings, listed, storage, SparkConfig())
     assert (report.stored, report.changed) == (63, False)
 
 

@@ -28,7 +28,7 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
     etl = EtlConfig(source=str(source), split_by="folder", near_duplicate_bits=0)
     report = ingest_images(etl, storage, SparkConfig())
 
-    checks = validate_tables(spark, report, etl, storage, {"why": "test"})
+    checks = validate_tables(report, etl, storage, SparkConfig(), {"why": "test"})
 
     assert checks.class_sizes == {"blue": 11, "green": 10, "red": 11}
     assert checks.imbalance_ratio == pytest.approx(1.1)
@@ -56,10 +56,10 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
 
     again = ingest_images(etl, storage, SparkConfig())
     assert again.changed is False
-    assert validate_tables(spark, again, etl, storage, {}) == checks
+    assert validate_tables(again, etl, storage, SparkConfig(), {}) == checks
     assert len(client.search_runs([experiment])) == 1
     (source / "val" / "red" / "bad.jpg").unlink()
-    better = validate_tables(spark, ingest_images(etl, storage, SparkConfig()), etl, storage, {})
+    better = validate_tables(ingest_images(etl, storage, SparkConfig()), etl, storage, SparkConfig(), {})
     assert better.reasons == {}
     assert len(client.search_runs([experiment])) == 2
 
@@ -74,4 +74,4 @@ def test_a_content_in_two_splits_is_refused(spark, source, storage):
     ).save(report.images.path)
     changed = report.model_copy(update={"images": report.images.model_copy(update={"version": 1})})
     with pytest.raises(WrongInput, match=r"1 pictures of '.*' version 1 are in more than one split"):
-        measure_tables(spark, changed, etl)
+        measure_tables(None, changed, etl, storage)

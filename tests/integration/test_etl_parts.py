@@ -8,7 +8,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, staging
+from tasks.etl import delta, ingest, parts, snapshots, staging
 from tasks.etl.delta import TableChanged
 from tests.conftest import write_pictures
 from tests.integration import etl_tables
@@ -60,7 +60,7 @@ def test_more_pictures_are_appended_and_what_was_there_is_not_touched(spark, sou
     etl_tables.ingest(source, storage)
     assert before < lying(storage) == named(spark, storage)
     assert len(stored(spark, storage)) == 66
-    assert delta.read_version(spark, first).count() == 60
+    assert snapshots.read_version(spark, first).count() == 60
 
 
 def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, source, storage):

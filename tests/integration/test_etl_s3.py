@@ -132,7 +132,7 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
     listed = prepare_source(etl, storage, SparkConfig())
     content = (bucket / "red" / "001.png").read_bytes()
     (bucket / "red" / "001.png").unlink()
-    report = ingest_source(spark, etl, listed, storage)
+    report = ingest_source(etl, listed, storage, SparkConfig())
     assert (report.stored, report.quarantined, report.read) == (18, 1, 19)
     assert ledger(spark, storage)["red/001.png"] == ("quarantined", "unreadable")
     assert ledger(spark, storage)["größe 猫/a:b#c+%20.JPG"] == ("stored", None)

@@ -11,7 +11,7 @@ from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
@@ -33,7 +33,7 @@ def ingest(source, storage) -> TableRef:
 
 def hashes(spark: SparkSession, table: TableRef) -> set[str]:
     """Return the keys of a version's pictures, with every byte of their content read."""
-    rows = delta.read_version(spark, table).select("sha256", "content").collect()
+    rows = snapshots.read_version(spark, table).select("sha256", "content").collect()
     return {row["sha256"] for row in rows if row["content"]}
 
 
@@ -63,7 +63,7 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
     """No picture changes, no cache is invalidated, and only a version that no model needs any more loses its files."""
     first, held = grown(spark, source, storage)
     register(storage, first)
-    newest = delta.latest(spark, first.path)
+    newest = snapshots.latest(spark, first.path)
     kept = hashes(spark, newest)
     assert kept != held
     cache, built = materialize_cache(CacheConfig(image_size=16), newest, storage, SparkConfig())
@@ -105,7 +105,7 @@ def test_a_table_with_other_columns_is_refused_and_unchanged(spark, source, stor
     """Nothing is mixed in, and the columns are named."""
     before = ingest(source, storage)
     spark.sql(f"ALTER TABLE delta.`{before.path}` ADD COLUMNS (author STRING)")
-    changed = delta.latest(spark, before.path)
+    changed = snapshots.latest(spark, before.path)
     with pytest.raises(WrongInput, match=f"the table '{before.path}' has author, which is unknown"):
         ingest(source, storage)
-    assert delta.latest(spark, before.path) == changed
+    assert snapshots.latest(spark, before.path) == changed

@@ -11,6 +11,7 @@ import pytest
 from tasks.etl.outcomes import Comparison
 from tasks.etl.relations import Relations
 from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW
+from tasks.storage import Storage
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 NOW = THEN + timedelta(days=1)
@@ -47,7 +48,7 @@ def held(sha256: str, label: str, split: str = "train") -> Row:
 
 
 @pytest.fixture
-def compare():
+def compare(storage: Storage):
     """Return a maker of comparisons of rows."""
 
     @contextmanager
@@ -59,7 +60,7 @@ def compare():
         replaced: bool = False,
         keep_deleted: bool = False,
     ) -> Iterator[Comparison]:
-        with Relations() as relations:
+        with Relations(storage) as relations:
             yield Comparison(
                 relations,
                 pa.Table.from_pylist(listing, schema=LISTING_ARROW),

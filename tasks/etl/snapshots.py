@@ -1,0 +1,142 @@
+"""Versions of Delta tables, and what they hold: read by delta-rs and Arrow where these can, by Spark where not.
+
+Spark takes seconds to start, and five for its first look at a table, of which it compiles most. So what lies on a local
+disk is read without it; Spark reads what only it can: a store, whose credentials it has, and a table to which another
+program gave newer features of the protocol.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.dataset
+from delta.tables import DeltaTable
+from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tasks.errors import WrongInput
+from tasks.etl.delta import delta_log, newest_commit, scala_none
+from tasks.refs import TableRef
+from tasks.spark import NeedsSpark
+from tasks.storage import local_path
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of a table, and the properties and columns it has there."""
+
+    table: TableRef
+    properties: dict[str, str]
+    schema: StructType
+
+
+def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTable | None:
+    """Open a table that is there, at a version or the newest; None where only Spark can read it."""
+    folder = local_path(path)
+    if folder is None or "%" in str(folder):  # delta-rs decodes a percent sign once too often
+        return None
+    try:
+        table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
+    except deltalake.exceptions.DeltaProtocolError:
+        return None
+    plain = table.protocol().min_reader_version == 1 and not table.metadata().partition_columns
+    return table if plain else None
+
+
+def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
+    """Return the newest version of the table, or None where no Delta table is.
+
+    Raises:
+        NeedsSpark: There is no session, and only Spark can tell.
+    """
+    if local_path(path) is not None and newest_commit(path) is None:
+        return None
+    table = _without_spark(path)
+    if table is not None:
+        metadata, columns = table.metadata(), json.loads(table.schema().to_json())
+        ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id))
+        return Snapshot(ref, dict(metadata.configuration), StructType.fromJson(columns))
+    if spark is None:
+        raise NeedsSpark
+    # Asked of Delta's log itself: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
+    jvm: Any = spark._jvm
+    snapshot = delta_log(spark, path).update(False, scala_none(jvm), scala_none(jvm))
+    if snapshot.version() < 0:
+        return None
+    found = snapshot.metadata()
+    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    ref = TableRef(path=path, version=snapshot.version(), table_id=found.id())
+    schema = StructType.fromJson(json.loads(found.schemaString()))
+    return Snapshot(ref, dict(as_java(found.configuration())), schema)
+
+
+def has_table(spark: SparkSession | None, path: str) -> bool:
+    """Say whether a Delta table is at `path`.
+
+    Raises:
+        NeedsSpark: As `newest_snapshot`; so do the functions below.
+    """
+    return newest_snapshot(spark, path) is not None
+
+
+def latest(spark: SparkSession | None, path: str) -> TableRef:
+    """Return the newest version of the table, resolved once, so that later reads agree.
+
+    Raises:
+        WrongInput: No Delta table is there.
+    """
+    snapshot = newest_snapshot(spark, path)
+    if snapshot is None:
+        raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
+    return snapshot.table
+
+
+def at_version(spark: SparkSession | None, path: str, version: int | None) -> TableRef:
+    """Return the asked-for version of the table, or the newest.
+
+    Raises:
+        WrongInput: No Delta table is there, or it has no such version any more.
+    """
+    newest = latest(spark, path)
+    if version is None:
+        return newest
+    if spark is None:
+        raise NeedsSpark
+    versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
+    if version not in versions:
+        raise WrongInput(
+            f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
+            "choose one of them, or leave it empty for the newest"
+        )
+    return newest.model_copy(update={"version": version})
+
+
+def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
+    """Return the names of the columns of exactly this version."""
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        return [field.name for field in found.schema().fields]
+    if spark is None:
+        raise NeedsSpark
+    return read_version(spark, table).columns
+
+
+def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
+    """Return the rows of exactly this version."""
+    return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+
+
+def read_columns(spark: SparkSession | None, table: TableRef, schema: pa.Schema) -> pa.Table:
+    """Return these columns of exactly this version, all rows in memory."""
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        files = [f"{local_path(table.path)}/{name}" for name in pa.table(found.get_add_actions())["path"].to_pylist()]
+        # Times are in the older of Parquet's two types in what Spark writes.
+        layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        return pyarrow.dataset.dataset(files, schema=schema, format=layout).to_table()
+    if spark is None:
+        raise NeedsSpark
+    return read_version(spark, table).select(*schema.names).toArrow().cast(schema)
