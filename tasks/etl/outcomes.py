@@ -91,7 +91,8 @@ PARTS = """
 WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM read WHERE part IS NOT NULL),
 firsts AS (SELECT sha256, label, split, min(part) AS part FROM pictures GROUP BY ALL),
 wanted AS (FROM firsts SEMI JOIN stored USING (sha256, label, split) ANTI JOIN held USING (sha256, label, split))
-SELECT part, count(*), list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL)
+SELECT part, count(*),
+    CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
 FROM pictures LEFT JOIN wanted w USING (sha256, label, split, part)
 GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
 """
@@ -178,8 +179,8 @@ class Comparison:
         """Return label, split and number of the pictures that stay though their files are deleted."""
         return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
 
-    def parts(self) -> list[tuple[str, int, list[str]]]:
-        """Return name, number of rows, and sha256 of the rows to insert, of every part that has such.
+    def parts(self) -> list[tuple[str, int, list[str] | None]]:
+        """Return name and number of rows of every part with rows to insert, and where these are not all, their sha256.
 
         A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
         """

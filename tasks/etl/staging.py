@@ -97,8 +97,8 @@ def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) 
     again without them.
     """
     found = compared.parts()
-    chosen = {part: rows for part, rows, keep in found if len(keep) == rows}
-    mixed = [(part, keep) for part, rows, keep in found if len(keep) < rows]
+    chosen = {part: rows for part, rows, keep in found if keep is None}
+    mixed = [(part, keep) for part, _, keep in found if keep is not None]
     if mixed:
         again = spark.createDataFrame(mixed, "part string, keep array<string>").repartition(len(mixed))
         rewritten = again.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
         update_progress_artifact(
             artifact_id=progress,
             progress=100.0 * event["epoch"] / event["max_epochs"],
-            description=f"epoch {event['epoch']} of at most {event['max_epochs']}, "
+            description=f"{event['epoch']} of at most {event['max_epochs']} epochs, "
             f"val accuracy {event['val_accuracy']:.4f}",
         )
 

@@ -263,9 +263,9 @@ def leftovers(storage: Storage) -> list[str]:
     left = [path for path in Path(storage.cache).rglob("*") if path.is_file() and path not in named]
     left = [path for path in left if path.suffix not in {".lock", ".used"}]
     left += [path for path in Path(storage.tables).rglob("*") if path.name.endswith(".tmp")]
-    images = Path(storage.table("images"))
-    left += list(images.glob(f"_delta_log/{MARK}*"))
-    parts = (path for path in images.glob("part-*") if PART_NAME.fullmatch(path.name))
-    left += [path for path in parts if path.name not in delta.added_since(str(images), None)]
+    for table in (Path(storage.table("images")), Path(storage.table("files"))):
+        left += list(table.glob(f"_delta_log/{MARK}*"))
+        parts = (path for path in table.glob("part-*") if PART_NAME.fullmatch(path.name))
+        left += [path for path in parts if path.name not in delta.added_since(str(table), None)]
     left += [path for path in home.glob("spark-temp/*") if path.name != ".lock"]
     return sorted(str(path.relative_to(home)) for path in left)

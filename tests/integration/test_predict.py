@@ -2,45 +2,21 @@
 
 import pandas as pd
 import pytest
-import torch
 from delta.tables import DeltaTable
 
 from tasks import tracking
-from tasks.config import EtlConfig, PredictConfig, PromoteConfig, SparkConfig
+from tasks.config import EtlConfig, PromoteConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.predict.batch import predict_batch
-from tasks.predict.model import ImageClassifier, save_classifier
+from tasks.predict.model import ImageClassifier
 from tasks.registry.promote import promote_best
-from tasks.train.model import build_classifier
-
-CLASSES = ("blue", "green", "red")
+from tests.integration.untrained import log_run, predict
 
 
 @pytest.fixture
 def run(storage, tmp_path):
     """Return an MLflow run with an untrained model and a test accuracy."""
     return log_run(storage, tmp_path, seed=1, accuracy=0.5)
-
-
-def log_run(storage, tmp_path, seed: int, accuracy: float):
-    """Log a run as training would."""
-    torch.manual_seed(seed)
-    classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
-    folder = tmp_path / f"classifier-{seed}"
-    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, 32)
-    config = {"cache": {"digest": "one"}}
-    with tracking.tracked_run(storage, "test", f"key-{seed}", config, {}, None) as tracked:
-        tracked.log_metrics({"test_accuracy": accuracy}, step=0)
-        tracked.log_model(folder)
-        from tasks.refs import RunRef
-
-        return RunRef(run_id=tracked.run_id)
-
-
-def predict(storage, **settings):
-    """Run batch inference."""
-    return predict_batch(PredictConfig(batch_size=8, **settings), PromoteConfig(), storage, SparkConfig())
 
 
 def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(spark, source, storage, run, tmp_path):

@@ -241,7 +241,7 @@ def test_of_a_part_the_rows_to_insert_are_named(compare) -> None:
     ]
     with compare([listed(row["path"]) for row in rows], [], [held("5", "cat")]) as comparison:
         resolve(comparison, *rows)
-        assert comparison.parts() == [("a", 2, ["1", "2"]), ("b", 2, ["3"])]
+        assert comparison.parts() == [("a", 2, None), ("b", 2, ["3"])]
 
 
 def test_it_is_said_whether_a_change_of_the_ledger_only_adds(compare) -> None:

@@ -1,0 +1,35 @@
+"""Runs with nothing to do start no Spark: they end well where there is no Java."""
+
+from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.etl.ingest import ingest_images
+from tasks.registry.promote import promote_best
+from tests.conftest import write_pictures
+from tests.integration.untrained import log_run, predict
+from tests.processes import plain_environment, run_python
+
+CODE = """
+import sys
+from tasks.config import EtlConfig, PredictConfig, PromoteConfig, SparkConfig, StorageConfig
+from tasks.etl.ingest import ingest_images
+from tasks.predict.batch import predict_batch
+from tasks.storage import resolve_storage
+
+storage = resolve_storage(StorageConfig(home=sys.argv[2]))
+print("changed", ingest_images(EtlConfig(source=sys.argv[1]), storage, SparkConfig()).changed)
+print("predicted", predict_batch(PredictConfig(), PromoteConfig(), storage, SparkConfig()).predicted)
+"""
+
+
+def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tmp_path):
+    """And with one more picture it does, which the run says before it changes anything."""
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
+    assert predict(storage).predicted == 60
+    arguments = ("-c", CODE, str(source), storage.home)
+    environment = plain_environment(JAVA_HOME=str(tmp_path / "nowhere"))
+    done = run_python(*arguments, environment=environment, timeout=240)
+    assert done.stdout.splitlines() == ["changed False", "predicted 0"], done.stderr
+    write_pictures(source, per_class=1, first=50)
+    done = run_python(*arguments, environment=environment, timeout=240)
+    assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
+    assert ingest_images(EtlConfig(source=str(source)), storage, SparkConfig()).read == 3
