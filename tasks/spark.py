@@ -24,6 +24,9 @@ logger = logging.getLogger("lakevision.spark")
 
 Result = TypeVar("Result")
 
+BROADCAST_ROWS = 1_000_000
+"""Up to so many rows of names and numbers (about 100 bytes each) go to every task, so that no picture is shuffled."""
+
 STOP_SECONDS = 120
 """In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
 
@@ -36,6 +39,8 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.memory": config.driver_memory,
         "spark.ui.showConsoleProgress": "false",
+        # What workers say of the files they read is collected, some 230 bytes a file: the heap bounds it, not 1 GB.
+        "spark.driver.maxResultSize": "0",
         # Row counts suit numbers; with images, 10,000 rows a batch or 4,096 a vector are gigabytes.
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
@@ -173,13 +178,15 @@ def without_spark_first(work: Callable[[SparkSession | None], Result], config: S
         storage: As `spark_session`.
 
     Raises:
-        WrongInput: As `spark_session`; so with SparkFailed.
+        WrongInput: As `spark_session`.
+        SparkFailed: As `spark_session`.
     """
     try:
         return work(None)
     except NeedsSpark:
-        with spark_session(config, storage) as session:
-            return work(session)
+        pass  # Left before the second try: what the first one read would stay in memory beside it.
+    with spark_session(config, storage) as session:
+        return work(session)
 
 
 def _stop(session: SparkSession) -> None:

@@ -29,7 +29,7 @@ from tasks.errors import WrongInput
 from tasks.etl import snapshots
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
-from tasks.spark import spark_session
+from tasks.spark import BROADCAST_ROWS, spark_session
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -43,9 +43,6 @@ MIN_ROW_GROUPS = 64
 
 JPEG_SHARE = 0.25
 """A JPEG picture's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
-
-BROADCAST_ROWS = 1_000_000
-"""Up to so many row numbers (about 100 bytes each) are sent to every task instead of shuffling the pictures twice."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,18 @@
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import fsspec
+from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -119,6 +124,34 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
 class TableChanged(RuntimeError):
     """Another program committed to a table between our look at it and our commit."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another program wrote to '{path}' during this run: run again")
+
+
+@contextmanager
+def conflict_named(path: str) -> Iterator[None]:
+    """Turn what Delta raises of two commits at once into TableChanged."""
+    try:
+        yield
+    except DeltaConcurrentModificationException as error:
+        raise TableChanged(path) from error
+    except Py4JJavaError as error:  # As it comes where no method of Delta's Python was called.
+        java = "io.delta.exceptions.DeltaConcurrentModificationException"
+        if not is_instance_of(SparkContext._gateway, error.java_exception, java):
+            raise
+        raise TableChanged(path) from error
+
+
+def check_version(spark: SparkSession, path: str, version: int) -> None:
+    """Refuse to write by what was read of a version that is not the newest any more.
+
+    Raises:
+        TableChanged: The table is at another version.
+    """
+    jvm: Any = spark._jvm
+    if delta_log(spark, path).update(False, scala_none(jvm), scala_none(jvm)).version() != version:
+        raise TableChanged(path)
+
 
 def commit_files(
     spark: SparkSession,
@@ -147,7 +180,7 @@ def commit_files(
     delta = jvm.org.apache.spark.sql.delta
     transaction = delta_log(spark, path).startTransaction()
     if transaction.readVersion() != (-1 if version is None else version):
-        raise TableChanged(f"another program wrote to '{path}' during this run: run again")
+        raise TableChanged(path)
     if version is None:
         metadata = {
             "id": str(uuid4()),
@@ -173,7 +206,8 @@ def commit_files(
         }
         actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
     operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[scala_none(jvm)] * 3)
-    transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
+    with conflict_named(path):
+        transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

@@ -86,7 +86,8 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
         return READ_ARROW.empty_table()
     # Pictures are decoded once, into parts; both tables are written from what is known of them.
     cores = spark.sparkContext.defaultParallelism
-    tasks = min(listing.num_rows, max(-(-listing.num_rows // FILES_A_TASK), cores))
+    rounds = -(-listing.num_rows // (FILES_A_TASK * cores))
+    tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core waits for another's last task
     files = spark.createDataFrame(listing).repartition(tasks)
     if isinstance(source.location, Path):
         reader = make_reader(source.location, etl, target)
@@ -122,7 +123,7 @@ def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
 
 
 def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the source, in a Spark session of its own or the active one.
+    """Bring the tables `images` and `files` in line with the source, as `ingest_source`.
 
     Raises:
         WrongInput: As `prepare_ingest` and `ingest_source`.
@@ -134,7 +135,8 @@ def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlR
 def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: SparkConfig) -> EtlReport:
     """Bring the tables `images` and `files` in line with the listed source, one run at a time.
 
-    Where both are in line with it already, Spark does not start.
+    Where both are on a local disk and in line with a local folder already, Spark does not start; it does where files
+    are looked at again in every run, those of READ_AGAIN.
 
     `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
     nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
@@ -150,8 +152,10 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
     """
 
     def ingest(spark: SparkSession | None) -> EtlReport:
+        nonlocal source  # listed again once, though it may be tried twice
         with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
-            return _ingest(spark, etl, list_again_if_old(spark, etl, source, storage), storage)
+            source = list_again_if_old(spark, etl, source, storage)
+            return _ingest(spark, etl, source, storage)
 
     return without_spark_first(ingest, config, storage)
 
@@ -160,6 +164,9 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
     wanted = table_properties(etl, source.location)
     tables = _open_tables(spark, etl, storage, wanted)
     paths = (tables.images, tables.files)
+    afresh = None in tables.versions or tables.replaced
+    if spark is None and afresh:
+        raise NeedsSpark
     with Relations(storage) as relations:
         compared = Comparison(
             relations,
@@ -170,9 +177,9 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             keep_deleted=etl.deleted == "keep",
         )
         num_new = compared.num_new()
-        in_line = not (None in tables.versions or tables.replaced) and compared.is_in_line()
+        in_line = not afresh and compared.is_in_line()
         # What a killed run left is swept only when its JVM is gone, which takes one of ours to know.
-        if spark is None and not (in_line and all(is_swept(path) for path in paths)):
+        if spark is None and not (in_line and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         if spark is not None and not in_line:
@@ -180,7 +187,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
-            for path in paths:
+            for path in paths if spark is not None else ():
                 sweep_killed_runs(path)
     if spark is not None and tables.replaced:
         for path in paths:

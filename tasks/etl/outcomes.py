@@ -18,7 +18,7 @@ READ_AGAIN = (
 """Reasons that something other than the file can settle: its other side, its permissions, a setting."""
 
 COMPARE = """
-CREATE TABLE compared AS
+CREATE OR REPLACE TABLE compared AS
 WITH known AS (FROM ledger WHERE outcome <> $deleted AND NOT $replaced),
 paths AS (
     SELECT coalesce(l.path, k.path) AS path, l, k,
@@ -43,31 +43,38 @@ FROM paths
 """
 
 RESOLVE = """
-CREATE TABLE outcomes AS
+CREATE OR REPLACE TABLE outcomes AS
 WITH files AS (
     SELECT path, label, split, size, modified_at, sha256, reason, detail FROM compared WHERE status = 'unchanged'
     UNION ALL
     SELECT path, label, split, size, modified_at, sha256, reason, detail FROM read
 ),
 contents AS (
-    SELECT sha256, min(path) AS first, list(DISTINCT label ORDER BY label) AS labels,
-        list(DISTINCT split ORDER BY split) AS splits
+    SELECT sha256, min(path) AS first, min(label) <> max(label) AS two_labels, min(split) <> max(split) AS two_splits
     FROM files WHERE reason IS NULL GROUP BY sha256
+),
+-- Only of the few that need them, lists are made.
+conflicts AS (
+    SELECT sha256, string_agg(DISTINCT label, ', ' ORDER BY label) AS labels,
+        string_agg(DISTINCT split, ', ' ORDER BY split) AS splits
+    FROM files SEMI JOIN (FROM contents WHERE two_labels OR two_splits) USING (sha256)
+    WHERE reason IS NULL GROUP BY sha256
 )
 SELECT path, label, split, size, modified_at, f.sha256,
-    CASE WHEN reason IS NOT NULL OR len(labels) > 1 OR len(splits) > 1 THEN $quarantined
+    CASE WHEN reason IS NOT NULL OR two_labels OR two_splits THEN $quarantined
          WHEN path = first THEN $stored
          ELSE $duplicate END AS outcome,
     CASE WHEN reason IS NOT NULL THEN reason
-         WHEN len(labels) > 1 THEN $label_conflict
-         WHEN len(splits) > 1 THEN $split_conflict END AS reason,
+         WHEN two_labels THEN $label_conflict
+         WHEN two_splits THEN $split_conflict END AS reason,
     CASE WHEN reason IS NOT NULL THEN detail
-         WHEN len(labels) > 1 THEN 'the same content under the labels ' || array_to_string(labels, ', ')
-         WHEN len(splits) > 1 THEN 'the same content in the splits ' || array_to_string(splits, ', ') END AS detail
+         WHEN two_labels THEN 'the same content under the labels ' || labels
+         WHEN two_splits THEN 'the same content in the splits ' || splits END AS detail
 FROM files f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
+    LEFT JOIN conflicts x ON c.sha256 = x.sha256
 """
 
-STORED_PICTURES = "CREATE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
+STORED_PICTURES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS
@@ -78,14 +85,23 @@ WHERE $keep
 """
 
 CHANGES = """
-CREATE OR REPLACE TABLE changes AS
 SELECT *, $seen_at::TIMESTAMPTZ AS seen_at FROM (
-    (FROM outcomes EXCEPT SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail FROM ledger)
+    FROM outcomes o ANTI JOIN ledger l ON o.path = l.path AND o.size = l.size AND o.modified_at = l.modified_at
+        AND o.outcome = l.outcome AND o.label IS NOT DISTINCT FROM l.label AND o.split IS NOT DISTINCT FROM l.split
+        AND o.sha256 IS NOT DISTINCT FROM l.sha256 AND o.reason IS NOT DISTINCT FROM l.reason
+        AND o.detail IS NOT DISTINCT FROM l.detail
     UNION ALL
     SELECT path, label, split, size, modified_at, sha256, $deleted, NULL, NULL
     FROM ledger ANTI JOIN outcomes USING (path) WHERE outcome <> $deleted
-)
+) ORDER BY path
 """
+
+ALL_ARE_INSERTED = """
+SELECT (SELECT count(*) FROM read WHERE part IS NOT NULL)
+    = (SELECT count(*) FROM stored ANTI JOIN held USING (sha256, label, split))
+"""
+
+WHOLE_PARTS = "SELECT part, count(*), NULL FROM read WHERE part IS NOT NULL GROUP BY part ORDER BY part"
 
 PARTS = """
 WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM read WHERE part IS NOT NULL),
@@ -130,7 +146,7 @@ class Comparison:
             self._relations.add(name, rows)
         names = {"deleted": DELETED, "stored": STORED, "read_again": list(READ_AGAIN)}
         self._relations.run(COMPARE, names | {"replaced": replaced})
-        self._relations.run("CREATE VIEW live AS SELECT sha256 FROM compared WHERE status = 'unchanged'")
+        self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM compared WHERE status = 'unchanged'")
         self._relations.run(KEPT, {"keep": self._keep})
 
     def num_new(self) -> int:
@@ -141,10 +157,10 @@ class Comparison:
         """Say whether every file is unchanged, every picture held, and nothing held that nothing stands for."""
         query = """
             SELECT (SELECT count(*) FROM compared WHERE status <> 'unchanged') = 0
-               AND (SELECT count(*) FROM compared WHERE outcome = 'stored' AND is_held)
+               AND (SELECT count(*) FROM compared WHERE outcome = $stored AND is_held)
                    + (SELECT count(*) FROM kept) = (SELECT count(*) FROM held)
         """
-        return bool(self._relations.rows(query)[0][0])
+        return bool(self._relations.rows(query, {"stored": STORED})[0][0])
 
     def to_read(self) -> pa.Table:
         """Return the columns of LISTING_ARROW of the files to read, by path."""
@@ -184,7 +200,9 @@ class Comparison:
 
         A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
         """
-        return self._relations.rows(PARTS)
+        # Then every file that was read is a picture to insert, since every such picture was read.
+        ((all_are,),) = self._relations.rows(ALL_ARE_INSERTED)
+        return self._relations.rows(WHOLE_PARTS if all_are else PARTS)
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
@@ -196,6 +214,7 @@ class Comparison:
 
         A file that is gone is called deleted.
         """
-        self._relations.run(CHANGES, {"deleted": DELETED, "seen_at": seen_at})
-        num_known = self._relations.rows("SELECT count(*) FROM changes SEMI JOIN ledger USING (path)")[0][0]
-        return self._relations.table("FROM changes ORDER BY path", FILES_ARROW), num_known == 0
+        changes = self._relations.table(CHANGES, FILES_ARROW, {"deleted": DELETED, "seen_at": seen_at})
+        self._relations.add("changes", changes)
+        ((num_known,),) = self._relations.rows("SELECT count(*) FROM changes SEMI JOIN ledger USING (path)")
+        return changes, num_known == 0

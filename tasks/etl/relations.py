@@ -19,13 +19,13 @@ class Relations:
     def __init__(self, storage: Storage) -> None:
         """Start without any; what memory does not hold lies among the temporary files of the home."""
         self._scratch = Scratch(scratch_root(storage))
-        # It fetches no extension by itself, and times leave it as they came.
-        settings = {
-            "temp_directory": str(self._scratch.folder / "duckdb"),
-            "autoinstall_known_extensions": "false",
-            "TimeZone": "UTC",
-        }
-        self._database = duckdb.connect(config=dict(settings))
+        # It fetches and loads no extension by itself: none is needed.
+        settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+        try:
+            self._database = duckdb.connect(config={"temp_directory": str(self._scratch.folder / "duckdb"), **settings})
+        except Exception:
+            self._scratch.remove()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +47,6 @@ class Relations:
         return self._database.execute(query, values).fetchall()
 
     def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
-        """Return the rows of a query, cast to these columns."""
+        """Return the rows of a query, cast to these columns; times in UTC, whatever the machine's zone."""
         rows: Any = self._database.sql(query, params=values).to_arrow_table()
         return rows.cast(schema)

@@ -6,7 +6,10 @@ program gave newer features of the protocol.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import deltalake
@@ -15,6 +18,7 @@ import pyarrow.dataset
 from delta.tables import DeltaTable
 from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
@@ -40,10 +44,17 @@ def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTabl
         return None
     try:
         table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
-    except deltalake.exceptions.DeltaProtocolError:
-        return None
+        elsewhere = any(":" in name or name.startswith("/") for name in _file_names(table))
+    except deltalake.exceptions.DeltaError:
+        return None  # Spark reads it, or says what is wrong with it.
     plain = table.protocol().min_reader_version == 1 and not table.metadata().partition_columns
-    return table if plain else None
+    return table if plain and not elsewhere else None
+
+
+def _file_names(table: deltalake.DeltaTable) -> list[str]:
+    """Return the table's data files: names below its folder, or whole paths in a clone of another table."""
+    names: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
+    return names
 
 
 def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
@@ -101,7 +112,7 @@ def at_version(spark: SparkSession | None, path: str, version: int | None) -> Ta
         WrongInput: No Delta table is there, or it has no such version any more.
     """
     newest = latest(spark, path)
-    if version is None:
+    if version in {None, newest.version}:
         return newest
     if spark is None:
         raise NeedsSpark
@@ -129,14 +140,21 @@ def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 
-def read_columns(spark: SparkSession | None, table: TableRef, schema: pa.Schema) -> pa.Table:
-    """Return these columns of exactly this version, all rows in memory."""
-    found = _without_spark(table.path, table.version)
+def read_columns(
+    spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int] | None = None
+) -> pa.Table:
+    """Return these columns of exactly this version, in memory: all rows, or those that have the values in `where`."""
+    found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
-        files = [f"{local_path(table.path)}/{name}" for name in pa.table(found.get_add_actions())["path"].to_pylist()]
+        files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
+        wanted = [pyarrow.dataset.field(name) == value for name, value in where.items()]
         # Times are in the older of Parquet's two types in what Spark writes.
         layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-        return pyarrow.dataset.dataset(files, schema=schema, format=layout).to_table()
+        chosen = reduce(and_, wanted) if wanted else None
+        return pyarrow.dataset.dataset(files, schema=schema, format=layout).to_table(filter=chosen)
     if spark is None:
         raise NeedsSpark
-    return read_version(spark, table).select(*schema.names).toArrow().cast(schema)
+    rows = read_version(spark, table).select(*schema.names)
+    for name, value in where.items():
+        rows = rows.where(F.col(name) == value)
+    return rows.toArrow().cast(schema)

@@ -52,10 +52,8 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
 
 
 def is_swept(path: str) -> bool:
-    """Say whether no run left a mark in the table's log, or it is another's to remove."""
+    """Say whether no run left its mark in the table's log."""
     filesystem, root = fsspec.core.url_to_fs(path)
-    if local_path(path) is None:
-        return True
     names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
     return not any(name.startswith(MARK) for name in names)
 

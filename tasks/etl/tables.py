@@ -48,13 +48,15 @@ def write_images(
         allowMissingColumns=True,
     )
     values_of_s = {field.name: f"s.{field.name}" for field in IMAGES}
-    (
-        delta.merge(spark, path, change, ("sha256",))
-        .whenMatchedDelete("s.gone")
-        .whenMatchedUpdate("NOT s.gone", values_of_s)
-        .whenNotMatchedInsert("NOT s.gone", values_of_s)
-        .execute()
-    )
+    delta.check_version(spark, path, version)
+    with delta.conflict_named(path):
+        (
+            delta.merge(spark, path, change, ("sha256",))
+            .whenMatchedDelete("s.gone")
+            .whenMatchedUpdate("NOT s.gone", values_of_s)
+            .whenNotMatchedInsert("NOT s.gone", values_of_s)
+            .execute()
+        )
 
 
 def write_files(
@@ -71,9 +73,11 @@ def write_files(
     changes, all_new = compared.ledger_changes(target.ingested_at)
     if version is not None and not changes.num_rows:
         return
-    if not all_new:
+    if version is not None and not all_new:
         rows = spark.createDataFrame(changes)
-        delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        delta.check_version(spark, path, version)
+        with delta.conflict_named(path):
+            delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
         return
     name = target.new_name()
     filesystem, root = fsspec.core.url_to_fs(path)

@@ -14,7 +14,7 @@ from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.etl.relations import Relations
 from tasks.refs import EtlReport
-from tasks.schema import FILES_ARROW, IMAGES_ARROW, SPLITS
+from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
 from tasks.spark import without_spark_first
 from tasks.storage import Storage
 
@@ -27,7 +27,7 @@ PICTURES_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in
 HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int64()) for split in SPLITS)])
 
 COUNT_HASHES = """
-SELECT dhash, count_if(split = 'train') AS train, count_if(split = 'val') AS val, count_if(split = 'test') AS test
+SELECT dhash, count_if(split = $train) AS train, count_if(split = $val) AS val, count_if(split = $test) AS test
 FROM images WHERE dhash IS NOT NULL GROUP BY dhash ORDER BY dhash
 """
 
@@ -50,13 +50,15 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
         tables.add("images", snapshots.read_columns(spark, report.images, PICTURES_ARROW))
         tables.add("files", snapshots.read_columns(spark, report.files, FILES_ARROW))
         _check_leakage(tables, report)
-        found = tables.rows("SELECT outcome, reason, count(*) FROM files WHERE outcome <> 'deleted' GROUP BY ALL")
+        found = tables.rows(
+            "SELECT outcome, reason, count(*) FROM files WHERE outcome <> $deleted GROUP BY ALL", {"deleted": DELETED}
+        )
         outcomes: dict[str, int] = {}
         for outcome, _reason, count in found:
             outcomes[outcome] = outcomes.get(outcome, 0) + count
         bad = tables.rows(
-            "SELECT path, reason, detail FROM files WHERE outcome = 'quarantined' ORDER BY path LIMIT $limit",
-            {"limit": NUM_LISTED},
+            "SELECT path, reason, detail FROM files WHERE outcome = $bad ORDER BY path LIMIT $limit",
+            {"bad": QUARANTINED, "limit": NUM_LISTED},
         )
         shares = {"shares": list(QUANTILES.values())}
         (sides,) = tables.rows(
@@ -93,7 +95,7 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
 
 def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
     # Distinct hashes and their counts, 32 bytes a picture, where a join of all with all fits nowhere.
-    table = tables.table(COUNT_HASHES, HASHES_ARROW)
+    table = tables.table(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST})
     counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
     return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
 

@@ -23,20 +23,16 @@ from tasks.etl import delta, snapshots
 from tasks.etl.relations import Relations
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark import NeedsSpark, without_spark_first
+from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
 from tasks.storage import Storage
 from tasks.turns import take_turn
 from tasks.worker_log import say
 
 logger = logging.getLogger("lakevision.predict")
 
-PENDING_ARROW = pa.schema([("sha256", pa.string())])
+SHA256_ARROW = pa.schema([("sha256", pa.string())])
 
 KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
-
-PENDING = """
-FROM pictures ANTI JOIN (FROM predictions WHERE model_name = $name AND model_version = $version) USING (sha256)
-"""
 
 
 def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[[str], Column]:
@@ -79,14 +75,27 @@ def _champion(storage: Storage, promote: PromoteConfig, alias: str) -> ModelRef:
 
 def _pending(
     spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
-) -> pa.Table:
-    """Return sha256 of the pictures without a prediction by this model version."""
+) -> tuple[pa.Table, int]:
+    """Return sha256 of the pictures without a prediction by this model version, and how many pictures there are.
+
+    Raises:
+        WrongInput: A picture has no sha256, the key of its prediction.
+    """
+    pictures = snapshots.read_columns(spark, table, SHA256_ARROW)
+    if nulls := pictures["sha256"].null_count:
+        raise WrongInput(
+            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {pictures.num_rows} rows: "
+            "it is the key of a prediction, so give every row one"
+        )
+    done = snapshots.newest_snapshot(spark, predictions)
+    held = KEYS_ARROW.empty_table()
+    if done is not None:
+        by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+        held = snapshots.read_columns(spark, done.table, KEYS_ARROW, by_model)
     with Relations(storage) as relations:
-        relations.add("pictures", snapshots.read_columns(spark, table, PENDING_ARROW))
-        done = snapshots.newest_snapshot(spark, predictions)
-        held = KEYS_ARROW.empty_table() if done is None else snapshots.read_columns(spark, done.table, KEYS_ARROW)
+        relations.add("pictures", pictures)
         relations.add("predictions", held)
-        return relations.table(PENDING, PENDING_ARROW, {"name": model.name, "version": model.version})
+        return relations.table("FROM pictures ANTI JOIN predictions USING (sha256)", SHA256_ARROW), pictures.num_rows
 
 
 def check_pictures(columns: Iterable[str], path: str) -> None:
@@ -151,14 +160,17 @@ def _predict(
     storage: Storage,
 ) -> PredictReport:
     check_pictures(snapshots.columns_of(spark, table), table.path)
-    pending = _pending(spark, table, predictions, model, storage)
+    pending, num_pictures = _pending(spark, table, predictions, model, storage)
     errors, seconds = 0, 0.0
     if pending.num_rows:
         if spark is None:
             raise NeedsSpark
         began = time.perf_counter()
         pictures = snapshots.read_version(spark, table).select("sha256", "content")
-        pictures = pictures.join(F.broadcast(spark.createDataFrame(pending)), on="sha256", how="left_semi")
+        if pending.num_rows < num_pictures:
+            chosen = spark.createDataFrame(pending)
+            chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
+            pictures = pictures.join(chosen, on="sha256", how="left_semi")
         with TemporaryDirectory() as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
             errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)

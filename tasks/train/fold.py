@@ -7,13 +7,13 @@ from tasks.train.model import Classifier
 
 
 def fold_batch_norm(classifier: Classifier) -> Classifier:
-    """Return a copy in eval mode that gives the same logits up to rounding, in fewer passes over memory.
+    """Return a classifier for inference that gives the same logits up to rounding, in fewer passes over memory.
 
     In eval mode a batch norm is y = gamma (x - mean) / sqrt(var + eps) + beta with constants, which scale the weights
     and shift the bias of the convolution that makes x (Jacob et al. 2018, arXiv:1712.05877, section 3.2). On a CPU
     that is 1.6 times as fast for mobilenet_v2.
 
-    A network without batch norms is only copied in name: it shares its modules with the given one.
+    It is a copy in eval mode; of a network without batch norms it is the given one, put into eval mode.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in classifier.network.modules()):
         return classifier.eval()

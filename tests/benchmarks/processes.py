@@ -10,7 +10,11 @@ import psutil
 
 from tests.processes import ROOT
 
-SAMPLE_SECONDS = 0.2
+SAMPLE_SECONDS = 0.05
+"""How often the Python processes are looked at: what ETL's driver holds when it decides, it holds for some tenths."""
+
+JVM_SECONDS = 1.0
+"""How often the JVM is, for longer than a look at it takes."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,16 @@ class Measured:
     """With the JVM."""
 
 
-def _memory(process: psutil.Process) -> tuple[int, int]:
-    python = whole = 0
+def _memory(process: psutil.Process, *, jvm: bool) -> int:
+    """Return the bytes that the JVMs of a tree hold, or its other processes."""
+    held = 0
     for member in [process, *process.children(recursive=True)]:
         try:
-            held = member.memory_full_info().pss
-            whole += held
-            python += 0 if "java" in member.name() else held
+            if ("java" in member.name()) is jvm:
+                held += member.memory_full_info().pss
         except psutil.Error:
             continue  # It ended between the listing and the look.
-    return python, whole
+    return held
 
 
 def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
@@ -57,11 +61,15 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
 
     def watch() -> None:
         process = psutil.Process(running.pid)
+        in_jvm, looked = 0, 0.0
         while not stop.wait(SAMPLE_SECONDS):
             try:
-                peaks[:] = map(max, peaks, _memory(process))
+                if time.perf_counter() - looked > JVM_SECONDS:
+                    in_jvm, looked = _memory(process, jvm=True), time.perf_counter()
+                python = _memory(process, jvm=False)
             except psutil.Error:
                 return
+            peaks[:] = map(max, peaks, (python, python + in_jvm))
 
     watcher = threading.Thread(target=watch, daemon=True)
     if memory:

@@ -8,11 +8,12 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, snapshots, staging
+from tasks.etl import delta, ingest, parts, snapshots
 from tasks.etl.delta import TableChanged
+from tasks.etl.outcomes import Comparison
 from tests.conftest import write_pictures
 from tests.integration import etl_tables
-from tests.integration.etl_tables import stored, versions
+from tests.integration.etl_tables import ledger, stored, versions
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +23,20 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 4000)
 
 
-def lying(storage) -> set[str]:
-    """Return the names of the data files in the folder of `images`."""
-    return {path.name for path in Path(storage.table("images")).glob("*.parquet")}
+def lying(storage, table: str = "images") -> set[str]:
+    """Return the names of the data files in the folder of the table."""
+    return {path.name for path in Path(storage.table(table)).glob("*.parquet")}
 
 
-def named(spark, storage) -> set[str]:
-    """Return the names of the data files of the newest version of `images`."""
-    files = spark.read.format("delta").load(storage.table("images")).inputFiles()
+def named(spark, storage, table: str = "images") -> set[str]:
+    """Return the names of the data files of the newest version of the table."""
+    files = spark.read.format("delta").load(storage.table(table)).inputFiles()
     return {file.rsplit("/", 1)[-1] for file in files}
 
 
 def marks(storage) -> list[Path]:
-    """Return the marks of runs that are not done."""
-    return list(Path(storage.table("images"), "_delta_log").glob("_unfinished-*"))
+    """Return the marks of runs that are not done, in both tables."""
+    return list(Path(storage.tables).glob("*/_delta_log/_unfinished-*"))
 
 
 def test_what_the_workers_wrote_is_the_table(spark, source, storage):
@@ -121,41 +122,68 @@ def test_a_gate_that_closes_leaves_no_part(spark, source, storage):
     assert marks(storage) == []
 
 
-def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(spark, source, storage, monkeypatch):
-    """What to insert was chosen by a version that is not the newest any more; a run after it brings all in."""
+@pytest.mark.parametrize("deleting", [False, True], ids=["appended", "merged"])
+@pytest.mark.parametrize("table", ["images", "files"])
+def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(
+    spark, source, storage, monkeypatch, table, deleting
+):
+    """What to write was chosen by a version that is not the newest any more; a run after it brings all in."""
     etl_tables.ingest(source, storage)
     write_pictures(source, per_class=1, first=100)
-    choose = staging.choose_parts
+    if deleting:
+        (source / "blue" / "000.png").unlink()
+    name = {"images": "surplus", "files": "ledger_changes"}[table]
+    choose = getattr(Comparison, name)
 
     def choose_late(*given):
         chosen = choose(*given)
-        DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
+        DeltaTable.forPath(spark, storage.table(table)).delete("label = 'red'")
         return chosen
 
-    monkeypatch.setattr("tasks.etl.tables.choose_parts", choose_late)
-    with pytest.raises(TableChanged, match="another program wrote to .*: run again"):
+    monkeypatch.setattr(Comparison, name, choose_late)
+    with pytest.raises(TableChanged, match=f"another program wrote to '.*{table}' during this run: run again"):
         etl_tables.ingest(source, storage)
-    monkeypatch.setattr("tasks.etl.tables.choose_parts", choose)
-    assert lying(storage) <= delta.added_since(storage.table("images"), None)
+    monkeypatch.setattr(Comparison, name, choose)
+    rows = spark.read.format("delta").load(storage.table(table))
+    assert rows.where("label = 'red'").count() == 0
+    assert lying(storage, table) <= delta.added_since(storage.table(table), None)
     assert len(marks(storage)) == 1  # Of this failure it is not known whether a task still writes.
-    assert etl_tables.ingest(source, storage).stored == 63
-    assert len(stored(spark, storage)) == 63
+    assert etl_tables.ingest(source, storage).stored == 63 - deleting
+    assert len(stored(spark, storage)) == 63 - deleting
+    assert len(ledger(spark, storage)) == 63
     assert marks(storage) == []
 
 
+def test_a_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monkeypatch):
+    """Begun by the newest version, and beaten to the next one by Delta's own writer."""
+    etl_tables.ingest(source, storage)
+    write_pictures(source, per_class=1, first=100)
+
+    def quote_late(name: str) -> str:
+        DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
+        return name
+
+    monkeypatch.setattr(delta, "quote", quote_late)
+    with pytest.raises(TableChanged, match="another program wrote to '.*images' during this run: run again"):
+        etl_tables.ingest(source, storage)
+
+
+@pytest.mark.parametrize("table", ["images", "files"])
 @pytest.mark.parametrize("committed", [False, True])
-def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(spark, source, storage, committed):
+def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(
+    spark, source, storage, committed, table
+):
     """It is found by its mark, which tells the version from which on a commit may name it."""
     etl_tables.ingest(source, storage)
-    kept = lying(storage)
+    kept = lying(storage, table)
     run = next(iter(kept)).split("-")[2] if committed else "dead"
-    table = Path(storage.table("images"))
-    mark = table / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
+    folder = Path(storage.table(table))
+    mark = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
     mark.touch()
-    (table / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+    (folder / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     write_pictures(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
-    assert kept < lying(storage) == named(spark, storage)
+    assert kept < lying(storage, table) == named(spark, storage, table)
     assert marks(storage) == []
 
 

@@ -1,5 +1,7 @@
 """Runs with nothing to do start no Spark: they end well where there is no Java."""
 
+from pathlib import Path
+
 from tasks.config import EtlConfig, PromoteConfig, SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
@@ -29,7 +31,14 @@ def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tm
     environment = plain_environment(JAVA_HOME=str(tmp_path / "nowhere"))
     done = run_python(*arguments, environment=environment, timeout=240)
     assert done.stdout.splitlines() == ["changed False", "predicted 0"], done.stderr
+    mark = Path(storage.table("files"), "_delta_log", "_unfinished-0-dead")
+    mark.touch()
+    done = run_python(*arguments, environment=environment, timeout=240)
+    assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
+    assert mark.exists()  # A JVM that outlived its driver may still write what it stands for.
+    mark.unlink()
     write_pictures(source, per_class=1, first=50)
     done = run_python(*arguments, environment=environment, timeout=240)
     assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
+    assert "NeedsSpark" not in done.stderr
     assert ingest_images(EtlConfig(source=str(source)), storage, SparkConfig()).read == 3
