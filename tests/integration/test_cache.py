@@ -13,8 +13,8 @@ from tasks.cache.materialize import materialize_cache
 from tasks.config import CacheConfig, EtlConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.decode import decode_pixels
-from tasks.etl.delta import latest, read_version
 from tasks.etl.ingest import ingest_images
+from tasks.etl.snapshots import latest, read_version
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
 
