@@ -20,18 +20,26 @@ class TrainConfig(Settings):
     freeze_backbone: bool = Field(True, description="Train the new head only; needs pretrained weights")
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd runs with momentum 0.9")
     learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate of one rank")
-    schedule: Literal["cosine", "constant"] = Field(
-        "cosine", description="Learning rate over the epochs: falls to 0 at max_epochs along a cosine, or stays"
+    schedule: Literal["cosine", "constant", "one_cycle"] = Field(
+        "cosine",
+        description="Learning rate over the epochs: falls to 0 at max_epochs along a cosine, stays, or rises and falls",
     )
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay (AdamW: decoupled)")
+    label_smoothing: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Share of a target's probability that all classes get alike"
+    )
+    max_gradient_norm: float | None = Field(
+        None, gt=0.0, description="Norm above which the gradients of a step are scaled down to it; empty: no bound"
+    )
     batch_size: int = Field(32, ge=1, le=65536, description="Pictures a step on each rank")
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
     patience: int = Field(
         3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
     )
     min_delta: float = Field(0.0, ge=0.0, description="The least change that counts as improvement")
-    monitor: Literal["val_accuracy", "val_loss"] = Field(
-        "val_accuracy", description="Metric that early stopping watches"
+    monitor: Literal["val_accuracy", "val_loss", "val_macro_f1", "val_top5_accuracy"] = Field(
+        "val_accuracy",
+        description="Metric that early stopping watches; val_macro_f1 counts each class alike, however small",
     )
     seed: int = Field(1, ge=1, description="Seed of weights, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")

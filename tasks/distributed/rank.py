@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,12 @@ class HorovodReducer:
         summed: torch.Tensor = self._hvd.allreduce(values.contiguous(), op=self._hvd.Sum)
         return summed
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
-        # Horovod names the operation after the value's type where it gets no name; rank 0's value is often of another
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of the rank `root` on every rank."""
+        # Horovod names the operation after the value's type where it gets no name; the root's value is often of another
         # type than the others', and ranks that wait under different names wait for ever.
         self._num_broadcasts += 1
-        return self._hvd.broadcast_object(value, root_rank=0, name=f"lakevision.broadcast.{self._num_broadcasts}")
+        return self._hvd.broadcast_object(value, root_rank=root, name=f"lakevision.broadcast.{self._num_broadcasts}")
 
     def broadcast_model(self, model: nn.Module) -> None:
         """Give every rank rank 0's parameters and buffers."""
@@ -101,6 +101,14 @@ class HorovodReducer:
         # Horovod makes a new optimizer from the parameter groups alone: a resumed one's moments must follow.
         wrapped.load_state_dict(optimizer.state_dict())
         return wrapped
+
+    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+        """Wait until the gradients are averaged, let them be seen or changed, and take the step."""
+        averaging: Any = optimizer
+        averaging.synchronize()
+        see_gradients()
+        with averaging.skip_synchronize():
+            averaging.step()
 
 
 def emit(event: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from tasks.etl.listing import check_splits
 from tasks.etl.source import prepare_source
 from tasks.jvm import check_java
 from tasks.storage import Storage
+from tasks.train.device import choose_device
 from tasks.train.model import build_classifier
-from tasks.train.run import choose_device
 
 logger = logging.getLogger("lakevision.preflight")
 

@@ -6,49 +6,19 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.cache.loader import Batch
-from tasks.errors import WrongInput
 from tasks.train.early_stopping import EarlyStopping
+from tasks.train.evaluate import Loader, evaluate
+from tasks.train.finite import WAY_OUT, Diverged, describe_gradients, describe_loss, diverged_on, is_look
 from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
-
-
-class Loader(Protocol):
-    """Batches of one split for one rank."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps an epoch, the same on every rank."""
-
-    def num_global_rows(self, step: int) -> int:
-        """Return how many pictures all ranks together have in a step."""
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield `num_steps` batches."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Metrics of one split over all ranks."""
-
-    loss: float
-    """Mean cross-entropy, nats."""
-    confusion_KK: torch.Tensor
-    """int64 (K, K): rows are true classes, columns predicted ones."""
-
-    @property
-    def accuracy(self) -> float:
-        """Share of pictures whose most probable class is the true one."""
-        return float(self.confusion_KK.diagonal().sum() / self.confusion_KK.sum())
 
 
 @dataclass(frozen=True)
@@ -60,7 +30,11 @@ class EpochMetrics:
     train_accuracy: float
     val_loss: float
     val_accuracy: float
+    val_top5_accuracy: float
+    val_macro_f1: float
     learning_rate: float
+    gradient_norm: float
+    """Mean over the steps, before it is bounded."""
     images_per_second: float
     data_wait_share: float
     """Share of the training time of rank 0 spent waiting for batches."""
@@ -76,8 +50,32 @@ class Progress:
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class Diverged(WrongInput):
-    """The loss is no number any more: with the same settings it would be so again."""
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step does beside the textbook's.
+
+    Attributes:
+        label_smoothing: Share of a target's probability that all classes get alike (Szegedy et al., "Rethinking the
+            Inception Architecture", 2016, section 7); 0 for none.
+        max_gradient_norm: Norm of all gradients together above which they are scaled down to it (Pascanu et al., "On
+            the difficulty of training recurrent neural networks", 2013, algorithm 1); None for no bound.
+    """
+
+    label_smoothing: float = 0.0
+    max_gradient_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainedEpoch:
+    """What training on every picture once gave, over all ranks."""
+
+    loss: float
+    accuracy: float
+    gradient_norm: float
+    """Mean over the steps of the norm of all gradients together, before it is bounded."""
+    images_per_second: float
+    data_wait_share: float
+    """Share of the time of this rank spent waiting for batches."""
 
 
 def train_one_epoch(
@@ -88,22 +86,38 @@ def train_one_epoch(
     epoch: int,
     device: torch.device,
     reducer: Reducer,
-) -> tuple[float, float, float, float]:
+    settings: StepSettings = StepSettings(),
+) -> TrainedEpoch:
     """Train on every picture once.
 
     Args:
         model: Takes a batch's inputs, gives logits (B, K).
         loader: This rank's share of the split `train`.
-        optimizer: Averages gradients over the ranks in its step.
+        optimizer: From the reducer's `wrap_optimizer`.
         learning_rate: From the step, counted over all epochs, to the learning rate.
         epoch: Number of this epoch, from 0.
         device: Where the model is.
         reducer: The other ranks.
+        settings: What a step does beside the textbook's.
 
-    Returns:
-        Loss and accuracy over all ranks, pictures a second over all ranks, share of time spent waiting for batches.
+    Raises:
+        Diverged: A loss or a gradient is no number any more; names the step and the layer.
     """
     model.train()
+    looked_at, step, problem = False, 0, ""
+    rows: list[int] = []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norms = torch.zeros((), dtype=torch.float64, device=device)
+
+    def bound_gradients() -> None:
+        nonlocal norms
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norms = norms + norm
+        if looked_at and not bool(norms.isfinite()):
+            raise diverged_on(reducer, problem or describe_gradients(model, epoch, step), rows)
+        if settings.max_gradient_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
+
     totals = torch.zeros(3, dtype=torch.float64, device=device)  # summed loss, correct, pictures
     began = waiting_since = time.perf_counter()
     waited = 0.0
@@ -112,25 +126,37 @@ def train_one_epoch(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(epoch * loader.num_steps + step)
         optimizer.zero_grad()
+        looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
         if len(batch.labels_B):
             inputs, labels_B = batch.inputs.to(device, non_blocking=True), batch.labels_B.to(device, non_blocking=True)
             logits_BK = _forward(model, inputs)
-            losses_B = functional.cross_entropy(logits_BK, labels_B, reduction="none")
+            losses_B = functional.cross_entropy(
+                logits_BK, labels_B, reduction="none", label_smoothing=settings.label_smoothing
+            )
+            total = losses_B.sum()
+            if looked_at and not bool(total.isfinite()):
+                problem = describe_loss(model, inputs, float(total.detach()), epoch, step)
+                # An infinite loss may have finite gradients: so that every rank knows, in the same step.
+                total = total * math.nan
             # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
             # gradients over ranks is exactly the gradient of the mean loss over all pictures of the step.
-            (losses_B.sum() * reducer.num_ranks / loader.num_global_rows(step)).backward()  # type: ignore[no-untyped-call]
+            (total * reducer.num_ranks / loader.num_global_rows(step)).backward()  # type: ignore[no-untyped-call]
             totals += torch.stack(
                 [losses_B.detach().sum(), (logits_BK.argmax(1) == labels_B).sum(), losses_B.new_tensor(len(labels_B))]
             )
         # A rank without pictures in this step takes part all the same, with gradients of zero.
-        optimizer.step()
+        reducer.step(optimizer, bound_gradients)
         waiting_since = time.perf_counter()
     seconds = time.perf_counter() - began
     # Read once an epoch: on a GPU every read of a value waits for all work before it.
     loss, correct, count = reducer.sum(totals.cpu()).tolist()
-    if not math.isfinite(loss):
-        raise Diverged(f"the training loss of epoch {epoch} is {loss}: lower the learning rate")
-    return loss / count, correct / count, count / seconds, waited / seconds
+    return TrainedEpoch(
+        loss=loss / count,
+        accuracy=correct / count,
+        gradient_norm=float(norms) / max(1, loader.num_steps),
+        images_per_second=count / seconds,
+        data_wait_share=waited / seconds,
+    )
 
 
 def _forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -140,26 +166,6 @@ def _forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return logits[:1]
     logits = model(inputs)
     return logits
-
-
-def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer) -> Evaluation:
-    """Return loss and confusion matrix over every picture of every rank, each counted once."""
-    model.eval()
-    confusion = torch.zeros(num_classes * num_classes, dtype=torch.float64, device=device)
-    loss = torch.zeros(1, dtype=torch.float64, device=device)
-    with torch.inference_mode():
-        for batch in loader.epoch(0):
-            if len(batch.labels_B):
-                inputs = batch.inputs.to(device, non_blocking=True)
-                labels_B = batch.labels_B.to(device, non_blocking=True)
-                logits_BK = model(inputs)
-                loss += functional.cross_entropy(logits_BK, labels_B, reduction="sum").double()
-                cells = labels_B * num_classes + logits_BK.argmax(1)
-                confusion += torch.bincount(cells, minlength=num_classes * num_classes).double()
-    # Sums of all ranks, never a rank's own figures: every rank sees the same and decides the same.
-    summed = reducer.sum(torch.cat([loss, confusion]).cpu())
-    matrix_KK = summed[1:].long().view(num_classes, num_classes)
-    return Evaluation(loss=float(summed[0] / matrix_KK.sum()), confusion_KK=matrix_KK)
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
@@ -186,31 +192,34 @@ def fit(
     device: torch.device,
     reducer: Reducer,
     on_epoch: Callable[[EpochMetrics, Progress], None],
+    settings: StepSettings = StepSettings(),
 ) -> None:
     """Train until early stopping or `max_epochs`, then restore the best weights.
 
     Args:
         progress: Where to go on; brought up to date after each epoch.
         on_epoch: Called on every rank after each epoch.
+        settings: What a step does beside the textbook's.
     """
     while progress.next_epoch < max_epochs and not progress.stopping.should_stop:
         epoch = progress.next_epoch
         # Seeded anew each epoch, so that a training resumed here draws the same dropout as one never stopped.
         torch.manual_seed((seed * 10_007 + epoch) * 4_099 + reducer.rank)
-        loss, accuracy, images_per_second, wait = train_one_epoch(
-            model, train_loader, optimizer, learning_rate, epoch, device, reducer
-        )
+        trained = train_one_epoch(model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings)
         average_buffers(model, reducer)
         validation = evaluate(model, val_loader, num_classes, device, reducer)
         metrics = EpochMetrics(
             epoch=epoch,
-            train_loss=loss,
-            train_accuracy=accuracy,
+            train_loss=trained.loss,
+            train_accuracy=trained.accuracy,
             val_loss=validation.loss,
             val_accuracy=validation.accuracy,
+            val_top5_accuracy=validation.top5_accuracy,
+            val_macro_f1=validation.macro_f1,
             learning_rate=optimizer.param_groups[0]["lr"],
-            images_per_second=images_per_second,
-            data_wait_share=wait,
+            gradient_norm=trained.gradient_norm,
+            images_per_second=trained.images_per_second,
+            data_wait_share=trained.data_wait_share,
         )
         progress.history.append(metrics)
         if progress.stopping.update(epoch, getattr(metrics, monitor)):
@@ -218,5 +227,5 @@ def fit(
         progress.next_epoch = epoch + 1
         on_epoch(metrics, progress)
     if not progress.best_state:
-        raise Diverged(f"{monitor} was no number in any of {progress.next_epoch} epochs: lower the learning rate")
+        raise Diverged(f"{monitor} was no number in any of {progress.next_epoch} epochs: {WAY_OUT}")
     model.load_state_dict(progress.best_state)

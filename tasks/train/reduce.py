@@ -1,6 +1,6 @@
 """How ranks agree: one process is the case of one rank."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -18,8 +18,8 @@ class Reducer(Protocol):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over all ranks, the same on each."""
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of the rank `root` on every rank."""
 
     def broadcast_model(self, model: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
@@ -27,7 +27,10 @@ class Reducer(Protocol):
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer:
-        """Return an optimizer whose step averages gradients over all ranks first."""
+        """Return an optimizer for `step`."""
+
+    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+        """Average the gradients over all ranks, let them be seen or changed, and take the step."""
 
 
 class SingleProcess:
@@ -41,7 +44,7 @@ class SingleProcess:
         """Return `values`."""
         return values
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return `value`."""
         return value
 
@@ -53,3 +56,8 @@ class SingleProcess:
     ) -> torch.optim.Optimizer:
         """Return `optimizer`."""
         return optimizer
+
+    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+        """Let the gradients be seen or changed, and take the step."""
+        see_gradients()
+        optimizer.step()

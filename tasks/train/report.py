@@ -6,28 +6,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from tasks.tracking import TrackedRun
-from tasks.train.loop import Evaluation
+from tasks.train.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def class_table(confusion_KK: torch.Tensor, classes: Sequence[str]) -> dict[str, list[object]]:
-    """Return pictures, precision, recall and F1 (0-1) of each class; a class never predicted has precision 0.
-
-    Args:
-        confusion_KK: int64 (K, K), rows are true classes, columns predicted ones.
-        classes: K labels.
-    """
-    hits = confusion_KK.diagonal().double()
-    true = confusion_KK.sum(dim=1).double()
-    predicted = confusion_KK.sum(dim=0).double()
+def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
+    """Return pictures, precision, recall and F1 (0-1) of each of K classes; one never predicted has precision 0."""
+    hits = evaluation.confusion_KK.diagonal().double()
+    true = evaluation.confusion_KK.sum(dim=1).double()
+    predicted = evaluation.confusion_KK.sum(dim=0).double()
     return {
         "class": list(classes),
         "pictures": true.long().tolist(),
         "precision": (hits / predicted.clamp(min=1)).tolist(),
         "recall": (hits / true.clamp(min=1)).tolist(),
-        "f1": (2 * hits / (true + predicted).clamp(min=1)).tolist(),
+        "f1": evaluation.class_f1.tolist(),
     }
 
 
@@ -50,10 +45,6 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
 
 
 def log_evaluation(run: TrackedRun, test: Evaluation, classes: Sequence[str]) -> None:
-    """Log confusion matrix and class table of the split `test`, and their macro F1."""
-    table = class_table(test.confusion_KK, classes)
-    f1 = torch.tensor(table["f1"], dtype=torch.float64)
-    present = torch.tensor(table["pictures"]) > 0
-    run.log_metrics({"test_macro_f1": float(f1[present].mean())}, step=0)
-    run.log_table(table, "test_classes.json")
+    """Log confusion matrix and class table of the split `test`."""
+    run.log_table(class_table(test, classes), "test_classes.json")
     run.log_figure(draw_confusion(test.confusion_KK, classes), "test_confusion.png")

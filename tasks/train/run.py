@@ -23,10 +23,14 @@ from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.train.checkpoint import load_checkpoint, restore, save_checkpoint
+from tasks.train.device import choose_device, make_optimizer
 from tasks.train.early_stopping import EarlyStopping
+from tasks.train.evaluate import Evaluation, Loader, evaluate
 from tasks.train.features import FeatureLoader, ends_in_head
-from tasks.train.loop import EpochMetrics, Evaluation, Loader, Progress, evaluate, fit
+from tasks.train.finite import Diverged
+from tasks.train.loop import EpochMetrics, Progress, StepSettings, fit
 from tasks.train.model import Classifier, build_classifier, weights_digest
+from tasks.train.name_pictures import name_pictures
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.report import log_evaluation
 from tasks.train.schedule import learning_rate
@@ -45,41 +49,6 @@ def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig 
         else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
-    """Return the device to train on.
-
-    Args:
-        wanted: auto, cpu or cuda.
-        local_rank: This rank among those of its machine.
-        gpu_obstacle: Why the ranks cannot use GPUs, where they cannot.
-
-    Raises:
-        WrongInput: CUDA is asked for and absent, or the ranks cannot use it.
-    """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if gpu_obstacle is not None:
-        if wanted == "cuda":
-            raise WrongInput(f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu")
-        logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
-def make_optimizer(train: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters that are not frozen."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rate, decay = train.learning_rate, train.weight_decay
-    # Fused: one pass over each parameter instead of one a term of the formula.
-    if train.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
-    if train.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
 
 
 def _loaders(
@@ -181,6 +150,11 @@ def _train_rank(
         logger.info("MLflow run %s has trained this already: nothing to train", finished.run_id)
         return RunRef(run_id=finished.run_id)
     manifest = open_cache(cache)
+    if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
+        raise WrongInput(
+            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} classes: "
+            "watch val_accuracy, val_macro_f1 or val_loss"
+        )
     device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
     torch.set_num_threads(train.num_threads or max(1, (os.cpu_count() or 1) // reducer.num_ranks))
     torch.manual_seed(train.seed)
@@ -188,9 +162,7 @@ def _train_rank(
     reducer.broadcast_model(classifier)
     model, loaders = _loaders(train, cache.url, manifest, classifier, device, reducer)
     optimizer = make_optimizer(train, model)
-    progress = Progress(
-        EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor == "val_accuracy")
-    )
+    progress = Progress(EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor != "val_loss"))
     checkpoint = reducer.broadcast(load_checkpoint(folder / "last.pt") if reducer.rank == 0 else None)
     if checkpoint is not None:
         restore(checkpoint, model, optimizer, progress)
@@ -199,21 +171,25 @@ def _train_rank(
     rate = learning_rate(train, distributed, loaders[TRAIN].num_steps)
 
     def run_epochs(log: Callable[[EpochMetrics, Progress], None]) -> Evaluation:
-        fit(
-            model,
-            loaders[TRAIN],
-            loaders[VAL],
-            optimizer,
-            rate,
-            progress,
-            max_epochs=train.max_epochs,
-            monitor=train.monitor,
-            num_classes=len(manifest.classes),
-            seed=train.seed,
-            device=device,
-            reducer=reducer,
-            on_epoch=log,
-        )
+        try:
+            fit(
+                model,
+                loaders[TRAIN],
+                loaders[VAL],
+                optimizer,
+                rate,
+                progress,
+                max_epochs=train.max_epochs,
+                monitor=train.monitor,
+                num_classes=len(manifest.classes),
+                seed=train.seed,
+                device=device,
+                reducer=reducer,
+                on_epoch=log,
+                settings=StepSettings(train.label_smoothing, train.max_gradient_norm),
+            )
+        except Diverged as diverged:
+            raise diverged.naming(lambda rows: name_pictures(manifest, TRAIN, rows, storage)) from None
         return evaluate(model, loaders[TEST], len(manifest.classes), device, reducer)
 
     if reducer.rank != 0:
@@ -255,8 +231,12 @@ def _train_rank(
                 "best_epoch": best.epoch,
                 "best_val_accuracy": best.val_accuracy,
                 "best_val_loss": best.val_loss,
+                "best_val_top5_accuracy": best.val_top5_accuracy,
+                "best_val_macro_f1": best.val_macro_f1,
                 "test_accuracy": test.accuracy,
                 "test_loss": test.loss,
+                "test_top5_accuracy": test.top5_accuracy,
+                "test_macro_f1": test.macro_f1,
             },
             step=best.epoch,
         )

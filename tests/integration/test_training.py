@@ -24,7 +24,7 @@ from tasks.etl.decode import decode_pixels
 from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.loop import evaluate
+from tasks.train.evaluate import evaluate
 from tasks.train.reduce import SingleProcess
 from tests.caches import write_cache
 
@@ -215,11 +215,20 @@ def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_agai
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
 
 
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_training_that_diverges_names_step_layer_and_pictures(cache, storage, num_ranks):
+    """At once, as wrong input, which is not retried; the cache is of no table, so rows are what is known."""
+    said = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
+    with pytest.raises(WrongInput, match=said + r"its pictures: rows \d+, .* of the split 'train' in the cache"):
+        train(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"weights": "/nowhere/weights.pth"}, "train.weights is '/nowhere/weights.pth', which is no file"),
         ({"model": "resnet19"}, "train.model is 'resnet19', which is no torchvision classifier"),
+        ({"monitor": "val_top5_accuracy"}, "train.monitor is 'val_top5_accuracy', which is 1 in every epoch"),
         ({"device": "cuda"}, "train.device is 'cuda' and torch sees no GPU"),
     ],
 )

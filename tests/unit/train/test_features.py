@@ -11,8 +11,8 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.refs import CacheRef
+from tasks.train.evaluate import Loader, evaluate
 from tasks.train.features import FeatureLoader, ends_in_head
-from tasks.train.loop import Loader, evaluate
 from tasks.train.model import Classifier, build_classifier
 from tasks.train.reduce import SingleProcess
 

@@ -14,16 +14,9 @@ from torch.nn import functional
 
 from tasks.cache.loader import Batch
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import (
-    Diverged,
-    EpochMetrics,
-    Evaluation,
-    Progress,
-    average_buffers,
-    evaluate,
-    fit,
-    train_one_epoch,
-)
+from tasks.train.evaluate import Evaluation, evaluate
+from tasks.train.finite import Diverged
+from tasks.train.loop import EpochMetrics, Progress, StepSettings, average_buffers, fit, train_one_epoch
 from tasks.train.reduce import Reducer, SingleProcess
 
 CPU = torch.device("cpu")
@@ -108,9 +101,9 @@ class ThreadReducer:
         """Add the values of all ranks."""
         return torch.stack(self._exchange(values.clone())).sum(dim=0)
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value."""
-        return self._exchange(value)[0]
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of the rank `root`."""
+        return self._exchange(value)[root]
 
     def broadcast_model(self, model: nn.Module) -> None:
         """Take rank 0's weights."""
@@ -119,18 +112,17 @@ class ThreadReducer:
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer:
-        """Average gradients in the step, zeros where there are none."""
-        step = optimizer.step
-        parameters = [parameter for _, parameter in named_parameters]
+        """Return it."""
+        return optimizer
 
-        def averaged_step() -> None:
-            for parameter in parameters:
+    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+        """Average gradients, zeros where there are none."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.sum(own) / self.num_ranks
-            step()
-
-        optimizer.step = averaged_step  # type: ignore[assignment, method-assign]
-        return optimizer
+        see_gradients()
+        optimizer.step()
 
 
 class Recorder:
@@ -223,12 +215,75 @@ def test_training_metrics_are_means_over_pictures() -> None:
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3, 4, 5, 6, 7], [8], [9]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    loss, accuracy, _, wait = train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
+    trained = train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
 
     logits = model(inputs).detach()
-    assert loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
-    assert accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
-    assert 0.0 <= wait <= 1.0
+    assert trained.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
+    assert trained.accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+    assert 0.0 <= trained.data_wait_share <= 1.0
+
+
+def test_gradients_above_the_bound_are_scaled_down_to_it() -> None:
+    """All together, so that their direction stays; what is reported is the norm before."""
+    inputs, labels = separable(6)
+    moves = []
+    for bound in (None, 1e-3, 1e3):
+        model = linear()
+        before = nn.utils.parameters_to_vector(model.parameters()).detach()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trained = train_one_epoch(
+            model,
+            TensorLoader(inputs, labels, [range(6)]),
+            optimizer,
+            Recorder(1.0),
+            0,
+            CPU,
+            SingleProcess(),
+            StepSettings(max_gradient_norm=bound),
+        )
+        moves.append(before - nn.utils.parameters_to_vector(model.parameters()).detach())
+        assert trained.gradient_norm == pytest.approx(float(moves[0].norm()))
+
+    assert float(moves[1].norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert torch.allclose(moves[1] / moves[1].norm(), moves[0] / moves[0].norm())
+    assert torch.equal(moves[2], moves[0])
+
+
+def test_ranks_bound_the_average_of_their_gradients() -> None:
+    """Not each its own: they take the step of one process on all pictures."""
+    inputs, labels = separable(8)
+    settings = StepSettings(label_smoothing=0.1, max_gradient_norm=1e-3)
+
+    def train(loader: TensorLoader, reducer: Reducer) -> tuple[torch.Tensor, float]:
+        model = linear()
+        optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        trained = train_one_epoch(model, loader, optimizer, Recorder(1.0), 0, CPU, reducer, settings)
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), trained.gradient_norm
+
+    def rank_main(reducer: ThreadReducer) -> tuple[torch.Tensor, float]:
+        rows = range(5) if reducer.rank == 0 else range(5, 8)
+        return train(TensorLoader(inputs, labels, [rows], [8]), reducer)
+
+    weights, norm = train(TensorLoader(inputs, labels, [range(8)]), SingleProcess())
+    for found, its_norm in ThreadRanks(2).run(rank_main):
+        assert torch.allclose(found, weights)
+        assert its_norm == pytest.approx(norm)
+
+
+def test_label_smoothing_is_in_the_loss_that_is_trained_and_not_in_the_evaluation() -> None:
+    """What is compared between trainings is the plain cross-entropy."""
+    inputs, labels = separable(6)
+    model, loader = linear(), TensorLoader(inputs, labels, [range(6)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    trained = train_one_epoch(
+        model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess(), StepSettings(label_smoothing=0.2)
+    )
+
+    logits = model(inputs).detach()
+    plain, uniform = functional.cross_entropy(logits, labels), -functional.log_softmax(logits, dim=1).mean()
+    assert trained.loss == pytest.approx(float(0.8 * plain + 0.2 * uniform))
+    assert evaluate(model, loader, NUM_CLASSES, CPU, SingleProcess()).loss == pytest.approx(float(plain))
 
 
 def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
@@ -253,7 +308,8 @@ def test_empty_batches_change_nothing() -> None:
     for model, steps in ((with_empty, [[0, 1, 2], [], [3, 4, 5], []]), (without, [[0, 1, 2], [3, 4, 5]])):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         loader = TensorLoader(inputs, labels, steps)
-        results.append(train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())[:2])
+        trained = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+        results.append((trained.loss, trained.accuracy))
 
     assert torch.equal(with_empty.weight, without.weight)
     assert results[0] == results[1]
@@ -268,7 +324,7 @@ def test_lone_picture_trains_with_batch_norm() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3], [4]])
-    loss, *_ = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+    loss = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess()).loss
 
     assert math.isfinite(loss)
     assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
@@ -276,18 +332,61 @@ def test_lone_picture_trains_with_batch_norm() -> None:
 
 
 @pytest.mark.parametrize(("weight", "bias", "loss"), [(float("nan"), 0.0, "nan"), (0.0, -float("inf"), "inf")])
-def test_loss_that_is_no_number_raises_diverged(weight: float, bias: float, loss: str) -> None:
-    """A diverged training ends at once, and says what to do: also where the loss is infinite."""
+def test_loss_that_is_no_number_ends_the_step_and_names_the_layer(weight: float, bias: float, loss: str) -> None:
+    """Also where it is infinite; the rows of the step are told, of which the caller knows the pictures."""
     inputs, labels = separable(6)
-    model = linear()
+    model = nn.Sequential(nn.ReLU(), linear())
     with torch.no_grad():
-        model.weight[0] = weight
-        model.bias[0] = bias
+        model[1].weight[0] = weight
+        model[1].bias[0] = bias
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    loader = TensorLoader(inputs, labels, steps_of(6, 6))
+    loader = TensorLoader(inputs, labels, [[3, 0, 4], [1, 2, 5]])
+    why = "weight" if math.isnan(weight) else "bias"
 
-    with pytest.raises(Diverged, match=f"the training loss of epoch 3 is {loss}: lower the learning rate"):
+    with pytest.raises(Diverged) as diverged:
         train_one_epoch(model, loader, optimizer, Recorder(), 3, CPU, SingleProcess())
+
+    assert f"the training loss of epoch 3, step 0 is {loss}" in str(diverged.value)
+    assert f"the layer '1' (its {why} are no numbers)" in str(diverged.value)
+    assert diverged.value.rows == [3, 0, 4]
+
+
+def test_an_input_that_is_no_number_is_named_as_such() -> None:
+    """In the step that it comes in, before it spoils a weight."""
+    inputs, labels = separable(6)
+    inputs[4, 0] = float("nan")
+    model = nn.Sequential(linear())
+    before = model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5]])
+
+    with pytest.raises(Diverged, match=r"epoch 0, step 2 is nan.*the layer '0' \(its inputs are none\)") as diverged:
+        train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
+
+    assert diverged.value.rows == [4, 5]
+    assert torch.equal(model[0].weight, before)
+
+
+def test_gradients_that_are_no_numbers_end_the_step_before_it_is_taken() -> None:
+    """The loss is a number, the square root of nothing has no slope."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(NUM_CLASSES, dtype=torch.float64))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs[:, :NUM_CLASSES] * self.scale.sqrt()
+
+    inputs, labels = separable(6)
+    model = Root()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(Diverged, match="the gradients of epoch 1, step 0 are no numbers, those of scale") as diverged:
+        train_one_epoch(model, TensorLoader(inputs, labels, [range(6)]), optimizer, Recorder(), 1, CPU, SingleProcess())
+
+    assert diverged.value.rows == [0, 1, 2, 3, 4, 5]
+    assert bool(model.scale.isfinite().all())
 
 
 def test_confusion_matrix_counts_true_classes_in_rows() -> None:
@@ -305,6 +404,44 @@ def test_confusion_matrix_counts_true_classes_in_rows() -> None:
     assert found.accuracy == 0.5
     expected = functional.cross_entropy(model.bias.detach().repeat(6, 1), labels)
     assert found.loss == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_macro_f1_is_over_the_classes_that_are_present() -> None:
+    """A class without a picture in the split says nothing about the model; one that is never right counts as 0."""
+    confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [0, 0, 0]])
+    assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((3 / 4 + 5 / 6) / 2)
+    confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
+    assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((0.6 + 5 / 6 + 0.0) / 3)
+
+
+def test_top5_accuracy_counts_a_class_among_the_first_five() -> None:
+    """Of seven classes the logits fall from the first to the last: labels 0 to 4 are among five, 5 and 6 are not."""
+    labels = torch.arange(7)
+    logits = torch.arange(7, 0, -1, dtype=torch.float64).repeat(7, 1)
+
+    found = evaluate(nn.Identity(), TensorLoader(logits, labels, [[0, 1, 2], [3, 4, 5, 6]]), 7, CPU, SingleProcess())
+
+    assert found.top5_accuracy == pytest.approx(5 / 7)
+    assert found.accuracy == pytest.approx(1 / 7)
+
+
+def test_of_five_classes_or_fewer_every_picture_is_among_the_first_five() -> None:
+    """There is nothing else it could be."""
+    inputs, labels = separable(9)
+    found = evaluate(linear(), TensorLoader(inputs, labels, steps_of(9, 4)), NUM_CLASSES, CPU, SingleProcess())
+    assert found.top5_accuracy == 1.0
+
+
+@pytest.mark.parametrize("monitor", ["val_accuracy", "val_macro_f1", "val_top5_accuracy"])
+def test_early_stopping_watches_the_metric_it_is_told(monitor: str) -> None:
+    """Its best value is that of the history's best epoch."""
+    inputs, labels = separable(12)
+    loader, progress = TensorLoader(inputs, labels, steps_of(12, 4)), new_progress(patience=20)
+
+    fit_simply(linear(), loader, loader, progress, max_epochs=6, monitor=monitor, rate=0.02)
+
+    values = [getattr(metrics, monitor) for metrics in progress.history]
+    assert progress.stopping.best == max(values) == values[progress.stopping.best_epoch]
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
@@ -372,12 +509,15 @@ def test_divergence_on_one_rank_ends_all() -> None:
 
     def rank_main(reducer: ThreadReducer) -> str:
         loader = TensorLoader(inputs, labels, [[reducer.rank * 5]], [2])
-        optimizer = torch.optim.SGD(linear().parameters(), lr=0.0)
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with pytest.raises(Diverged) as diverged:
-            train_one_epoch(linear(), loader, optimizer, Recorder(), 0, CPU, reducer)
-        return str(diverged.value)
+            train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, reducer)
+        return f"{diverged.value} {diverged.value.rows}"
 
-    assert len(set(ThreadRanks(2).run(rank_main))) == 1
+    (said,) = set(ThreadRanks(2).run(rank_main))
+    assert "the training loss of epoch 0, step 0 is nan" in said
+    assert said.endswith("[5]")  # the row of the rank that had it
 
 
 def test_batch_norm_statistics_are_averaged_over_ranks() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
-from tasks.train.run import choose_device, make_optimizer, run_key
+from tasks.train.device import choose_device, make_optimizer
+from tasks.train.run import run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
 

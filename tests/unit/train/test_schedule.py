@@ -1,6 +1,7 @@
 """The learning rate over the steps."""
 
 import pytest
+import torch
 
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.train.schedule import LearningRate, learning_rate
@@ -55,3 +56,23 @@ def test_the_rate_of_a_single_process_starts_at_its_value() -> None:
 
     assert {constant(step) for step in (0, 5, 500)} == {0.1}
     assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
+
+
+@pytest.mark.parametrize("total_steps", [20, 137])
+def test_one_cycle_is_that_of_torch(total_steps: int) -> None:
+    """Step by step, with its default shares and factors; a warm-up of ranks is not laid over it."""
+    rate = LearningRate(base=0.1, peak=0.4, warmup_steps=9, total_steps=total_steps, schedule="one_cycle")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=total_steps)
+    for step in range(total_steps):
+        assert rate(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+        if step < total_steps - 1:
+            optimizer.step()
+            theirs.step()
+
+
+@pytest.mark.parametrize("total_steps", [1, 2, 3, 5])
+def test_one_cycle_of_a_few_steps_stays_within_its_bounds(total_steps: int) -> None:
+    """A training of one step has no cycle, and no division by nothing."""
+    rate = LearningRate(base=0.1, peak=0.4, warmup_steps=0, total_steps=total_steps, schedule="one_cycle")
+    assert all(0.0 < rate(step) <= 0.4 for step in range(total_steps))

@@ -1,0 +1,46 @@
+"""What a training runs on: the device, and the optimizer in its fused form there."""
+
+import logging
+
+import torch
+from torch import nn
+
+from tasks.config import TrainConfig
+from tasks.errors import WrongInput
+
+logger = logging.getLogger("lakevision.train")
+
+
+def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
+    """Return the device to train on.
+
+    Args:
+        wanted: auto, cpu or cuda.
+        local_rank: This rank among those of its machine.
+        gpu_obstacle: Why the ranks cannot use GPUs, where they cannot.
+
+    Raises:
+        WrongInput: CUDA is asked for and absent, or the ranks cannot use it.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if gpu_obstacle is not None:
+        if wanted == "cuda":
+            raise WrongInput(f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu")
+        logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def make_optimizer(train: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer over the parameters that are not frozen."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rate, decay = train.learning_rate, train.weight_decay
+    # Fused: one pass over each parameter instead of one a term of the formula.
+    if train.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)

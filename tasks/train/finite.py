@@ -1,0 +1,94 @@
+"""What is no number in a step of training: found at once, and named for a person."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks.errors import WrongInput
+from tasks.train.reduce import Reducer
+
+STEPS_A_LOOK = 20
+"""On a GPU a look at a value waits for all work before it: there it is taken after so many steps, else after each."""
+
+WAY_OUT = "lower train.learning_rate, or bound the gradients (train.max_gradient_norm)"
+
+
+class Diverged(WrongInput):
+    """A loss, gradient or metric is no number any more: with the same settings it would be so again.
+
+    Attributes:
+        rows: Rows of the split `train` that the step was on; empty where it was of no one step.
+    """
+
+    def __init__(self, message: str, rows: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.rows = rows or []
+
+    def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
+        """Return the same, with the pictures of the step named where it was of one."""
+        return Diverged(f"{self}; its pictures: {name(self.rows)}") if self.rows else self
+
+
+def is_look(step: int, num_steps: int, device: torch.device) -> bool:
+    """Say whether values are looked at after this step of an epoch."""
+    return device.type == "cpu" or step % STEPS_A_LOOK == STEPS_A_LOOK - 1 or step == num_steps - 1
+
+
+def first_bad_layer(model: nn.Module, inputs: torch.Tensor) -> str:
+    """Say in which layer of a forward pass a value is no number first, and whether weights or inputs are why."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, given: Any, output: Any) -> None:
+            if found or not isinstance(output, torch.Tensor) or bool(output.isfinite().all()):
+                return
+            weights = [key for key, value in module.named_parameters() if not bool(value.isfinite().all())]
+            why = f"its {' and '.join(weights)} are no numbers" if weights else "its weights are numbers"
+            bad = any(isinstance(value, torch.Tensor) and not bool(value.isfinite().all()) for value in given)
+            found.append(f"the layer '{name or type(model).__name__}' ({'its inputs are none' if bad else why})")
+
+        return look
+
+    leaves = [(name, module) for name, module in model.named_modules() if next(module.children(), None) is None]
+    handles = [module.register_forward_hook(watch(name)) for name, module in leaves]
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "none of its layers, but the loss"
+
+
+def describe_loss(model: nn.Module, inputs: torch.Tensor, loss: float, epoch: int, step: int) -> str:
+    """Say where a loss comes from that is no number."""
+    return (
+        f"the training loss of epoch {epoch}, step {step} is {loss}, which comes from {first_bad_layer(model, inputs)}"
+    )
+
+
+def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
+    """Say which gradients are no numbers, where the loss is one."""
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    bad = [name for name, value in trained if value.grad is not None and not bool(value.grad.isfinite().all())]
+    return (
+        f"the gradients of epoch {epoch}, step {step} are no numbers, those of {', '.join(bad[:3])} "
+        f"({len(bad)} of {len(trained)} parameters)"
+    )
+
+
+def diverged_on(reducer: Reducer, problem: str, rows: list[int]) -> Diverged:
+    """Return the same exception on every rank: that of the first one which found the loss to be no number.
+
+    Args:
+        reducer: The other ranks, all of which call this in the same step.
+        problem: What this rank says of it.
+        rows: Rows of the split `train` that this rank's step is on.
+    """
+    own = torch.zeros(reducer.num_ranks)
+    own[reducer.rank] = float("training loss" in problem)
+    first = int(reducer.sum(own).argmax())
+    said, its_rows = reducer.broadcast((problem, rows), first)
+    return Diverged(f"{said}: {WAY_OUT}", its_rows)
