@@ -84,14 +84,18 @@ def count_data_files(path: str) -> int:
     return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
 
 
-def delta_log(spark: SparkSession, path: str) -> Any:
-    """Return Delta's own object for the table's log, in the JVM."""
+def _delta_log(spark: SparkSession, path: str) -> Any:
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
 
 
-def scala_none(jvm: Any) -> Any:
-    """Return Scala's None."""
+def newest_in_log(spark: SparkSession, path: str) -> Any:
+    """Return the newest snapshot in Delta's log, in the JVM; its version is below 0 where there is no table."""
+    none = _scala_none(spark._jvm)
+    return _delta_log(spark, path).update(False, none, none)
+
+
+def _scala_none(jvm: Any) -> Any:
     return getattr(getattr(jvm.scala, "None$"), "MODULE$")
 
 
@@ -148,8 +152,7 @@ def check_version(spark: SparkSession, path: str, version: int) -> None:
     Raises:
         TableChanged: The table is at another version.
     """
-    jvm: Any = spark._jvm
-    if delta_log(spark, path).update(False, scala_none(jvm), scala_none(jvm)).version() != version:
+    if newest_in_log(spark, path).version() != version:
         raise TableChanged(path)
 
 
@@ -178,7 +181,7 @@ def commit_files(
     """
     jvm: Any = spark._jvm
     delta = jvm.org.apache.spark.sql.delta
-    transaction = delta_log(spark, path).startTransaction()
+    transaction = _delta_log(spark, path).startTransaction()
     if transaction.readVersion() != (-1 if version is None else version):
         raise TableChanged(path)
     if version is None:
@@ -205,7 +208,7 @@ def commit_files(
             "stats": json.dumps({"numRecords": num_rows}),
         }
         actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
-    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[scala_none(jvm)] * 3)
+    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_scala_none(jvm)] * 3)
     with conflict_named(path):
         transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
 

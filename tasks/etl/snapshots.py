@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
-from tasks.etl.delta import delta_log, newest_commit, scala_none
+from tasks.etl.delta import newest_commit, newest_in_log
 from tasks.refs import TableRef
 from tasks.spark import NeedsSpark
 from tasks.storage import local_path
@@ -74,7 +74,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         raise NeedsSpark
     # Asked of Delta's log itself: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
     jvm: Any = spark._jvm
-    snapshot = delta_log(spark, path).update(False, scala_none(jvm), scala_none(jvm))
+    snapshot = newest_in_log(spark, path)
     if snapshot.version() < 0:
         return None
     found = snapshot.metadata()

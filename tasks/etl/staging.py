@@ -53,9 +53,14 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
 
 def is_swept(path: str) -> bool:
     """Say whether no run left its mark in the table's log."""
+    return not _marks(path)
+
+
+def _marks(path: str) -> list[str]:
+    """Return the names of the marks in the table's log."""
     filesystem, root = fsspec.core.url_to_fs(path)
     names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    return not any(name.startswith(MARK) for name in names)
+    return [name for name in names if name.startswith(MARK)]
 
 
 def sweep_killed_runs(path: str) -> None:
@@ -70,11 +75,8 @@ def sweep_killed_runs(path: str) -> None:
 def _sweep(path: str, own: str | None, *, done: bool) -> None:
     """Remove the parts that no commit names, of this run and, on a local disk, of others; where done, their marks."""
     filesystem, root = fsspec.core.url_to_fs(path)
-    for mark in filesystem.ls(f"{root}/_delta_log", detail=False):
-        name = mark.rsplit("/", 1)[-1]
-        if not name.startswith(MARK):
-            continue
-        version, run = name.removeprefix(MARK).rsplit("-", 1)
+    for mark in _marks(path):
+        version, run = mark.removeprefix(MARK).rsplit("-", 1)
         if run != own and local_path(path) is None:
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
@@ -83,7 +85,7 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
             if f"-{run}-" in name and name not in committed:
                 filesystem.rm(found)
         if done:
-            filesystem.rm(mark)
+            filesystem.rm(f"{root}/_delta_log/{mark}")
     if done and local_path(path) is not None:
         delta.clear_uncommitted(path)  # of a store it would take what another run is about to commit
 

@@ -79,16 +79,17 @@ def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
     )
 
 
-def diverged_on(reducer: Reducer, problem: str, rows: list[int]) -> Diverged:
+def diverged_on(reducer: Reducer, of_loss: str, of_gradients: str, rows: list[int]) -> Diverged:
     """Return the same exception on every rank: that of the first one which found the loss to be no number.
 
     Args:
         reducer: The other ranks, all of which call this in the same step.
-        problem: What this rank says of it.
+        of_loss: What this rank says of its loss; empty where that is a number.
+        of_gradients: What it says of the gradients, which are no numbers on any rank.
         rows: Rows of the split `train` that this rank's step is on.
     """
     own = torch.zeros(reducer.num_ranks)
-    own[reducer.rank] = float("training loss" in problem)
+    own[reducer.rank] = float(bool(of_loss))
     first = int(reducer.sum(own).argmax())
-    said, its_rows = reducer.broadcast((problem, rows), first)
+    said, its_rows = reducer.broadcast((of_loss or of_gradients, rows), first)
     return Diverged(f"{said}: {WAY_OUT}", its_rows)

@@ -105,7 +105,6 @@ def train_one_epoch(
     """
     model.train()
     looked_at, step, problem = False, 0, ""
-    rows: list[int] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norms = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -114,7 +113,7 @@ def train_one_epoch(
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norms = norms + norm
         if looked_at and not bool(norms.isfinite()):
-            raise diverged_on(reducer, problem or describe_gradients(model, epoch, step), rows)
+            raise diverged_on(reducer, problem, describe_gradients(model, epoch, step), batch.rows_B.tolist())
         if settings.max_gradient_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
 
@@ -126,7 +125,7 @@ def train_one_epoch(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(epoch * loader.num_steps + step)
         optimizer.zero_grad()
-        looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
+        looked_at = is_look(step, loader.num_steps, device)
         if len(batch.labels_B):
             inputs, labels_B = batch.inputs.to(device, non_blocking=True), batch.labels_B.to(device, non_blocking=True)
             logits_BK = _forward(model, inputs)
