@@ -3,6 +3,8 @@
 Shape legend, used as suffix of names: B batch, C channels (3), H height, W width, K classes, F features.
 """
 
+from typing import Literal
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -111,16 +113,17 @@ Where reason is set, part is null, and else split is not.
 """
 
 
-def cache_schema(pixel_bytes: int | None) -> pa.Schema:
+def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] = "pixels") -> pa.Schema:
     """Return the columns of a cache file; padding has label and row -1.
 
-    Nothing is nullable and raw pixels have one width, so that a column is a plain block of bytes in the file.
+    Nothing is nullable and raw contents have one width, so that a column is a plain block of bytes in the file.
 
     Args:
-        pixel_bytes: Size of one picture's uint8 HWC pixels; None where the column holds JPEG files.
+        row_bytes: Size of one picture's uint8 HWC pixels or float32 features; None where the column holds JPEG files.
+        content: What the first column holds.
     """
-    pixels = pa.binary() if pixel_bytes is None else pa.binary(pixel_bytes)
-    columns = [("pixels", pixels), ("label", pa.int64()), ("row", pa.int64())]
+    kind = pa.binary() if row_bytes is None else pa.binary(row_bytes)
+    columns = [(content, kind), ("label", pa.int64()), ("row", pa.int64())]
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
 
 

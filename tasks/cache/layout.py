@@ -41,8 +41,8 @@ def _varint(number: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def plain_columns(path: str, pixel_bytes: int) -> tuple[dict[str, PlainColumn], ...]:
-    """Return by row group where the columns of a local file of raw pixels lie.
+def plain_columns(path: str, row_bytes: int) -> tuple[dict[str, PlainColumn], ...]:
+    """Return by row group where the columns of a local file of raw contents lie: content, label and row.
 
     Remembered, since each epoch asks again: a cache file never changes, and one built anew has another name.
 
@@ -54,9 +54,9 @@ def plain_columns(path: str, pixel_bytes: int) -> tuple[dict[str, PlainColumn], 
     groups = []
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
-        widths = {"pixels": pixel_bytes, "label": 8, "row": 8}
+        places = {"content": (0, row_bytes), "label": (columns["label"], 8), "row": (columns["row"], 8)}
         groups.append(
-            {name: _plain(path, group.column(columns[name]), group.num_rows, width) for name, width in widths.items()}
+            {name: _plain(path, group.column(at), group.num_rows, width) for name, (at, width) in places.items()}
         )
     return tuple(groups)
 

@@ -11,7 +11,7 @@ import torch
 
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.order import count_steps, epoch_order, share_of
+from tasks.cache.order import Share, count_steps, epoch_order, share_of
 from tasks.cache.reader import open_reader
 from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
@@ -75,11 +75,16 @@ class CacheLoader:
                 there is a GPU.
         """
         self._use = CacheUse(url)
+        self._given = (url, manifest, split)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
         self._local = local_path(url) is not None
         self._jpeg = manifest.settings.format == "jpeg"
-        self._pixel_bytes = manifest.pixel_bytes
+        self._row_bytes = manifest.row_bytes
+        self._shape: tuple[int, ...] = (manifest.image_size, manifest.image_size, 3)
+        self._kind = torch.uint8
+        if manifest.features is not None:
+            self._shape, self._kind = (manifest.features.num_features,), torch.float32
         self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed = seed
@@ -87,13 +92,17 @@ class CacheLoader:
         self._num_ranks = num_ranks
         self._workers_count = workers_count
         # One window is handed out while the next one is read.
-        self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._pixel_bytes) // 2)
+        self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._row_bytes) // 2)
         # In the cache's own order a batch needs its neighbours only: enough is read ahead to keep the workers busy.
         self._ahead = max(2 * workers_count, 0 if seed is None else self.window)
         most = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
         self._memory = BatchMemory(
-            (batch_size, self._pixel_bytes), most, pin=torch.cuda.is_available() if pin_memory is None else pin_memory
+            (batch_size, self._row_bytes), most, pin=torch.cuda.is_available() if pin_memory is None else pin_memory
         )
+
+    def in_order(self) -> "CacheLoader":
+        """Return a loader of the whole split in the order of its rows."""
+        return CacheLoader(*self._given, 256, pin_memory=False)
 
     @property
     def num_rows(self) -> int:
@@ -117,6 +126,20 @@ class CacheLoader:
         """Return how many pictures all ranks together have in step `step` of an epoch, or of what is left of it."""
         return self.position(step + 1, start) - self.position(step, start)
 
+    def share(self, number: int, start: int = 0) -> Share:
+        """Return what this rank reads of an epoch from position `start` on.
+
+        Raises:
+            WrongInput: `start` is outside the epoch.
+        """
+        split = self._split
+        if not 0 <= start <= split.rows:
+            raise WrongInput(
+                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
+            )
+        order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
+        return share_of(order, self.batch_size, self.rank, self._num_ranks, start)
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch, exactly `steps_from(start)` of them.
 
@@ -129,18 +152,12 @@ class CacheLoader:
             WrongInput: `start` is outside the epoch.
             CacheDamaged: What is read is not what was written.
         """
-        split = self._split
-        if not 0 <= start <= split.rows:
-            raise WrongInput(
-                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
-            )
-        order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
-        share = share_of(order, self.batch_size, self.rank, self._num_ranks, start)
-        assembly = Assembly(share, split.rows_per_group, self._memory)
+        share = self.share(number, start)
+        assembly = Assembly(share, self._split.rows_per_group, self._memory)
         with ExitStack() as stack:
             reader: Iterator[int] = iter(())
             if len(share.groups):
-                work = Work(assembly, self.image_size, self._pixel_bytes, jpeg=self._jpeg, local=self._local)
+                work = Work(assembly, self.image_size, self._row_bytes, jpeg=self._jpeg, local=self._local)
                 # A new reader each epoch: petastorm's order cannot be changed later.
                 reader = stack.enter_context(
                     open_reader(
@@ -152,6 +169,6 @@ class CacheLoader:
                 for _group in islice(reader, max(0, int(share.whole_after[step]) - num_read)):
                     num_read += 1
                 assert num_read >= share.whole_after[step], f"step {step} lacks row groups after {num_read}"
-                pixels, labels, rows = assembly.take(step)
-                yield Batch(pixels.view(-1, self.image_size, self.image_size, 3), labels, rows)
-                del pixels  # The memory goes to a later batch once the caller has let go of it too.
+                content, labels, rows = assembly.take(step)
+                yield Batch(content.view(self._kind).view(-1, *self._shape), labels, rows)
+                del content  # The memory goes to a later batch once the caller has let go of it too.

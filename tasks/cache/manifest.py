@@ -54,8 +54,24 @@ class CacheSplit(BaseModel):
         return self.row_groups * self.rows_per_group - self.rows
 
 
+class FeatureSettings(BaseModel):
+    """What features were made from: rows of the cache `source`, by a backbone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: str
+    """Digest of the cache with the pictures."""
+    backbone: str
+    """Digest of architecture and weights."""
+    precision: str
+    num_features: int
+
+
 class CacheManifest(BaseModel):
-    """What a cache holds; `classes` are the sorted labels, a row's label is an index into them."""
+    """What a cache holds; `classes` are the sorted labels, a row's label is an index into them.
+
+    Where `features` is set, its rows are float32 features of a backbone in place of pixels.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,6 +81,12 @@ class CacheManifest(BaseModel):
     settings: CacheConfig
     classes: tuple[str, ...]
     splits: dict[str, CacheSplit]
+    features: FeatureSettings | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row's pixels or features."""
+        return self.pixel_bytes if self.features is None else 4 * self.features.num_features
 
     @property
     def image_size(self) -> int:
@@ -85,6 +107,8 @@ class CacheManifest(BaseModel):
             "classes": self.classes,
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
+        if self.features is not None:
+            held["features"] = self.features.model_dump()
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
@@ -175,7 +199,7 @@ def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) 
     Files are checked by sizes and footers, and in full where `settings.verify` asks for it.
     """
     manifest = read_manifest(url)
-    if manifest is None or manifest.settings.decisive() != settings.decisive():
+    if manifest is None or manifest.settings.decisive() != settings.decisive() or manifest.features is not None:
         return None
     if table is not None and manifest.table != table:
         return None

@@ -25,7 +25,7 @@ class Work(NamedTuple):
 
     assembly: Assembly
     image_size: int
-    pixel_bytes: int
+    row_bytes: int
     jpeg: bool
     local: bool
 
@@ -65,7 +65,7 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
         piece = self._split_pieces[piece_index]
         part = self._work.assembly.part(piece_index)
         if self._work.local and not self._work.jpeg:
-            labels, rows = read_plain(piece.path, piece.row_group, part, self._work.pixel_bytes)
+            labels, rows = read_plain(piece.path, piece.row_group, part, self._work.row_bytes)
         else:
             with self._filesystem.open(piece.path, "rb") as handle:
                 table = pq.ParquetFile(handle).read_row_group(piece.row_group, use_threads=False)
@@ -79,13 +79,13 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
         self.publish_func(piece_index)
 
     def _place(self, table: pa.Table, part: Part) -> tuple[Integers, Integers]:
-        (pixels,) = table["pixels"].chunks
+        (contents,) = table.column(0).chunks
         wanted = part.rows_in_group.tolist()
         if self._work.jpeg:
             for row, place in zip(wanted, part.places, strict=True):
-                decode_into(pixels[row].as_buffer(), place, self._work.image_size)
+                decode_into(contents[row].as_buffer(), place, self._work.image_size)
         else:
-            block = np.frombuffer(pixels.buffers()[1], dtype=np.uint8).reshape(len(pixels), -1)
+            block = np.frombuffer(contents.buffers()[1], dtype=np.uint8).reshape(len(contents), -1)
             for row, place in zip(wanted, part.places, strict=True):
                 place[:] = block[row]
         return table["label"].to_numpy(), table["row"].to_numpy()
@@ -99,8 +99,8 @@ def decode_into(content: Any, place: Pixels, side: int) -> None:
     place.reshape(side, side, 3)[:] = image_CHW.permute(1, 2, 0).numpy()
 
 
-def read_plain(path: str, row_group: int, part: Part, pixel_bytes: int) -> tuple[Integers, Integers]:
-    """Read raw pixels of a local file: the kernel copies each picture from its page cache to its place.
+def read_plain(path: str, row_group: int, part: Part, row_bytes: int) -> tuple[Integers, Integers]:
+    """Read raw pixels or features of a local file: the kernel copies each row from its page cache to its place.
 
     Returns:
         Labels and row numbers of the whole row group.
@@ -108,15 +108,15 @@ def read_plain(path: str, row_group: int, part: Part, pixel_bytes: int) -> tuple
     Raises:
         CacheDamaged: The file ends early, or a page is not as written.
     """
-    columns = plain_columns(path, pixel_bytes)[row_group]
+    columns = plain_columns(path, row_bytes)[row_group]
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        pixels = columns["pixels"]
-        pixels.check_header(os.pread(descriptor, pixels.header_bytes, pixels.offset), path)
+        content = columns["content"]
+        content.check_header(os.pread(descriptor, content.header_bytes, content.offset), path)
         for begin, end in runs(part.rows_in_group, IOV_MAX):
-            offset = pixels.offset + pixels.header_bytes + int(part.rows_in_group[begin]) * pixel_bytes
+            offset = content.offset + content.header_bytes + int(part.rows_in_group[begin]) * row_bytes
             places: list[Any] = part.places[begin:end]  # typeshed knows no array as a buffer
-            if os.preadv(descriptor, places, offset) != (end - begin) * pixel_bytes:
+            if os.preadv(descriptor, places, offset) != (end - begin) * row_bytes:
                 raise CacheDamaged(f"{path} ends within its row group {row_group}: build the cache again")
         return _integers(descriptor, columns["label"], path), _integers(descriptor, columns["row"], path)
     finally:

@@ -49,18 +49,16 @@ class _DigestingFile:
         self._handle.close()
 
 
-class CacheFileWriter:
-    """Writes one Parquet file of row groups of exactly `rows_per_group` rows."""
+class RowFileWriter:
+    """Writes one Parquet file of row groups of exactly `rows_per_group` rows: contents, labels, row numbers."""
 
-    def __init__(self, url: str, split: str, number: int, cache: CacheConfig, rows_per_group: int) -> None:
+    def __init__(self, url: str, split: str, number: int, schema: pa.Schema, rows_per_group: int) -> None:
         # The name is this attempt's own: a retried or speculative task never writes into another's file, and what
         # no manifest names is no part of the cache.
         self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
         self.split = split
-        self._cache = cache
-        self._pixel_bytes = cache.pixel_bytes
         self._rows_per_group = rows_per_group
-        self._schema = cache_schema(self._pixel_bytes if cache.format == "uint8" else None)
+        self._schema = schema
         filesystem, root = fsspec.core.url_to_fs(url)
         self._file = _DigestingFile(filesystem.open(f"{root}/{self.name}", "wb"))
         # No codec or dictionary earns its time on pixels, and no reader asks for statistics. A row group's column is
@@ -74,39 +72,34 @@ class CacheFileWriter:
             data_page_size=1 << 30,
             write_batch_size=1 << 20,
         )
-        self._pixels: list[bytes] = []
+        self._contents: list[bytes] = []
         self._labels: list[int] = []
         self._rows: list[int] = []
         self._num_rows = 0
         self._num_groups = 0
 
-    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
-        """Append one picture, uint8 HWC."""
-        self._pixels.append(self._encode(pixels))
+    def add_content(self, content: bytes, label: int, row: int) -> None:
+        """Append one row."""
+        self._contents.append(content)
         self._labels.append(label)
         self._rows.append(row)
         self._num_rows += 1
         if len(self._rows) == self._rows_per_group:
             self._write_group()
 
-    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
-        if self._cache.format == "uint8":
-            return pixels.tobytes()
-        # Chroma is halved, as in nearly every photo that comes in.
-        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
-
     def _write_group(self) -> None:
-        columns = [self._pixels, self._labels, self._rows]
+        columns = [self._contents, self._labels, self._rows]
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows_per_group)
         self._num_groups += 1
-        self._pixels, self._labels, self._rows = [], [], []
+        self._contents, self._labels, self._rows = [], [], []
 
     def close(self) -> CacheFile:
         """Pad the last group, close the file, and return what the manifest says of it."""
         if self._rows:
             missing = self._rows_per_group - len(self._rows)
-            self._pixels += [bytes(self._pixel_bytes) if self._cache.format == "uint8" else b""] * missing
+            kind = self._schema.field(0).type
+            self._contents += [bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else b""] * missing
             self._labels += [PADDING] * missing
             self._rows += [PADDING] * missing
             self._write_group()
@@ -119,6 +112,25 @@ class CacheFileWriter:
             bytes=self._file.bytes,
             sha256=self._file.sha256.hexdigest(),
         )
+
+
+class CacheFileWriter(RowFileWriter):
+    """Writes the pictures of one cache file in the cache's format."""
+
+    def __init__(self, url: str, split: str, number: int, cache: CacheConfig, rows_per_group: int) -> None:
+        schema = cache_schema(cache.pixel_bytes if cache.format == "uint8" else None)
+        super().__init__(url, split, number, schema, rows_per_group)
+        self._cache = cache
+
+    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
+        """Append one picture, uint8 HWC."""
+        self.add_content(self._encode(pixels), label, row)
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        if self._cache.format == "uint8":
+            return pixels.tobytes()
+        # Chroma is halved, as in nearly every photo that comes in.
+        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
 
 
 def _part(writer: CacheFileWriter) -> dict[str, Any]:

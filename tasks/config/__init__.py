@@ -11,7 +11,6 @@ from tasks.config.model import (
     DistributedConfig,
     PredictConfig,
     PromoteConfig,
-    TrainConfig,
 )
 from tasks.config.runs import (
     CacheRun,
@@ -28,14 +27,21 @@ from tasks.config.storage import (
     SparkConfig,
     StorageConfig,
 )
+from tasks.config.train import (
+    AugmentationConfig,
+    FineTuneStage,
+    TrainConfig,
+)
 
 __all__ = [
     "BUILTIN_DIGITS",
+    "AugmentationConfig",
     "CacheConfig",
     "CacheRun",
     "DistributedConfig",
     "EtlConfig",
     "EtlRun",
+    "FineTuneStage",
     "LabelConfig",
     "MaintainConfig",
     "MaintainRun",

@@ -5,8 +5,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from tasks.config.data import CacheConfig, EtlConfig, MaintainConfig
-from tasks.config.model import DistributedConfig, PredictConfig, PromoteConfig, TrainConfig
+from tasks.config.model import DistributedConfig, PredictConfig, PromoteConfig
 from tasks.config.storage import Settings, SparkConfig, StorageConfig
+from tasks.config.train import TrainConfig
 
 
 class SparkRun(Settings):

@@ -27,8 +27,11 @@ from tasks.train.run import run_key
 
 logger = logging.getLogger("lakevision.ranks")
 
-END_GRACE_SECONDS = 5.0
-"""How long a rank may take to end after SIGTERM before it gets SIGKILL."""
+LEAVE_GRACE_SECONDS = 30.0
+"""How long ranks may take to write their checkpoint and leave after SIGTERM before they get SIGKILL."""
+
+FAILED_GRACE_SECONDS = 5.0
+"""The same where a rank has failed: the others wait for it in a step that never ends."""
 
 LAST_LINES = 30
 """Lines of a failed rank's output that its error carries."""
@@ -107,12 +110,12 @@ def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> 
     lines.put((rank, None))
 
 
-def _end(ranks: list[_Rank]) -> None:
+def _end(ranks: list[_Rank], grace_seconds: float) -> None:
     """End every rank that still runs, and wait until none is left."""
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
         rank.process.terminate()
-    deadline = time.monotonic() + END_GRACE_SECONDS
+    deadline = time.monotonic() + grace_seconds
     for rank in running:
         try:
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -189,7 +192,8 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) ->
                     rank.lines.append(line)
                     logger.info("rank %d: %s", rank.number, line)
         finally:
-            _end(ranks)
+            failed = any(rank.process.poll() not in (None, 0) for rank in ranks)
+            _end(ranks, FAILED_GRACE_SECONDS if failed else LEAVE_GRACE_SECONDS)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")
     return RunRef(run_id=run_id)

@@ -24,7 +24,7 @@ from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
-from tasks.train.loop import EpochMetrics
+from tasks.train.progress import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.run import train_model
 

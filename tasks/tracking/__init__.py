@@ -19,9 +19,11 @@ from tasks.tracking.runs import (
     log_data_checks,
     promotable_runs,
     run_location,
+    run_metric_sum,
     run_metrics,
     tracked_run,
 )
+from tasks.tracking.sender import MetricSender, TrackingAway
 from tasks.tracking.server import (
     check_tracking,
     prepare_tracking,
@@ -29,7 +31,9 @@ from tasks.tracking.server import (
 
 __all__ = [
     "FLOW_RUN_TAG",
+    "MetricSender",
     "TrackedRun",
+    "TrackingAway",
     "check_tracking",
     "download_model",
     "end_abandoned_runs",
@@ -43,6 +47,7 @@ __all__ = [
     "promotable_runs",
     "register_run",
     "run_location",
+    "run_metric_sum",
     "run_metrics",
     "set_alias",
     "to_json",

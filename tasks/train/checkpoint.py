@@ -1,5 +1,7 @@
-"""The checkpoint of a running training: whole or not there, and no code in it."""
+"""Checkpoints of a running training: whole or not there, the last few of them, and no code in them."""
 
+import errno
+import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -8,45 +10,194 @@ from typing import Any
 import torch
 from torch import nn
 
+from tasks.errors import WrongInput
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import EpochMetrics, Progress
+from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
+from tasks.train.reduce import Reducer
+
+logger = logging.getLogger("lakevision.train")
+
+PARTIAL = ".partial"
 
 
-def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run_id: str
-) -> None:
-    """Write the checkpoint aside and rename it: killed at any moment, the previous one is still whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    content = {
-        "run_id": run_id,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "next_epoch": progress.next_epoch,
-        "stopping": asdict(progress.stopping),
-        "history": [asdict(metrics) for metrics in progress.history],
-        "best_state": progress.best_state,
-    }
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+class Checkpoints:
+    """The checkpoints of one training in a folder of their own.
 
+    `step-...pt` hold all that is needed to go on; `best-...pt` hold the weights of the best epoch, which the others
+    name, so that they are not written again with each of them.
+    """
 
-def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Return the checkpoint's content, or None where there is none."""
-    if not path.exists():
+    def __init__(self, folder: Path, keep: int, config: dict[str, Any]) -> None:
+        """Name a folder, which need not be there.
+
+        Args:
+            folder: Where they lie.
+            keep: How many of the last ones stay.
+            config: What a training must have in common with a checkpoint to go on from it.
+        """
+        self._folder = folder
+        self._keep = keep
+        self._config = config
+        self._best_written = ""
+
+    def collect(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, reducer: Reducer
+    ) -> dict[str, Any]:
+        """Return what a checkpoint holds; every rank calls this after the same step.
+
+        Batch norm's running statistics are each rank's own until the end of an epoch, and the sums of the running epoch
+        are so as well.
+        """
+        running = asdict(progress.running) | {
+            "totals": reducer.sum(progress.running.totals.cpu()),
+            "gradient_norms": progress.running.gradient_norms.cpu(),
+        }
+        buffers = {name: value.cpu() for name, value in model.named_buffers()}
+        # Only where they differ: between epochs, and without batch norm, they are those of rank 0.
+        own = (
+            [reducer.broadcast(buffers, rank) for rank in range(reducer.num_ranks)]
+            if _differ(progress, reducer)
+            else []
+        )
+        return {
+            "config": self._config,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "rank_buffers": own,
+            "stage": progress.stage,
+            "first_epoch": progress.first_epoch,
+            "next_epoch": progress.next_epoch,
+            "running": running,
+            "stopping": asdict(progress.stopping),
+            "history": [asdict(metrics) for metrics in progress.history],
+            "seconds": progress.seconds,
+        }
+
+    def save(self, content: dict[str, Any], progress: Progress, run_id: str) -> bool:
+        """Write a checkpoint aside and rename it: killed at any moment, the previous one is still whole.
+
+        A full disk ends no training: it is told, and the previous checkpoint stays.
+
+        Returns:
+            Whether it was written.
+        """
+        best = f"best-{progress.stage:02d}-{max(0, progress.stopping.best_epoch):06d}.pt"
+        name = f"step-{progress.stage:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}.pt"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if progress.best_state and best != self._best_written:
+                _write(self._folder / best, progress.best_state)
+                self._best_written = best
+            _write(self._folder / name, content | {"run_id": run_id, "best": best if progress.best_state else None})
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            logger.warning(
+                "no checkpoint was written, the disk of '%s' is full: the training goes on, the previous one is good",
+                self._folder,
+            )
+            return False
+        self._remove_old()
+        return True
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint that can be read, with `best_state`, or None where there is none."""
+        for path in reversed(self._steps()):
+            try:
+                content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+                best = content["best"]
+                content["best_state"] = (
+                    torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+                )
+            except (OSError, RuntimeError, EOFError, KeyError) as error:
+                logger.warning("%s cannot be read (%s): the one before it is taken", path, type(error).__name__)
+                continue
+            self._best_written = best or ""
+            return content
         return None
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return content
+
+    def remove(self) -> None:
+        """Remove them all: the training is finished."""
+        for path in self._folder.glob("*.pt*"):
+            path.unlink()
+
+    def _steps(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*.pt"))
+
+    def _remove_old(self) -> None:
+        steps = self._steps()
+        for path in steps[: -self._keep]:
+            path.unlink()
+        for path in self._folder.glob(f"*{PARTIAL}"):
+            path.unlink()
+        # What was best may be what an older checkpoint, which stays, goes on from.
+        bests = sorted(self._folder.glob("best-*.pt"))
+        for path in bests[: -self._keep]:
+            path.unlink()
 
 
-def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Bring model, optimizer and progress to where the checkpoint was taken."""
-    model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
+def _differ(progress: Progress, reducer: Reducer) -> bool:
+    return reducer.num_ranks > 1 and progress.running.position > 0 and not progress.running.is_trained
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_suffix(PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        # torch's writer of zip files says of a full disk only that it could not write.
+        if isinstance(error, RuntimeError):
+            raise OSError(errno.ENOSPC, str(error)) from error
+        raise
+
+
+def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another training.
+
+    Raises:
+        WrongInput: Names what differs, in the checkpoint and here.
+    """
+    theirs, ours = _flat(content["config"]), _flat(config)
+    different = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if different:
+        said = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in different[:4])
+        raise WrongInput(
+            f"the checkpoint is of another training ({said}): train with its settings, or remove it to begin anew"
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:
+    """Bring the progress to where the checkpoint was taken; the sums of all ranks go on on rank 0."""
+    progress.stage = content["stage"]
+    progress.first_epoch = content["first_epoch"]
     progress.next_epoch = content["next_epoch"]
+    progress.running = RunningEpoch(**content["running"])
+    if rank != 0:
+        progress.running.totals = torch.zeros_like(progress.running.totals)
     progress.stopping = EarlyStopping(**content["stopping"])
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
+    progress.seconds = content["seconds"]
+
+
+def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+    """Bring model and optimizer of the checkpoint's stage to where it was taken, on each rank to its own."""
+    model.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    own = content["rank_buffers"]
+    if len(own) == reducer.num_ranks:
+        buffers = dict(model.named_buffers())
+        for name, value in own[reducer.rank].items():
+            buffers[name].copy_(value)

@@ -34,10 +34,10 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def make_optimizer(train: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters that are not frozen."""
+def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return the optimizer over the parameters that are not frozen, with its first learning rate."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rate, decay = train.learning_rate, train.weight_decay
+    decay = train.weight_decay
     # Fused: one pass over each parameter instead of one a term of the formula.
     if train.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)

@@ -19,11 +19,11 @@ class Loader(Protocol):
     def num_steps(self) -> int:
         """Steps an epoch, the same on every rank."""
 
-    def num_global_rows(self, step: int) -> int:
-        """Return how many pictures all ranks together have in a step."""
+    def num_global_rows(self, step: int, start: int = 0) -> int:
+        """Return how many pictures all ranks together have in step `step` of those from position `start` on."""
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield `num_steps` batches."""
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from position `start` on, `num_steps` of them from 0."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,41 @@
-"""A frozen backbone runs once a picture, not once a picture and epoch: the head trains on what it gave."""
+"""A frozen backbone runs once a picture, not once a picture and epoch: its features are a cache like any other."""
 
+import hashlib
+import json
+import logging
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-import numpy as np
+import fsspec
 import torch
-from torch import nn
 
-from tasks.cache.loader import Batch, CacheLoader
+from tasks.cache.held import HELD_BYTES, HeldLoader
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import (
+    FORMAT,
+    CacheDamaged,
+    CacheFile,
+    CacheManifest,
+    CacheSplit,
+    FeatureSettings,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from tasks.cache.materialize import MIN_ROW_GROUPS, check_disk
+from tasks.cache.sweep import discard, remove_unnamed
+from tasks.cache.write import RowFileWriter
+from tasks.refs import CacheRef
+from tasks.schema import cache_schema
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier
+from tasks.train.reduce import Reducer
+from tasks.turns import take_turn
+
+logger = logging.getLogger("lakevision.train")
+
+BATCH = 64
+"""Pictures a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
 
 
 def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
@@ -16,72 +43,188 @@ def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
 
     Tried on real pictures, not guessed: squeezenet, for one, pools after its last layer.
     """
-    seen: list[torch.Tensor] = []
-
-    def remember(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        seen.extend((inputs[0], output))
-
-    handle = classifier.head.register_forward_hook(remember)
-    try:
-        with torch.no_grad():
-            logits = classifier.eval()(images_BHWC)
-    finally:
-        handle.remove()
-    return len(seen) == 2 and seen[0].ndim == 2 and seen[1].shape == logits.shape and bool(torch.equal(seen[1], logits))
-
-
-class FeatureLoader:
-    """A loader's shard as features in memory (4 F bytes a picture), made in the first epoch, shuffled anew in each."""
-
-    def __init__(self, loader: CacheLoader, classifier: Classifier, device: torch.device, seed: int | None) -> None:
-        self._loader = loader
-        self._classifier = classifier
-        self._device = device
-        self._seed = seed
-        self._features: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        self.batch_size = loader.batch_size
-
-    @property
-    def num_steps(self) -> int:
-        """Steps an epoch, the same on every rank."""
-        return self._loader.num_steps
-
-    def num_global_rows(self, step: int) -> int:
-        """Return how many pictures all ranks together have in a step."""
-        return self._loader.num_global_rows(step)
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch; `inputs` are float32 features (B, F)."""
-        if self._features is None:
-            self._features = self._extract()
-        inputs, labels, rows = self._features
-        if self._seed is not None:
-            generator = np.random.default_rng((self._seed, number, self._loader.rank))
-            order = torch.from_numpy(generator.permutation(len(labels)))
-            inputs, labels, rows = inputs[order], labels[order], rows[order]
-        for begin in range(0, self.num_steps * self.batch_size, self.batch_size):
-            taken = slice(begin, begin + self.batch_size)
-            yield Batch(inputs[taken], labels[taken], rows[taken].numpy())
-
-    def _extract(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the backbone over the shard; the rows come ordered by number, whatever the reading order."""
-        seen: list[torch.Tensor] = []
-        labels: list[torch.Tensor] = []
-        rows: list[torch.Tensor] = []
-        classifier = fold_batch_norm(self._classifier)
-        handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].cpu()))
+    with _head_inputs(classifier) as seen:
+        outputs: list[torch.Tensor] = []
+        handle = classifier.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
-            with torch.inference_mode():
-                for batch in self._loader.epoch(0):
-                    if len(batch.labels_B):
-                        classifier(batch.inputs.to(self._device, non_blocking=True))
-                        labels.append(batch.labels_B)
-                        rows.append(torch.from_numpy(batch.rows_B))
+            with torch.no_grad():
+                logits = classifier.eval()(images_BHWC)
         finally:
             handle.remove()
-        if not rows:
-            empty = torch.empty(0, dtype=torch.int64)
-            return torch.empty(0, 1), empty, empty
-        order = torch.argsort(torch.cat(rows))
-        # Cloned out of inference mode: autograd refuses inference tensors as inputs of a layer it trains.
-        return torch.cat(seen)[order].clone(), torch.cat(labels)[order], torch.cat(rows)[order]
+    return (
+        len(seen) == len(outputs) == 1
+        and seen[0].ndim == 2
+        and outputs[0].shape == logits.shape
+        and bool(torch.equal(outputs[0].float(), logits))
+    )
+
+
+@contextmanager
+def _head_inputs(classifier: Classifier) -> Iterator[list[torch.Tensor]]:
+    """Yield a list to which every forward pass adds what the head was given."""
+    seen: list[torch.Tensor] = []
+    handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def backbone_digest(name: str, classifier: Classifier) -> str:
+    """Return the sha256 of architecture and weights, the head's left out."""
+    head = {id(value) for value in classifier.head.state_dict(keep_vars=True).values()}
+    digest = hashlib.sha256(name.encode())
+    for key, value in classifier.network.state_dict(keep_vars=True).items():
+        if id(value) not in head:
+            digest.update(key.encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def materialize_features(
+    name: str,
+    classifier: Classifier,
+    source: CacheRef,
+    pictures: CacheManifest,
+    splits: tuple[str, ...],
+    folder: str,
+    device: torch.device,
+    precision: torch.dtype | None,
+    reducer: Reducer,
+) -> tuple[str, CacheManifest]:
+    """Run the backbone over the pictures of some splits, or find that done; every rank calls this and does its share.
+
+    Args:
+        name: Architecture of the classifier.
+        classifier: Its backbone is what runs; it is not changed.
+        source: Cache of the pictures, whose manifest is `pictures`.
+        pictures: See `source`.
+        splits: What is made.
+        folder: Folder or URL of the caches.
+        device: Where the backbone runs.
+        precision: Number format it computes in; None is that of its weights. Features are float32 in any case.
+        reducer: The other ranks.
+
+    Returns:
+        URL and manifest of the cache with the features.
+
+    Raises:
+        WrongInput: The disk has no room for them.
+    """
+    size = pictures.image_size
+    with _head_inputs(classifier) as seen, torch.no_grad():
+        classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
+    settings = FeatureSettings(
+        source=source.digest,
+        backbone=backbone_digest(name, classifier),
+        precision=str(precision or torch.float32).removeprefix("torch."),
+        num_features=seen[0].shape[1],
+    )
+    decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
+    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    url = f"{folder.rstrip('/')}/{key}"
+    with ExitStack() as stack:
+        if reducer.rank == 0:
+            stack.enter_context(take_turn(url))
+        found: CacheManifest | None = reducer.broadcast(_whole(url, settings) if reducer.rank == 0 else None)
+        if found is not None:
+            logger.info("%s has the features of this backbone already", url)
+            return url, found
+        if reducer.rank == 0:
+            check_disk(url, sum(pictures.splits[split].rows for split in splits) * (4 * settings.num_features + 16))
+            discard(url)  # What a killed or damaged build left.
+            filesystem, root = fsspec.core.url_to_fs(url)
+            filesystem.makedirs(root, exist_ok=True)
+            stack.callback(_discard_half, url)
+        reducer.broadcast(None)  # The folder is there.
+        backbone = fold_batch_norm(classifier)
+        backbone.precision = precision
+        written = {
+            split: _write_share(backbone, source.url, pictures, split, url, device, reducer, settings)
+            for split in splits
+        }
+        everyone = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
+        manifest = pictures.model_copy(
+            update={
+                "features": settings,
+                "splits": {
+                    split: CacheSplit(
+                        rows=pictures.splits[split].rows,
+                        rows_per_group=_rows_per_group(pictures.splits[split].rows, settings),
+                        files=tuple(file for own in everyone for file in own[split]),
+                    )
+                    for split in splits
+                },
+            }
+        )
+        if reducer.rank == 0:
+            remove_unnamed(url, manifest)
+            write_manifest(url, manifest)
+            logger.info("%s: features of %d pictures", url, sum(part.rows for part in manifest.splits.values()))
+        reducer.broadcast(None)  # Whole before any rank reads it.
+    return url, manifest
+
+
+def _discard_half(url: str) -> None:
+    if read_manifest(url) is None:
+        discard(url)
+
+
+def _whole(url: str, settings: FeatureSettings) -> CacheManifest | None:
+    manifest = read_manifest(url)
+    if manifest is None or manifest.features != settings:
+        return None
+    try:
+        check_files(url, manifest)
+    except CacheDamaged as damage:
+        logger.warning("%s: it will be built again", damage)
+        return None
+    return manifest
+
+
+def _rows_per_group(rows: int, settings: FeatureSettings) -> int:
+    return max(1, min((4 << 20) // (4 * settings.num_features), rows // MIN_ROW_GROUPS))
+
+
+def _write_share(
+    backbone: Classifier,
+    source_url: str,
+    pictures: CacheManifest,
+    split: str,
+    url: str,
+    device: torch.device,
+    reducer: Reducer,
+    settings: FeatureSettings,
+) -> list[CacheFile]:
+    """Write this rank's row groups of a split; they are whole but for the very last, so that files can be joined."""
+    rows = pictures.splits[split].rows
+    in_group = _rows_per_group(rows, settings)
+    num_groups = -(-rows // in_group)
+    begin, end = (
+        min(rows, num_groups * number // reducer.num_ranks * in_group) for number in (reducer.rank, reducer.rank + 1)
+    )
+    if begin == end:
+        return []
+    loader = CacheLoader(source_url, pictures, split, BATCH)
+    schema = cache_schema(4 * settings.num_features, "features")
+    writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
+    with _head_inputs(backbone) as seen, torch.inference_mode():
+        for batch in loader.epoch(0, begin):
+            backbone(batch.inputs.to(device, non_blocking=True))
+            features = seen.pop().float().cpu().numpy()
+            for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
+                if row < end:
+                    writer.add_content(vector.tobytes(), label, row)
+            if int(batch.rows_B[-1]) >= end - 1:
+                break
+    return [writer.close()]
+
+
+def feature_loader(
+    url: str, manifest: CacheManifest, split: str, batch_size: int, *, seed: int | None, rank: int, num_ranks: int
+) -> CacheLoader:
+    """Return the loader of features: from memory where they are few enough, else from the cache."""
+    held = manifest.splits[split].rows * manifest.row_bytes <= HELD_BYTES
+    return (HeldLoader if held else CacheLoader)(
+        url, manifest, split, batch_size, seed=seed, rank=rank, num_ranks=num_ranks
+    )

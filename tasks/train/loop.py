@@ -7,47 +7,23 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.train.early_stopping import EarlyStopping
+from tasks.signals import held_back
 from tasks.train.evaluate import Loader, evaluate
 from tasks.train.finite import WAY_OUT, Diverged, describe_gradients, describe_loss, diverged_on, is_look
+from tasks.train.pause import NoPauses
+from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
 
-
-@dataclass(frozen=True)
-class EpochMetrics:
-    """What one epoch gave, over all ranks."""
-
-    epoch: int
-    train_loss: float
-    train_accuracy: float
-    val_loss: float
-    val_accuracy: float
-    val_top5_accuracy: float
-    val_macro_f1: float
-    learning_rate: float
-    gradient_norm: float
-    """Mean over the steps, before it is bounded."""
-    images_per_second: float
-    data_wait_share: float
-    """Share of the training time of rank 0 spent waiting for batches."""
-
-
-@dataclass
-class Progress:
-    """Where a training stands: what a checkpoint holds beside the model and the optimizer."""
-
-    stopping: EarlyStopping
-    next_epoch: int = 0
-    history: list[EpochMetrics] = field(default_factory=list)
-    best_state: dict[str, torch.Tensor] = field(default_factory=dict)
+Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From inputs and labels (B,) to other inputs, and labels (B,) or the probabilities of the classes, (B, K)."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +35,16 @@ class StepSettings:
             Inception Architecture", 2016, section 7); 0 for none.
         max_gradient_norm: Norm of all gradients together above which they are scaled down to it (Pascanu et al., "On
             the difficulty of training recurrent neural networks", 2013, algorithm 1); None for no bound.
+        class_weights_K: How much each class counts in the loss, float32 (K,); None: all alike.
+        augment: Changes the batches; None leaves them as they are.
+        seed: Draws what a step draws: dropout, augmentation.
     """
 
     label_smoothing: float = 0.0
     max_gradient_norm: float | None = None
+    class_weights_K: torch.Tensor | None = None
+    augment: Augment | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,84 +69,110 @@ def train_one_epoch(
     device: torch.device,
     reducer: Reducer,
     settings: StepSettings = StepSettings(),
+    running: RunningEpoch | None = None,
+    pauses: NoPauses = NoPauses(),
 ) -> TrainedEpoch:
-    """Train on every picture once.
+    """Train on every picture once, or on those that are left of the epoch.
 
     Args:
         model: Takes a batch's inputs, gives logits (B, K).
         loader: This rank's share of the split `train`.
         optimizer: From the reducer's `wrap_optimizer`.
-        learning_rate: From the step, counted over all epochs, to the learning rate.
+        learning_rate: From the step, counted over all epochs, to the learning rate of the first parameter group; the
+            others keep their ratio to it.
         epoch: Number of this epoch, from 0.
         device: Where the model is.
         reducer: The other ranks.
         settings: What a step does beside the textbook's.
+        running: Where the epoch stands, brought up to date after each step; None where it begins.
+        pauses: What may happen between two steps, the end of the epoch among it.
 
     Raises:
         Diverged: A loss or a gradient is no number any more; names the step and the layer.
     """
     model.train()
-    looked_at, step, problem = False, 0, ""
+    running = running or RunningEpoch()
+    start, first_step = running.position, running.steps
+    looked_at, step, problem = False, first_step, ""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norms = torch.zeros((), dtype=torch.float64, device=device)
+    running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
 
     def bound_gradients() -> None:
-        nonlocal norms
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        norms = norms + norm
-        if looked_at and not bool(norms.isfinite()):
+        running.gradient_norms += norm
+        if looked_at and not bool(running.gradient_norms.isfinite()):
             raise diverged_on(reducer, problem, describe_gradients(model, epoch, step), batch.rows_B.tolist())
         if settings.max_gradient_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
 
-    totals = torch.zeros(3, dtype=torch.float64, device=device)  # summed loss, correct, pictures
     began = waiting_since = time.perf_counter()
-    waited = 0.0
-    for step, batch in enumerate(loader.epoch(epoch)):
-        waited += time.perf_counter() - waiting_since
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(epoch * loader.num_steps + step)
-        optimizer.zero_grad()
-        looked_at = is_look(step, loader.num_steps, device)
-        if len(batch.labels_B):
-            inputs, labels_B = batch.inputs.to(device, non_blocking=True), batch.labels_B.to(device, non_blocking=True)
-            logits_BK = _forward(model, inputs)
-            losses_B = functional.cross_entropy(
-                logits_BK, labels_B, reduction="none", label_smoothing=settings.label_smoothing
-            )
-            total = losses_B.sum()
-            if looked_at and not bool(total.isfinite()):
-                problem = describe_loss(model, inputs, float(total.detach()), epoch, step)
-                # An infinite loss may have finite gradients: so that every rank knows, in the same step.
-                total = total * math.nan
-            # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
-            # gradients over ranks is exactly the gradient of the mean loss over all pictures of the step.
-            (total * reducer.num_ranks / loader.num_global_rows(step)).backward()  # type: ignore[no-untyped-call]
-            totals += torch.stack(
-                [losses_B.detach().sum(), (logits_BK.argmax(1) == labels_B).sum(), losses_B.new_tensor(len(labels_B))]
-            )
-        # A rank without pictures in this step takes part all the same, with gradients of zero.
-        reducer.step(optimizer, bound_gradients)
-        waiting_since = time.perf_counter()
-    seconds = time.perf_counter() - began
+    with held_back():  # No step is torn: what asks to leave is heard between two.
+        for step, batch in enumerate(loader.epoch(epoch, start), first_step):
+            running.waited += time.perf_counter() - waiting_since
+            set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
+            # Seeded anew each step, so that a training resumed here draws the same dropout as one never stopped.
+            torch.manual_seed(((settings.seed * 10_007 + epoch) * 1_000_003 + step) * 4_099 + reducer.rank)
+            optimizer.zero_grad()
+            looked_at = is_look(step, loader.num_steps, device)
+            num_global_rows = loader.num_global_rows(step - first_step, start)
+            if len(batch.labels_B):
+                inputs = batch.inputs.to(device, non_blocking=True)
+                labels_B = batch.labels_B.to(device, non_blocking=True)
+                total = _forward(model, inputs, labels_B, settings, running)
+                if looked_at and not bool(total.isfinite()):
+                    problem = describe_loss(model, inputs, float(total.detach()), epoch, step)
+                    # An infinite loss may have finite gradients: so that every rank knows, in the same step.
+                    total = total * math.nan
+                # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
+                # gradients over ranks is exactly the gradient of the mean loss over all pictures of the step.
+                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]
+            # A rank without pictures in this step takes part all the same, with gradients of zero.
+            reducer.step(optimizer, bound_gradients)
+            running.position += num_global_rows
+            running.steps = step + 1
+            waiting_since = time.perf_counter()
+            running.seconds, began = running.seconds + waiting_since - began, waiting_since
+            if pauses.after_step():
+                break
     # Read once an epoch: on a GPU every read of a value waits for all work before it.
-    loss, correct, count = reducer.sum(totals.cpu()).tolist()
+    totals = reducer.sum(running.totals.cpu())
+    # All of it is rank 0's from here on: it may write a checkpoint without the others.
+    running.totals = totals if reducer.rank == 0 else torch.zeros_like(totals)
+    loss, correct, count = totals.tolist()
     return TrainedEpoch(
         loss=loss / count,
         accuracy=correct / count,
-        gradient_norm=float(norms) / max(1, loader.num_steps),
-        images_per_second=count / seconds,
-        data_wait_share=waited / seconds,
+        gradient_norm=float(running.gradient_norms) / max(1, running.steps),
+        images_per_second=count / max(running.seconds, 1e-9),
+        data_wait_share=running.waited / max(running.seconds, 1e-9),
     )
 
 
-def _forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Return logits; a lone picture goes in twice, since batch norm has no variance of one value."""
-    if len(inputs) == 1 and model.training:
-        logits: torch.Tensor = model(torch.cat([inputs, inputs]))
-        return logits[:1]
-    logits = model(inputs)
-    return logits
+def _forward(
+    model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
+) -> torch.Tensor:
+    """Return the summed loss of a batch, (), and count what it was."""
+    targets = labels_B
+    if settings.augment is not None:
+        inputs, targets = settings.augment(inputs, labels_B)
+    # A lone picture goes in twice, since batch norm has no variance of one value.
+    logits_BK = model(torch.cat([inputs, inputs]))[:1] if len(inputs) == 1 else model(inputs)
+    losses_B = functional.cross_entropy(
+        logits_BK,
+        targets,
+        weight=settings.class_weights_K,
+        reduction="none",
+        label_smoothing=settings.label_smoothing,
+    )
+    correct = (logits_BK.argmax(1) == labels_B).sum()
+    running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
+    return losses_B.sum()
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
@@ -187,25 +195,35 @@ def fit(
     max_epochs: int,
     monitor: str,
     num_classes: int,
-    seed: int,
     device: torch.device,
     reducer: Reducer,
     on_epoch: Callable[[EpochMetrics, Progress], None],
     settings: StepSettings = StepSettings(),
-) -> None:
-    """Train until early stopping or `max_epochs`, then restore the best weights.
+    pauses: NoPauses = NoPauses(),
+) -> bool:
+    """Train a stage until early stopping, `max_epochs` or the end of the budget, then restore the best weights.
 
     Args:
-        progress: Where to go on; brought up to date after each epoch.
+        learning_rate: From the step, counted over the stage's epochs, to the learning rate.
+        progress: Where to go on; brought up to date after each step and epoch.
+        max_epochs: Epochs of this stage.
         on_epoch: Called on every rank after each epoch.
         settings: What a step does beside the textbook's.
+        pauses: What may happen between two steps.
+
+    Returns:
+        Whether the time budget is used up.
     """
-    while progress.next_epoch < max_epochs and not progress.stopping.should_stop:
-        epoch = progress.next_epoch
-        # Seeded anew each epoch, so that a training resumed here draws the same dropout as one never stopped.
-        torch.manual_seed((seed * 10_007 + epoch) * 4_099 + reducer.rank)
-        trained = train_one_epoch(model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings)
-        average_buffers(model, reducer)
+    is_over = pauses.is_over()
+    while not is_over and progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop:
+        epoch, running = progress.next_epoch, progress.running
+        trained = train_one_epoch(
+            model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, pauses
+        )
+        if not running.is_trained:
+            average_buffers(model, reducer)
+            running.is_trained = True
+        began = time.perf_counter()
         validation = evaluate(model, val_loader, num_classes, device, reducer)
         metrics = EpochMetrics(
             epoch=epoch,
@@ -219,12 +237,18 @@ def fit(
             gradient_norm=trained.gradient_norm,
             images_per_second=trained.images_per_second,
             data_wait_share=trained.data_wait_share,
+            train_seconds=running.seconds,
+            val_seconds=time.perf_counter() - began,
         )
-        progress.history.append(metrics)
-        if progress.stopping.update(epoch, getattr(metrics, monitor)):
-            progress.best_state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-        progress.next_epoch = epoch + 1
-        on_epoch(metrics, progress)
+        with held_back():
+            progress.history.append(metrics)
+            if progress.stopping.update(epoch, getattr(metrics, monitor)):
+                progress.best_state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            progress.seconds += running.seconds
+            progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
+            on_epoch(metrics, progress)
+        is_over = pauses.is_over()
     if not progress.best_state:
         raise Diverged(f"{monitor} was no number in any of {progress.next_epoch} epochs: {WAY_OUT}")
     model.load_state_dict(progress.best_state)
+    return is_over

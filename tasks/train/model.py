@@ -1,6 +1,7 @@
 """The network: any torchvision classifier with a new head, its backbone frozen or not."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -17,36 +18,70 @@ IMAGENET_CLASSES = 1000
 
 
 class Classifier(nn.Module):
-    """A torchvision network that takes the cache's pixels, and whose frozen part stays as it was trained."""
+    """A torchvision network that takes the cache's pixels, and whose frozen part stays as it was trained.
+
+    Attributes:
+        precision: Number format of the network's sums; None computes as the weights are. Logits are float32 either way.
+    """
+
+    precision: torch.dtype | None = None
 
     def __init__(self, network: nn.Module, head: nn.Module, freeze_backbone: bool) -> None:
         super().__init__()
         self.network = network
         # Kept out of the registered modules: its parameters are the network's own.
         self._head = (head,)
-        self.freeze_backbone = freeze_backbone
+        self._frozen: list[nn.Module] = []
         if freeze_backbone:
-            self.network.requires_grad_(False)
-            head.requires_grad_(True)
+            self.freeze_all_but([head])
 
     @property
     def head(self) -> nn.Module:
         """The new last layer."""
         return self._head[0]
 
+    def freeze_all_but(self, learning: Sequence[nn.Module]) -> None:
+        """Let these layers learn, and no other."""
+        wanted = {id(module) for part in learning for module in part.modules()}
+        self.network.requires_grad_(False)
+        for part in learning:
+            part.requires_grad_(True)
+        self._frozen = [module for module in self.network.modules() if id(module) not in wanted]
+
+    def unfreeze_from(self, layer: str) -> None:
+        """Let the named layer learn and all that torchvision lists behind it; `all` is every layer.
+
+        Raises:
+            WrongInput: The network has no such layer; names those it has.
+        """
+        names = [name for name, _module in self.network.named_modules() if name]
+        if layer != "all" and layer not in names:
+            shown = [name for name in names if name.count(".") <= layer.count(".")]
+            raise WrongInput(
+                f"train.fine_tune.unfreeze_from is '{layer}', which is no layer of the model: give all, or one of "
+                f"{', '.join(shown)}"
+            )
+        if layer == "all":
+            self.freeze_all_but([self.network])
+            return
+        begin = names.index(layer)
+        self.freeze_all_but([self.network.get_submodule(name) for name in names[begin:]] + [self.head])
+
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; a frozen backbone stays in eval mode, so that its batch norm neither learns nor drifts."""
+        """Set the mode; what is frozen stays in eval mode, so that its batch norm neither learns nor drifts."""
         super().train(mode)
-        if self.freeze_backbone:
-            self.network.eval()
-            self.head.train(mode)
+        for module in self._frozen:
+            module.training = False
         return self
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 (B, K), of uint8 pictures (B, H, W, 3)."""
-        logits = self.network(normalize(images_BHWC))
+        inputs = normalize(images_BHWC)
+        with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
+            logits = self.network(inputs)
         # googlenet and inception_v3 return their auxiliary logits as well while they train.
-        return logits if isinstance(logits, torch.Tensor) else logits.logits
+        found: torch.Tensor = logits if isinstance(logits, torch.Tensor) else logits.logits
+        return found.float()
 
 
 def check_model_name(name: str) -> None:

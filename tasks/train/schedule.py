@@ -1,6 +1,7 @@
 """The learning rate of every step, known before the first: a resumed training computes the same one."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,17 +50,78 @@ def _along_cosine(begin: float, end: float, share: float) -> float:
     return end + (begin - end) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def learning_rate(train: TrainConfig, distributed: DistributedConfig | None, steps_an_epoch: int) -> LearningRate:
-    """Return the learning rate of a training: scaled by its ranks after a warm-up, and as it is for one process."""
-    factor, warmup_steps = 1.0, 0
+PLATEAU_FACTOR = 0.1
+"""What the learning rate falls to on a plateau, as a share: that of torch's ReduceLROnPlateau."""
+
+REFERENCE_BATCH = 32
+"""Pictures a step for which `train.learning_rate` is meant where it is scaled."""
+
+
+def count_plateaus(values: Sequence[float], epochs: int, higher_is_better: bool) -> int:
+    """Return how often a metric went `epochs` epochs without an improvement, counted anew each time.
+
+    Args:
+        values: The metric of every epoch so far; NaN is no improvement.
+        epochs: Epochs without improvement that make a plateau.
+        higher_is_better: True for an accuracy, False for a loss.
+    """
+    best, waited, plateaus = math.nan, 0, 0
+    for value in values:
+        if not math.isnan(value) and (math.isnan(best) or (value > best if higher_is_better else value < best)):
+            best, waited = value, 0
+            continue
+        waited += 1
+        if waited == epochs:
+            plateaus, waited = plateaus + 1, 0
+    return plateaus
+
+
+def scaled(rate: float, how: Literal["none", "linear", "sqrt"], factor: float) -> float:
+    """Return a rate for `factor` times the pictures a step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
+    grown: dict[str, float] = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}
+    return rate * grown[how]
+
+
+def learning_rate(
+    train: TrainConfig,
+    distributed: DistributedConfig | None,
+    steps_an_epoch: int,
+    *,
+    batch_size: int = REFERENCE_BATCH,
+    base: float | None = None,
+    max_epochs: int | None = None,
+    history: Callable[[], Sequence[float]] = tuple,
+) -> Callable[[int], float]:
+    """Return the learning rate of a stage by its steps: scaled by batch size and ranks, after a warm-up.
+
+    Args:
+        train: Names schedule and scaling.
+        distributed: The ranks; None for one process.
+        steps_an_epoch: Steps of an epoch.
+        batch_size: Pictures a step on each rank.
+        base: Learning rate of the stage; None: `train.learning_rate`.
+        max_epochs: Epochs of the stage; None: `train.max_epochs`.
+        history: Returns the monitored metric of the stage's epochs so far.
+    """
+    base = train.learning_rate if base is None else base
+    peak = scaled(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
+    warmup_epochs = train.warmup_epochs
     if distributed is not None:
-        ranks = float(distributed.num_ranks)
-        factor = {"linear": ranks, "sqrt": ranks**0.5, "none": 1.0}[distributed.scale_learning_rate]
-        warmup_steps = round(distributed.warmup_epochs * steps_an_epoch)
-    return LearningRate(
-        base=train.learning_rate,
-        peak=train.learning_rate * factor,
-        warmup_steps=warmup_steps,
-        total_steps=train.max_epochs * steps_an_epoch,
-        schedule=train.schedule,
+        peak = scaled(peak, distributed.scale_learning_rate, float(distributed.num_ranks))
+        warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
+    rate = LearningRate(
+        base=base,
+        peak=peak,
+        warmup_steps=round(warmup_epochs * steps_an_epoch),
+        total_steps=(max_epochs or train.max_epochs) * steps_an_epoch,
+        schedule="constant" if train.schedule == "plateau" else train.schedule,
     )
+    if train.schedule != "plateau":
+        return rate
+
+    def on_plateaus(step: int) -> float:
+        # A function of the metrics alone: a training resumed here falls as one never stopped.
+        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better=train.monitor != "val_loss")
+        return rate(step) * PLATEAU_FACTOR**plateaus
+
+    return on_plateaus

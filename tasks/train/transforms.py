@@ -11,12 +11,12 @@ def normalize(images_BHWC: torch.Tensor) -> torch.Tensor:
     """Normalize with ImageNet's mean and standard deviation.
 
     Args:
-        images_BHWC: uint8, shape (B, H, W, 3).
+        images_BHWC: uint8 (or float32 of 0 to 255), shape (B, H, W, 3); it is not changed.
 
     Returns:
         float32, shape (B, 3, H, W), in channels-last memory: the permutation copies nothing.
     """
-    images_BCHW = images_BHWC.permute(0, 3, 1, 2).float()
+    images_BCHW = images_BHWC.permute(0, 3, 1, 2).to(torch.float32, copy=True)
     mean = images_BCHW.new_tensor(IMAGENET_MEAN).mul_(255).view(1, 3, 1, 1)
     std = images_BCHW.new_tensor(IMAGENET_STD).mul_(255).view(1, 3, 1, 1)
     return images_BCHW.sub_(mean).div_(std)

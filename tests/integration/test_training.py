@@ -16,7 +16,7 @@ import torch
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import CacheConfig, DistributedConfig, StorageConfig, TrainConfig
+from tasks.config import CacheConfig, DistributedConfig, FineTuneStage, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
@@ -26,6 +26,7 @@ from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.evaluate import evaluate
 from tasks.train.reduce import SingleProcess
+from tasks.train.run import train_model
 from tests.caches import write_cache
 
 SIDE = 24
@@ -161,6 +162,86 @@ def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights
     assert events[0]["epoch"] > 2
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_training_asked_to_leave_writes_a_checkpoint_and_goes_on_from_it(cache, storage, tmp_path, num_ranks):
+    """Between two steps, on all ranks after the same one; with batch norm, whose statistics are each rank's own."""
+    settings = {
+        "model": "shufflenet_v2_x0_5", "max_epochs": 3, "schedule": "cosine", "batch_size": 4, "precision": "fp32"
+    }  # fmt: skip
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = weights(train(cache, other, num_ranks, **settings), other, tmp_path)
+
+    def ask_to_leave(event):
+        for process in rank_processes(storage):
+            process.terminate()
+
+    with pytest.raises(RankFailed, match="ended with status 130"):
+        train(cache, storage, num_ranks, on_event=ask_to_leave, **settings)
+    (newest,) = [max(folder.glob("step-*.pt")) for folder in storage.checkpoints.iterdir() if folder.is_dir()]
+    left_at = torch.load(newest, weights_only=True)["running"]["position"]
+    events = []
+    run = train(cache, storage, num_ranks, on_event=events.append, **settings)
+    assert [event["epoch"] for event in events] == list(range(4 - len(events), 4))
+    assert left_at > 0 or len(events) < 3
+    resumed = weights(run, storage, tmp_path)
+    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    # One run, a continuous curve, no epoch twice.
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
+    assert not list(storage.checkpoints.glob("*/*.pt"))
+
+
+def test_metrics_that_a_killed_process_did_not_send_are_sent_when_it_goes_on(cache, storage, monkeypatch):
+    """They are in the checkpoint; those that were sent are not sent again."""
+    sent = []
+    real = tracking.MetricSender.send
+
+    def lose_the_second(sender, values, step):
+        sent.append(step)
+        if step == 1:
+            raise SystemError("killed")
+        real(sender, values, step)
+
+    settings = SMALL.model_copy(update={"max_epochs": 3})
+    monkeypatch.setattr(tracking.MetricSender, "send", lose_the_second)
+    with pytest.raises(SystemError):
+        train_model(settings, cache, storage)
+    monkeypatch.setattr(tracking.MetricSender, "send", real)
+    run = train_model(settings, cache, storage)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
+
+
+def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path):
+    """The head first, then the last blocks with a rate of their own, from the best weights so far."""
+    path = test_data / "weights" / "mobilenet_v2.pth"
+    run = train(
+        cache,
+        storage,
+        model="mobilenet_v2",
+        weights=str(path),
+        freeze_backbone=True,
+        max_epochs=3,
+        patience=3,
+        fine_tune=[FineTuneStage(unfreeze_from="features.17", learning_rate=1e-4, max_epochs=2)],
+    )
+    metrics = tracking.run_metrics(storage, run)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
+    rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
+    assert rates[:3] == [pytest.approx(1e-3)] * 3
+    assert rates[3:] == [pytest.approx(1e-4)] * 2
+    original, trained = torch.load(path, weights_only=True), weights(run, storage, tmp_path)
+    moved = {
+        name
+        for name in original
+        if not name.startswith("classifier") and not torch.equal(trained[f"network.{name}"], original[name])
+    }
+    if metrics["best_epoch"] >= 3:
+        assert moved
+    assert all(name.startswith(("features.17.", "features.18.")) for name in moved)
 
 
 def test_a_failing_rank_ends_the_others(cache, storage):

@@ -113,7 +113,8 @@ def test_value_that_cannot_be_is_refused(model: type[BaseModel], values: dict[st
     """Bounds and choices are checked before any work, and nothing else in the model is to blame."""
     with pytest.raises(ValidationError) as refused:
         model.model_validate(values)
-    assert [error["loc"] for error in refused.value.errors()] == [(name,) for name in values]
+    # A field with alternatives tells of each of them.
+    assert {error["loc"][:1] for error in refused.value.errors()} == {(name,) for name in values}
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])

@@ -1,6 +1,7 @@
-"""A training that was killed between two epochs and started again is one that was never stopped."""
+"""A training that was killed after any step and started again is one that was never stopped."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,13 +11,20 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
-from tasks.train.checkpoint import load_checkpoint, restore, save_checkpoint
+from tasks.errors import WrongInput
+from tasks.signals import interrupt_on
+from tasks.train.checkpoint import Checkpoints, check_fits, restore, restore_progress
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import EpochMetrics, Progress, fit
+from tasks.train.loop import StepSettings, fit
+from tasks.train.pause import Pauses
+from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import SingleProcess
 
-MAX_EPOCHS = 6
-TIMINGS = {"images_per_second", "data_wait_share"}
+MAX_EPOCHS = 5
+NUM_STEPS = 6
+TIMINGS = {"images_per_second", "data_wait_share", "train_seconds", "val_seconds"}
+LAST = (MAX_EPOCHS - 1, NUM_STEPS - 1)
+CONFIG = {"train": {"seed": 1, "model": "resnet18"}, "cache": "digest"}
 
 
 class Killed(BaseException):
@@ -26,28 +34,30 @@ class Killed(BaseException):
 class ShufflingLoader:
     """40 rows of noise in batches of 7, in an order drawn from the epoch's number."""
 
-    num_steps = 6
+    num_steps = NUM_STEPS
 
-    def __init__(self) -> None:
+    def __init__(self, after_batch: Callable[[int, int], None] = lambda epoch, step: None) -> None:
         generator = torch.Generator().manual_seed(3)
         self._inputs = torch.randn(40, 5, generator=generator)
         self._labels = torch.randint(0, 3, (40,), generator=generator)
+        self._after_batch = after_batch
 
-    def num_global_rows(self, step: int) -> int:
+    def num_global_rows(self, step: int, start: int = 0) -> int:
         """Return how many rows the step has."""
-        return min(7, 40 - 7 * step)
+        return min(7, 40 - start - 7 * step)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the epoch's batches."""
-        order = torch.from_numpy(np.random.default_rng(number).permutation(40))
-        for chosen in order.split(7):
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the epoch's batches from a position on."""
+        order = torch.from_numpy(np.random.default_rng(number).permutation(40))[start:]
+        for step, chosen in enumerate(order.split(7) if len(order) else []):
             yield Batch(self._inputs[chosen], self._labels[chosen], chosen.numpy())
+            self._after_batch(number, start // 7 + step)
 
 
 class Training:
     """Everything that a process holds while it trains, made as new as in a process that was just started."""
 
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self, folder: Path, optimizer: str = "adam", **options: float) -> None:
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
         parameters = self.model.parameters()
@@ -55,32 +65,46 @@ class Training:
             torch.optim.Adam(parameters) if optimizer == "adam" else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
         )
         self.progress = Progress(EarlyStopping(patience=4, min_delta=0.0, higher_is_better=False))
+        self.checkpoints = Checkpoints(folder, keep=2, config=CONFIG)
+        self._checkpoint_seconds = options.get("checkpoint_seconds", 0.0)
+        self._budget = options.get("budget", float("inf"))
 
-    def run(self, checkpoint: Path, kill_after: int | None = None) -> None:
-        """Train to the end, or until killed after the checkpoint of an epoch; go on where the checkpoint is."""
-        content = load_checkpoint(checkpoint)
+    def run(self, after_batch: Callable[[int, int], None] = lambda epoch, step: None) -> None:
+        """Train to the end, with a checkpoint after every step; go on where the newest one is."""
+        progress = self.progress
+        content = self.checkpoints.load()
         if content is not None:
-            restore(content, self.model, self.optimizer, self.progress)
+            restore_progress(content, progress)
+            restore(content, self.model, self.optimizer, SingleProcess())
 
-        def on_epoch(metrics: EpochMetrics, progress: Progress) -> None:
-            save_checkpoint(checkpoint, self.model, self.optimizer, progress, "run")
-            if metrics.epoch == kill_after:
-                raise Killed
+        def save() -> None:
+            collected = self.checkpoints.collect(self.model, self.optimizer, progress, SingleProcess())
+            assert self.checkpoints.save(collected, progress, "run")
+
+        def on_epoch(_metrics: EpochMetrics, _progress: Progress) -> None:
+            save()
 
         fit(
             self.model,
-            ShufflingLoader(),
+            ShufflingLoader(after_batch),
             ShufflingLoader(),
             self.optimizer,
             lambda step: 0.001 * (1 + step),
-            self.progress,
+            progress,
             max_epochs=MAX_EPOCHS,
             monitor="val_loss",
             num_classes=3,
-            seed=1,
             device=torch.device("cpu"),
             reducer=SingleProcess(),
             on_epoch=on_epoch,
+            settings=StepSettings(seed=1),
+            pauses=Pauses(
+                SingleProcess(),
+                save,
+                checkpoint_seconds=self._checkpoint_seconds,
+                # A clock that counts steps.
+                seconds_left=lambda: self._budget - len(progress.history) * NUM_STEPS - progress.running.steps,
+            ),
         )
 
     def losses(self) -> list[dict[str, float]]:
@@ -91,12 +115,22 @@ class Training:
         ]
 
 
+def kill_at(epoch: int, step: int) -> Callable[[int, int], None]:
+    """Return what ends a training when the batch after this step is asked for."""
+
+    def kill(now: int, its_step: int) -> None:
+        if (now, its_step) == (epoch, step):
+            raise Killed
+
+    return kill
+
+
 def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Say whether two state dicts are equal bit for bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def adam_state(training: Training) -> dict[str, torch.Tensor]:
+def optimizer_state(training: Training) -> dict[str, torch.Tensor]:
     """Return the optimizer's tensors by parameter and name."""
     return {
         f"{parameter}.{name}": value
@@ -106,72 +140,162 @@ def adam_state(training: Training) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kill_after", [0, 2, MAX_EPOCHS - 1])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_killed_and_resumed_is_never_stopped(tmp_path: Path, optimizer: str, kill_after: int) -> None:
-    """Weights, batch norm statistics, optimizer and metrics are equal bit for bit, dropout and shuffling included."""
-    unbroken = Training(optimizer)
-    unbroken.run(tmp_path / "unbroken.pt")
-    with pytest.raises(Killed):
-        Training(optimizer).run(tmp_path / "last.pt", kill_after)
-
-    resumed = Training(optimizer)
-    resumed.run(tmp_path / "last.pt")
-
+def assert_same(resumed: Training, unbroken: Training) -> None:
+    """Assert that two trainings ended alike, bit for bit."""
     assert same_tensors(resumed.model.state_dict(), unbroken.model.state_dict())
     assert same_tensors(resumed.progress.best_state, unbroken.progress.best_state)
-    assert same_tensors(adam_state(resumed), adam_state(unbroken))
+    assert same_tensors(optimizer_state(resumed), optimizer_state(unbroken))
     assert resumed.losses() == unbroken.losses()
     assert resumed.progress.stopping == unbroken.progress.stopping
 
 
+@pytest.mark.parametrize(("epoch", "step"), [(0, 0), (0, 3), (1, 5), (2, 1), LAST])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_killed_after_a_step_and_resumed_is_never_stopped(
+    tmp_path: Path, optimizer: str, epoch: int, step: int
+) -> None:
+    """Weights, batch norm statistics, optimizer and metrics are equal bit for bit, dropout and shuffling included."""
+    unbroken = Training(tmp_path / "unbroken", optimizer)
+    unbroken.run()
+    with pytest.raises(Killed):
+        Training(tmp_path / "killed", optimizer).run(kill_at(epoch, step))
+
+    resumed = Training(tmp_path / "killed", optimizer)
+    seen: list[tuple[int, int]] = []
+    resumed.run(lambda *now: seen.append(now))
+
+    assert_same(resumed, unbroken)
+    # It went on with the batch after the last step that a checkpoint covers.
+    assert seen[:1] == ([divmod(epoch * NUM_STEPS + step + 1, NUM_STEPS)] if (epoch, step) != LAST else [])
+
+
+def test_a_checkpoint_between_epochs_alone_repeats_the_epoch_and_ends_the_same(tmp_path: Path) -> None:
+    """What was trained after the last checkpoint is trained again, and counts once."""
+    unbroken = Training(tmp_path / "unbroken")
+    unbroken.run()
+    with pytest.raises(Killed):
+        Training(tmp_path / "killed", checkpoint_seconds=1e9).run(kill_at(2, 4))
+
+    resumed = Training(tmp_path / "killed", checkpoint_seconds=1e9)
+    seen: list[tuple[int, int]] = []
+    resumed.run(lambda *now: seen.append(now))
+
+    assert seen[0] == (2, 0)
+    assert_same(resumed, unbroken)
+
+
 def test_killed_again_and_again_still_ends_the_same(tmp_path: Path) -> None:
-    """One epoch a process gives what one process gives."""
-    unbroken = Training("adam")
-    unbroken.run(tmp_path / "unbroken.pt")
-    for epoch in range(len(unbroken.progress.history)):
+    """Two steps a process give what one process gives."""
+    unbroken = Training(tmp_path / "unbroken")
+    unbroken.run()
+    for number in range(1, len(unbroken.progress.history) * NUM_STEPS, 2):
         with pytest.raises(Killed):
-            Training("adam").run(tmp_path / "last.pt", epoch)
+            Training(tmp_path / "killed").run(kill_at(*divmod(number, NUM_STEPS)))
 
-    last = Training("adam")
-    last.run(tmp_path / "last.pt")
+    last = Training(tmp_path / "killed")
+    last.run()
 
-    assert same_tensors(last.model.state_dict(), unbroken.model.state_dict())
-    assert last.losses() == unbroken.losses()
+    assert_same(last, unbroken)
+
+
+def test_sigterm_ends_the_step_writes_a_checkpoint_and_leaves(tmp_path: Path) -> None:
+    """Whatever the time since the last one; resumed, it is a training that was never stopped."""
+    unbroken = Training(tmp_path / "unbroken")
+    unbroken.run()
+
+    def ask_to_leave(epoch: int, step: int) -> None:
+        if (epoch, step) == (1, 2):
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_on(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Training(tmp_path / "left", checkpoint_seconds=1e9).run(ask_to_leave)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    resumed = Training(tmp_path / "left")
+    seen: list[tuple[int, int]] = []
+    resumed.run(lambda *now: seen.append(now))
+    # Asked while the batch of step 3 was fetched: that step is whole.
+    assert seen[0] == (1, 4)
+    assert_same(resumed, unbroken)
+
+
+def test_a_used_up_budget_ends_the_epoch_and_validates_it(tmp_path: Path) -> None:
+    """What it learned so far is measured and kept, and run again it trains no more."""
+    training = Training(tmp_path, budget=NUM_STEPS + 2)
+    steps: list[tuple[int, int]] = []
+    training.run(lambda *now: steps.append(now))
+
+    assert [metrics.epoch for metrics in training.progress.history] == [0, 1]
+    assert steps[-1] == (1, 0)  # The batch of step 1 was the last that was asked for.
+
+    again = Training(tmp_path, budget=NUM_STEPS + 2)
+    again.run(kill_at(1, 0))
+    assert len(again.progress.history) == 2
+    assert same_tensors(again.model.state_dict(), training.model.state_dict())
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     """A training that begins has nothing to go on from."""
-    assert load_checkpoint(tmp_path / "last.pt") is None
+    assert Checkpoints(tmp_path / "none", 2, CONFIG).load() is None
 
 
-def test_checkpoint_says_where_the_training_stood(tmp_path: Path) -> None:
-    """Run, next epoch and early stopping come back as they were."""
+def test_the_last_few_checkpoints_and_the_best_weights_stay(tmp_path: Path) -> None:
+    """Older ones are removed, and no partial file is left."""
     with pytest.raises(Killed):
-        Training("adam").run(tmp_path / "folder" / "last.pt", kill_after=1)
+        Training(tmp_path).run(kill_at(3, 2))
 
-    content = load_checkpoint(tmp_path / "folder" / "last.pt")
+    names = sorted(path.name for path in tmp_path.iterdir())
 
+    assert [name for name in names if name.startswith("step")] == [
+        "step-00-000003-000000000014.pt",
+        "step-00-000003-000000000021.pt",
+    ]
+    bests = [name for name in names if name.startswith("best")]
+    assert 1 <= len(bests) <= 2
+    assert len(names) == 2 + len(bests)
+    content = Checkpoints(tmp_path, 2, CONFIG).load()
     assert content is not None
     assert content["run_id"] == "run"
-    assert content["next_epoch"] == 2
-    assert len(content["history"]) == 2
-    assert EarlyStopping(**content["stopping"]).patience == 4
+    assert content["best"] == bests[-1]
 
 
-def test_half_written_checkpoint_leaves_the_previous_one_whole(tmp_path: Path) -> None:
-    """What a process killed within the write leaves behind is never read, and is overwritten by the next."""
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+    """It is told, and the training goes on from the older one to the same end."""
+    unbroken = Training(tmp_path / "unbroken")
+    unbroken.run()
     with pytest.raises(Killed):
-        Training("adam").run(tmp_path / "last.pt", kill_after=1)
-    (tmp_path / "last.partial").write_bytes(b"half")
+        Training(tmp_path / "killed").run(kill_at(2, 3))
+    newest = max((tmp_path / "killed").glob("step-*.pt"))
+    newest.write_bytes(newest.read_bytes()[:1000])
 
-    content = load_checkpoint(tmp_path / "last.pt")
-    resumed = Training("adam")
-    resumed.run(tmp_path / "last.pt")
+    resumed = Training(tmp_path / "killed")
+    resumed.run()
 
-    assert content is not None
-    assert content["next_epoch"] == 2
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+    assert_same(resumed, unbroken)
+
+
+def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
+    """What a process killed within the write leaves behind is removed by the next checkpoint."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(1, 1))
+    (tmp_path / "step-00-000009-000000000000.partial").write_bytes(b"half")
+
+    resumed = Training(tmp_path)
+    resumed.run()
+
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference() -> None:
+    """Settings, data and ranks are named with both values."""
+    other = {"train": {"seed": 2, "model": "resnet18"}, "cache": "other"}
+    with pytest.raises(WrongInput, match=r"cache is 'other' there and 'digest' here, train.seed is 2 there and 1 here"):
+        check_fits({"config": other}, CONFIG)
+    check_fits({"config": CONFIG}, CONFIG)
 
 
 def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
@@ -181,8 +305,8 @@ def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (tmp_path / "executed",))
 
-    torch.save({"run_id": Payload()}, tmp_path / "last.pt")
+    torch.save({"run_id": Payload()}, tmp_path / "step-00-000001-000000000000.pt")
 
     with pytest.raises(Exception, match=r"[Ww]eights"):
-        load_checkpoint(tmp_path / "last.pt")
+        Checkpoints(tmp_path, 2, CONFIG).load()
     assert not (tmp_path / "executed").exists()

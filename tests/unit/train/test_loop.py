@@ -1,10 +1,7 @@
 """The training loop with tiny networks, loaders of tensors and ranks that are threads."""
 
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -16,8 +13,10 @@ from tasks.cache.loader import Batch
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import Evaluation, evaluate
 from tasks.train.finite import Diverged
-from tasks.train.loop import EpochMetrics, Progress, StepSettings, average_buffers, fit, train_one_epoch
+from tasks.train.loop import StepSettings, average_buffers, fit, train_one_epoch
+from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
+from tests.thread_ranks import ThreadRanks, ThreadReducer
 
 CPU = torch.device("cpu")
 NUM_CLASSES = 3
@@ -43,86 +42,17 @@ class TensorLoader:
         """Return how many batches an epoch has."""
         return len(self._steps)
 
-    def num_global_rows(self, step: int) -> int:
+    def num_global_rows(self, step: int, start: int = 0) -> int:
         """Return how many pictures all ranks have in the step."""
+        assert start == 0
         return self._global_rows[step]
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches."""
+        assert start == 0
         for rows in self._steps:
             chosen = torch.tensor(list(rows), dtype=torch.int64)
             yield Batch(self._inputs[chosen], self._labels[chosen], np.array(rows, dtype=np.int64))
-
-
-class ThreadRanks:
-    """What ranks have in common: a board each writes its value on, and a barrier."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
-        self.barrier = threading.Barrier(num_ranks)
-        self.board: list[Any] = [None] * num_ranks
-
-    def run(self, rank_main: Callable[["ThreadReducer"], Any]) -> list[Any]:
-        """Run the function on every rank at once; return what each returned."""
-
-        def guarded(rank: int) -> Any:
-            try:
-                return rank_main(ThreadReducer(self, rank))
-            except BaseException:
-                self.barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(self.num_ranks) as pool:
-            futures = [pool.submit(guarded, rank) for rank in range(self.num_ranks)]
-        broken = [future.exception() for future in futures if future.exception() is not None]
-        for error in broken:
-            if not isinstance(error, threading.BrokenBarrierError):
-                raise error
-        return [future.result() for future in futures]
-
-
-class ThreadReducer:
-    """One rank's view of ThreadRanks."""
-
-    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
-        self._ranks = ranks
-        self.rank = rank
-        self.num_ranks = ranks.num_ranks
-        self.gpu_obstacle: str | None = None
-
-    def _exchange(self, value: Any) -> list[Any]:
-        self._ranks.board[self.rank] = value
-        self._ranks.barrier.wait(timeout=30)
-        values = list(self._ranks.board)
-        self._ranks.barrier.wait(timeout=30)
-        return values
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the values of all ranks."""
-        return torch.stack(self._exchange(values.clone())).sum(dim=0)
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the value of the rank `root`."""
-        return self._exchange(value)[root]
-
-    def broadcast_model(self, model: nn.Module) -> None:
-        """Take rank 0's weights."""
-        model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
-
-    def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
-    ) -> torch.optim.Optimizer:
-        """Return it."""
-        return optimizer
-
-    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Average gradients, zeros where there are none."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self.sum(own) / self.num_ranks
-        see_gradients()
-        optimizer.step()
 
 
 class Recorder:
@@ -183,7 +113,6 @@ def fit_simply(
         max_epochs=max_epochs,
         monitor=monitor,
         num_classes=NUM_CLASSES,
-        seed=1,
         device=CPU,
         reducer=reducer,
         on_epoch=on_epoch,
@@ -562,9 +491,9 @@ class TurningLoader(TensorLoader):
         self._right_for = right_for
         self._asked = 0
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches."""
-        for batch in super().epoch(number):
+        for batch in super().epoch(number, start):
             wrong = (batch.labels_B + 1) % NUM_CLASSES
             yield batch if self._asked < self._right_for else batch._replace(labels_B=wrong)
         self._asked += 1

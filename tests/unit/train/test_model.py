@@ -9,6 +9,7 @@ from torch import nn
 
 from tasks.errors import WrongInput
 from tasks.train.model import IMAGENET_CLASSES, Classifier, build_classifier, check_model_name, load_weights
+from tasks.train.precision import computes_bf16
 
 SMALL = "shufflenet_v2_x0_5"
 """The smallest of torchvision's classifiers; it has batch norm."""
@@ -82,6 +83,51 @@ def test_frozen_backbone_stays_in_eval_mode(weights: Path) -> None:
     norms = [module for module in classifier.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     assert not any(norm.training for norm in norms)
+
+
+def test_from_a_named_layer_on_all_learns_and_nothing_before_it(weights: Path) -> None:
+    """Its batch norm takes statistics, that of the frozen part does not."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
+    classifier.unfreeze_from("stage4.1")
+    before = copy_of(classifier)
+
+    train_a_step(classifier)
+
+    moved = changed(classifier, before)
+    allowed = ("network.stage4.1.", "network.stage4.2.", "network.stage4.3.", "network.conv5.", "network.fc.")
+    assert all(name.startswith(allowed) for name in moved)
+    assert {name for name, value in classifier.named_parameters() if value.requires_grad} <= moved
+    assert "network.conv5.1.running_mean" in moved
+
+
+def test_all_layers_can_be_unfrozen(weights: Path) -> None:
+    """As if none had been frozen."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
+    classifier.unfreeze_from("all")
+    assert all(parameter.requires_grad for parameter in classifier.parameters())
+    assert all(module.training for module in classifier.train().modules())
+
+
+def test_a_layer_that_is_none_is_refused_with_those_there_are(weights: Path) -> None:
+    """The names are those of the same depth."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
+    with pytest.raises(WrongInput, match=r"unfreeze_from is 'layer4', which is no layer .* conv1, maxpool, stage2"):
+        classifier.unfreeze_from("layer4")
+
+
+@pytest.mark.skipif(not computes_bf16(torch.device("cpu")), reason="this CPU has no bfloat16")
+def test_logits_of_bf16_are_float32_and_close(weights: Path) -> None:
+    """Within the rounding of 8 bits over the depth of the network; weights stay float32."""
+    classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False).eval()
+    with torch.no_grad():
+        exact = classifier(pictures())
+        classifier.precision = torch.bfloat16
+        rounded = classifier(pictures())
+
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    assert torch.allclose(rounded, exact, atol=3e-2 * float(exact.abs().max()))
+    assert all(parameter.dtype == torch.float32 for parameter in classifier.parameters())
 
 
 def test_unfrozen_backbone_trains_as_a_whole(weights: Path) -> None:

@@ -87,7 +87,7 @@ def test_optimizer_gets_what_is_not_frozen(name: str, kind: type[torch.optim.Opt
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
 
-    optimizer = make_optimizer(TrainConfig(optimizer=name, learning_rate=0.5, weight_decay=0.25), model)
+    optimizer = make_optimizer(TrainConfig(optimizer=name, weight_decay=0.25), model, 0.5)
 
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups

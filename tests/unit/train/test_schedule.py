@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.train.schedule import LearningRate, learning_rate
+from tasks.train.schedule import LearningRate, count_plateaus, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,50 @@ def test_one_cycle_of_a_few_steps_stays_within_its_bounds(total_steps: int) -> N
     """A training of one step has no cycle, and no division by nothing."""
     rate = LearningRate(base=0.1, peak=0.4, warmup_steps=0, total_steps=total_steps, schedule="one_cycle")
     assert all(0.0 < rate(step) <= 0.4 for step in range(total_steps))
+
+
+def test_a_plateau_is_counted_each_time_the_metric_stays() -> None:
+    """Two epochs without improvement are one, four are two; an improvement begins the count anew, NaN is none."""
+    values = [0.5, 0.6, 0.6, 0.59, 0.7, float("nan"), 0.7, 0.7, 0.69]
+    assert [count_plateaus(values[:seen], 2, higher_is_better=True) for seen in range(len(values) + 1)] == [
+        0, 0, 0, 0, 1, 1, 1, 2, 2, 3,
+    ]  # fmt: skip
+    assert count_plateaus([0.5, 0.4, 0.4, 0.5], 2, higher_is_better=False) == 1
+
+
+def test_on_a_plateau_the_rate_falls_to_a_tenth() -> None:
+    """By the metrics so far alone, so that a resumed training computes the same."""
+    history = [0.5, 0.6]
+    train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1)
+    rate = learning_rate(train, None, 10, history=lambda: history)
+
+    assert rate(20) == pytest.approx(0.1)
+    history += [0.6, 0.6]
+    assert rate(40) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("how", "peak"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_rate_grows_with_the_batch_after_a_warmup(how: str, peak: float) -> None:
+    """From the rate of 32 pictures a step to that of 128 over two epochs of five steps."""
+    train = TrainConfig(schedule="constant", scale_learning_rate=how, warmup_epochs=2.0, learning_rate=0.1)
+    rate = learning_rate(train, None, 5, batch_size=128)
+
+    assert rate(0) == pytest.approx(0.1)
+    assert rate(10) == pytest.approx(peak)
+
+
+def test_ranks_and_batch_scale_together() -> None:
+    """Two ranks of 64 pictures have the rate of 128."""
+    train = TrainConfig(schedule="constant", scale_learning_rate="linear", learning_rate=0.1)
+    rate = learning_rate(train, DistributedConfig(num_ranks=2, warmup_epochs=1.0), 5, batch_size=64)
+
+    assert rate(5) == pytest.approx(0.4)
+
+
+def test_a_stage_has_its_own_rate_and_length() -> None:
+    """The cosine ends with the stage."""
+    rate = learning_rate(TrainConfig(learning_rate=0.1), None, 5, base=0.01, max_epochs=4)
+
+    assert rate(0) == pytest.approx(0.01)
+    assert rate(10) == pytest.approx(0.005)
+    assert rate(20) == pytest.approx(0.0)

@@ -1,0 +1,37 @@
+"""A split that is small enough to be held in memory, in the same batches as one that is read anew in each epoch."""
+
+from collections.abc import Iterator
+
+import torch
+
+from tasks.cache.loader import Batch, CacheLoader
+
+HELD_BYTES = 1 << 30
+"""Size up to which a split is held."""
+
+
+class HeldLoader(CacheLoader):
+    """A loader that reads its split once, in its first epoch; order, shards and positions are the loader's own."""
+
+    _held: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch, as `CacheLoader.epoch` does."""
+        share = self.share(number, start)
+        if self._held is None:
+            self._held = self._read()
+        inputs, labels = self._held
+        for step in range(share.num_steps):
+            begin = step * self.batch_size
+            rows = share.rows[begin : begin + share.count(step)]
+            chosen = torch.from_numpy(rows)
+            yield Batch(inputs[chosen], labels[chosen], rows)
+
+    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the contents and labels of all rows, whichever rank's they are."""
+        inputs = torch.empty((self.num_rows, *self._shape), dtype=self._kind)
+        labels = torch.empty(self.num_rows, dtype=torch.int64)
+        for batch in self.in_order().epoch(0):
+            rows = torch.from_numpy(batch.rows_B)
+            inputs[rows], labels[rows] = batch.inputs, batch.labels_B
+        return inputs, labels

@@ -1,0 +1,94 @@
+"""Metrics on their way to the tracking server: a server that is away ends no training, and loses no metric."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import mlflow
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+
+from tasks.storage import Storage
+from tasks.tracking.server import client_of
+
+logger = logging.getLogger("lakevision.tracking")
+
+RETRY_SECONDS = 10.0
+"""Between two tries while the server is away; MLflow's own client tries several times within each."""
+
+FLUSH_SECONDS = 600.0
+"""How long the end of a training waits for a server that is away."""
+
+
+class TrackingAway(RuntimeError):
+    """The tracking server does not answer; what was to be sent is in the checkpoint, and run again it is sent."""
+
+
+class _Sent(NamedTuple):
+    step: int
+    timestamp_ms: int
+    values: dict[str, float]
+
+
+class MetricSender:
+    """Sends an epoch's metrics in one transaction each, in their order, from a thread of its own."""
+
+    def __init__(self, storage: Storage, run_id: str, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._client: mlflow.MlflowClient = client_of(storage)
+        self._shown = storage.tracking_shown
+        self._run_id = run_id
+        self._retry_seconds = retry_seconds
+        self._waiting: queue.Queue[_Sent | None] = queue.Queue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._send_all, name="metric-sender", daemon=True)
+        self._thread.start()
+
+    def steps_sent(self, metric: str) -> set[int]:
+        """Return the steps of which the run has this metric already."""
+        return {found.step for found in self._client.get_metric_history(self._run_id, metric)}
+
+    def send(self, values: Mapping[str, float], step: int) -> None:
+        """Send the metrics of a step as soon as the server takes them."""
+        self._waiting.put(_Sent(step, int(time.time() * 1000), dict(values)))
+
+    def close(self, timeout_seconds: float = FLUSH_SECONDS) -> None:
+        """Wait until all is sent.
+
+        Raises:
+            TrackingAway: The server did not answer for so long.
+        """
+        self._closing.set()
+        self._waiting.put(None)
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise TrackingAway(
+                f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training is in "
+                "its checkpoint; mend the server and run again, and what is missing is sent"
+            )
+
+    def _send_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            away = False
+            while not self._try(item, told=away):
+                away = True
+                # At the end of a training somebody waits.
+                time.sleep(min(1.0, self._retry_seconds) if self._closing.wait(self._retry_seconds) else 0.0)
+            if away:
+                logger.info("the tracking server '%s' is back: metrics are sent", self._shown)
+
+    def _try(self, item: _Sent, *, told: bool) -> bool:
+        metrics = [Metric(name, value, item.timestamp_ms, item.step) for name, value in item.values.items()]
+        try:
+            self._client.log_batch(self._run_id, metrics=metrics)
+        except (MlflowException, OSError) as error:
+            if not told:
+                logger.warning(
+                    "the tracking server '%s' does not take metrics (%s): the training goes on, they are sent later",
+                    self._shown,
+                    type(error).__name__,
+                )
+            return False
+        return True

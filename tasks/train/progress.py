@@ -1,0 +1,69 @@
+"""Where a training stands: what a checkpoint holds beside the model and the optimizer."""
+
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from tasks.train.early_stopping import EarlyStopping
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """What one epoch gave, over all ranks."""
+
+    epoch: int
+    train_loss: float
+    train_accuracy: float
+    val_loss: float
+    val_accuracy: float
+    val_top5_accuracy: float
+    val_macro_f1: float
+    learning_rate: float
+    gradient_norm: float
+    """Mean over the steps, before it is bounded."""
+    images_per_second: float
+    data_wait_share: float
+    """Share of the training time of rank 0 spent waiting for batches."""
+    train_seconds: float
+    val_seconds: float
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name, without the epoch's number."""
+        return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
+
+
+@dataclass
+class RunningEpoch:
+    """An epoch between two steps: where it stands, and its sums so far."""
+
+    position: int = 0
+    """Pictures of all ranks that were trained on."""
+    steps: int = 0
+    totals: torch.Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    """Summed loss, correct predictions and pictures of this rank, float64 (3,), on the training device."""
+    gradient_norms: torch.Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    """Sum over the steps, float64 (), on the training device."""
+    seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds of it spent waiting for batches."""
+    is_trained: bool = False
+    """Every picture was seen, or the budget is used up: what lacks is the validation."""
+
+
+@dataclass
+class Progress:
+    """Where a training stands, over all its stages."""
+
+    stopping: EarlyStopping
+    stage: int = 0
+    """0 is the first; each entry of `train.fine_tune` is another."""
+    first_epoch: int = 0
+    """First epoch of the stage."""
+    next_epoch: int = 0
+    """The epoch that runs, or comes next; epochs count over all stages."""
+    running: RunningEpoch = field(default_factory=RunningEpoch)
+    history: list[EpochMetrics] = field(default_factory=list)
+    best_state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Weights of the best epoch."""
+    seconds: float = 0.0
+    """Training time of the epochs that ended, over all starts."""

@@ -1,0 +1,80 @@
+"""Ranks that are threads, for tests of what ranks agree on."""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ThreadRanks:
+    """What ranks have in common: a board each writes its value on, and a barrier."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.barrier = threading.Barrier(num_ranks)
+        self.board: list[Any] = [None] * num_ranks
+
+    def run(self, rank_main: Callable[["ThreadReducer"], Any]) -> list[Any]:
+        """Run the function on every rank at once; return what each returned."""
+
+        def guarded(rank: int) -> Any:
+            try:
+                return rank_main(ThreadReducer(self, rank))
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(self.num_ranks) as pool:
+            futures = [pool.submit(guarded, rank) for rank in range(self.num_ranks)]
+        broken = [future.exception() for future in futures if future.exception() is not None]
+        for error in broken:
+            if not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return [future.result() for future in futures]
+
+
+class ThreadReducer:
+    """One rank's view of ThreadRanks."""
+
+    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
+        self._ranks = ranks
+        self.rank = rank
+        self.num_ranks = ranks.num_ranks
+        self.gpu_obstacle: str | None = None
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._ranks.board[self.rank] = value
+        self._ranks.barrier.wait(timeout=30)
+        values = list(self._ranks.board)
+        self._ranks.barrier.wait(timeout=30)
+        return values
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Add the values of all ranks."""
+        return torch.stack(self._exchange(values.clone())).sum(dim=0)
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of the rank `root`."""
+        return self._exchange(value)[root]
+
+    def broadcast_model(self, model: nn.Module) -> None:
+        """Take rank 0's weights."""
+        model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
+
+    def wrap_optimizer(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> torch.optim.Optimizer:
+        """Return it."""
+        return optimizer
+
+    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+        """Average gradients, zeros where there are none."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.sum(own) / self.num_ranks
+        see_gradients()
+        optimizer.step()
