@@ -25,14 +25,15 @@ from tasks.storage import Storage
 from tasks.train.checkpoint import load_checkpoint, restore, save_checkpoint
 from tasks.train.device import choose_device, make_optimizer
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.evaluate import Evaluation, Loader, evaluate
+from tasks.train.evaluate import DetailedEvaluation, Loader, evaluate_in_detail
 from tasks.train.features import FeatureLoader, ends_in_head
 from tasks.train.finite import Diverged
 from tasks.train.loop import EpochMetrics, Progress, StepSettings, fit
 from tasks.train.model import Classifier, build_classifier, weights_digest
+from tasks.train.model_card import TrainingFacts
 from tasks.train.name_pictures import name_pictures
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.report import log_evaluation
+from tasks.train.report import log_report
 from tasks.train.schedule import learning_rate
 
 logger = logging.getLogger("lakevision.train")
@@ -170,7 +171,7 @@ def _train_rank(
     optimizer = reducer.wrap_optimizer(optimizer, model.named_parameters())
     rate = learning_rate(train, distributed, loaders[TRAIN].num_steps)
 
-    def run_epochs(log: Callable[[EpochMetrics, Progress], None]) -> Evaluation:
+    def run_epochs(log: Callable[[EpochMetrics, Progress], None]) -> DetailedEvaluation:
         try:
             fit(
                 model,
@@ -190,7 +191,7 @@ def _train_rank(
             )
         except Diverged as diverged:
             raise diverged.naming(lambda rows: name_pictures(manifest, TRAIN, rows, storage)) from None
-        return evaluate(model, loaders[TEST], len(manifest.classes), device, reducer)
+        return evaluate_in_detail(model, loaders[TEST], len(manifest.classes), device, reducer)
 
     if reducer.rank != 0:
         run_epochs(lambda metrics, now: None)
@@ -237,10 +238,15 @@ def _train_rank(
                 "test_loss": test.loss,
                 "test_top5_accuracy": test.top5_accuracy,
                 "test_macro_f1": test.macro_f1,
+                "test_calibration_error": test.calibration.error,
             },
             step=best.epoch,
         )
-        log_evaluation(run, test, manifest.classes)
+        facts = TrainingFacts(
+            train, distributed, cache, manifest, weights_digest(train.weights), reducer.num_ranks, str(device),
+            progress.history, best.epoch, test,
+        )  # fmt: skip
+        log_report(run, facts, storage)
         with TemporaryDirectory() as scratch:
             save_classifier(Path(scratch), train.model, classifier.state_dict(), manifest.classes, manifest.image_size)
             run.log_model(Path(scratch))

@@ -11,7 +11,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.refs import CacheRef
-from tasks.train.evaluate import Loader, evaluate
+from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.train.features import FeatureLoader, ends_in_head
 from tasks.train.model import Classifier, build_classifier
 from tasks.train.reduce import SingleProcess
@@ -174,3 +174,13 @@ def test_network_that_changes_its_head_s_output_does_not_end_in_it() -> None:
 
     assert ends_in_head(plain, pictures)
     assert not ends_in_head(changing, pictures)
+
+
+def test_mistakes_are_the_same_rows_with_and_without_features(cache: CacheRef, classifier: Classifier) -> None:
+    """A batch of features knows its rows, from which the pictures are found again."""
+    slow = evaluate_in_detail(classifier, pictures_of(cache), 3, CPU, SingleProcess())
+    fast = evaluate_in_detail(classifier.head, features_of(cache, classifier), 3, CPU, SingleProcess())
+
+    assert len(fast.mistakes) == ROWS - int(slow.confusion_KK.diagonal().sum()) > 0
+    assert {mistake.row for mistake in fast.mistakes} == {mistake.row for mistake in slow.mistakes}
+    assert fast.calibration.error == pytest.approx(slow.calibration.error, rel=1e-3)
