@@ -39,6 +39,7 @@ def shorten(name: str, most: int) -> str:
 
 def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
     """Draw the confusion matrix, each row as shares of its true class; numbers of pictures where there is room."""
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     num_classes = len(classes)
@@ -46,21 +47,25 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     shares_KK = confusion_KK.double() / confusion_KK.sum(dim=1, keepdim=True).clamp(min=1)
-    image = axes.imshow(shares_KK.numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
+    # By the square root of the share: what a person looks for is pale cells beside a dark diagonal.
+    image = axes.imshow(shares_KK.numpy(), cmap="Blues", norm=PowerNorm(0.5, vmin=0.0, vmax=1.0))
     # What a class has of the axis, in points of 1/72 inch; below 5 nobody reads a label, and every n-th is left.
     points = 0.85 * side * 72 / num_classes
     size = min(10.0, max(5.0, 0.8 * points))
     shown = range(0, num_classes, max(1, math.ceil(size / points)))
     names = [shorten(classes[index], 28) for index in shown]
-    axes.set_xticks(shown, names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize=size, parse_math=False)
+    upright = 0.7 * size * max(map(len, names)) < points
+    axes.set_xticks(shown, names, rotation=0 if upright else 90, fontsize=size, parse_math=False)
     axes.set_yticks(shown, names, fontsize=size, parse_math=False)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     if num_classes <= COUNTS_UP_TO_CLASSES:
         for (row, column), count in np.ndenumerate(confusion_KK.numpy()):
-            colour = "white" if shares_KK[row, column] > 0.5 else "#303030" if count else QUIET_COLOUR
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color=colour)
-    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+            if count:
+                colour = "white" if shares_KK[row, column] > 0.3 else "#303030"
+                axes.text(column, row, str(count), ha="center", va="center", fontsize=9, color=colour)
+    bar = figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8, aspect=30, pad=0.02)
+    bar.set_ticks([0.0, 0.05, 0.2, 0.5, 1.0])
     return figure
 
 
@@ -76,7 +81,13 @@ def draw_calibration(calibration: Calibration) -> "Figure":
     upper.bar(left, accuracy, width, align="edge", color=VAL_COLOUR, edgecolor="white", label="accuracy")
     filled = (calibration.counts > 0).numpy()
     upper.plot(
-        calibration.bin_confidence.numpy()[filled], accuracy[filled], "o", color="black", markersize=4, label="bin mean"
+        calibration.bin_confidence.numpy()[filled],
+        accuracy[filled],
+        "o",
+        color="black",
+        markersize=4,
+        clip_on=False,
+        label="at the bin's mean probability",
     )
     upper.plot([0, 1], [0, 1], "--", color=TRAIN_COLOUR, linewidth=1, label="perfectly calibrated")
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
@@ -111,10 +122,11 @@ def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "F
     rate.set_title("learning rate", fontsize=11)
     rate.ticklabel_format(axis="y", scilimits=(-2, 3))
     for axes in (loss, accuracy, rate):
-        axes.axvline(best_epoch, color=WRONG_COLOUR, linewidth=1, linestyle="--", label=f"best epoch, {best_epoch}")
+        axes.axvline(best_epoch, color=WRONG_COLOUR, linewidth=1, linestyle="--", label=f"best epoch {best_epoch}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_xlabel("epoch")
-        axes.margins(x=0.04)
+        margin = max(0.5, 0.03 * len(epochs))
+        axes.set_xlim(epochs[0] - margin, epochs[-1] + margin)
     for axes in (loss, accuracy, rate) if len(rates) > 1 else (loss, accuracy):
         axes.legend(frameon=False, fontsize=9)
     _tidy(loss, accuracy, rate)
@@ -134,9 +146,16 @@ def draw_mistakes(
     """
     from matplotlib.figure import Figure
 
-    columns = min(6, len(mistakes))
+    columns = min(6, max(2, len(mistakes)))  # the line above all needs the width of two
     rows = math.ceil(len(mistakes) / columns)
-    figure = Figure(figsize=(2.0 * columns, 2.65 * rows), layout="constrained")
+    figure = Figure(figsize=(2.0 * columns, 2.55 * rows + 0.3), layout="constrained")
+    figure.suptitle(
+        "what it is, → what the model says, and the probability it gives to each",
+        x=0.005,
+        ha="left",
+        fontsize=7.5,
+        color=TRAIN_COLOUR,
+    )
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(mistakes) :]:
         axes.set_axis_off()

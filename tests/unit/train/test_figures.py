@@ -18,7 +18,7 @@ from tests.unit.train.finished import history_of
 CLASSES = ("ant", "bee", "cat")
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
 
-AWKWARD = ("a$b$c", r"\frac{", "_{^", "<b>|`", "é ß ñ", "x" * 80)
+AWKWARD = ("a$b$c", r"a$\frac{$", "$_{^$", "<b>|`", "é ß ñ", "x" * 80)
 """Names of folders that mean something elsewhere."""
 
 
@@ -57,13 +57,13 @@ def mistakes_of(num_mistakes: int, num_classes: int) -> list[Mistake]:
 
 
 def test_confusion_matrix_is_drawn_as_shares_of_the_true_class() -> None:
-    """Both axes name the classes; cells are shares of the row, and say how many pictures they are."""
+    """Both axes name the classes; cells are shares of the row, and say how many pictures they are, if any."""
     axes = draw_confusion(CONFUSION, CLASSES).axes[0]
 
     assert [label.get_text() for label in axes.get_xticklabels()] == list(CLASSES)
     assert [label.get_text() for label in axes.get_yticklabels()] == list(CLASSES)
     assert axes.images[0].get_array()[0].tolist() == [0.75, 0.25, 0.0]
-    assert [text.get_text() for text in axes.texts] == ["3", "1", "0", "1", "5", "0", "2", "0", "0"]
+    assert [text.get_text() for text in axes.texts] == ["3", "1", "1", "5", "2"]
 
 
 @pytest.mark.parametrize("num_classes", [2, 10, 100, 400])
@@ -116,7 +116,7 @@ def test_learning_curves_show_every_epoch_and_mark_the_best(num_epochs: int) -> 
     figure = draw_learning_curves(history, best)
 
     loss, accuracy, rate = figure.axes
-    assert [line.get_label() for line in loss.lines] == ["train", "val", f"best epoch, {best}"]
+    assert [line.get_label() for line in loss.lines] == ["train", "val", f"best epoch {best}"]
     assert list(loss.lines[1].get_ydata()) == [metrics.val_loss for metrics in history]
     assert list(accuracy.lines[0].get_ydata()) == [metrics.train_accuracy for metrics in history]
     assert list(rate.lines[0].get_ydata()) == [metrics.learning_rate for metrics in history]
