@@ -87,12 +87,13 @@ def draw_calibration(calibration: Calibration) -> "Figure":
         color="black",
         markersize=4,
         clip_on=False,
-        label="at the bin's mean probability",
+        label="at the mean probability",
     )
     upper.plot([0, 1], [0, 1], "--", color=TRAIN_COLOUR, linewidth=1, label="perfectly calibrated")
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
     upper.set_title(f"expected calibration error {calibration.error:.3f}", fontsize=11)
-    upper.legend(loc="upper left", frameon=False)
+    # Outside: a bar may be anywhere.
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     lower.bar(left, calibration.counts.numpy(), width, align="edge", color=QUIET_COLOUR, edgecolor="white")
     lower.set(xlabel="probability of the predicted class", ylabel="pictures")
     lower.yaxis.get_major_locator().set_params(integer=True, nbins=4)

@@ -5,6 +5,7 @@ is read off the training: what the numbers do not say is not said.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -239,7 +240,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _text(name: object) -> str:
     """Return a name from outside as Markdown text that shows it and does nothing else."""
-    return "".join(f"\\{char}" if char in "\\`*_{}[]<>|#~$&" else char for char in " ".join(str(name).split()))
+    # An underscore within a word is none of Markdown's: MLflow shows the card as it is written, to be read so.
+    marks = r"[\\`*{}\[\]<>|#~$&]|(?<![^\W_])_|_(?![^\W_])"
+    return re.sub(marks, r"\\\g<0>", " ".join(str(name).split()))
 
 
 def _code(value: object) -> str:

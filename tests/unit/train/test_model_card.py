@@ -128,12 +128,12 @@ def test_command_has_the_settings_of_the_training(cache: CacheRef, distributed: 
 
 def test_class_names_do_nothing_in_the_text(cache: CacheRef) -> None:
     """A pipe ends no cell, and a tag is none."""
-    manifest = open_cache(cache).model_copy(update={"classes": ("a|b", "<img src=x>", "*c*\n# d")})
+    manifest = open_cache(cache).model_copy(update={"classes": ("a|b", "<img src=x>", "*c*\n# _d_ e_f")})
     card = card_of(facts_of(cache, manifest=manifest))
 
     assert r"a\|b" in card
     assert r"\<img src=x\>" in card
-    assert r"\*c\* \# d" in card
+    assert r"\*c\* \# \_d\_ e_f" in card
     lines = [line for line in card.splitlines() if line.startswith(r"| a\|b")]
     assert [line.replace(r"\|", "").count("|") for line in lines] == [7]
 
