@@ -1,6 +1,7 @@
 """MLflow runs: trainings and data validations, written, found again and ended."""
 
 import logging
+import os
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlflow
@@ -25,6 +27,8 @@ from tasks.tracking.server import client_of, prepare_tracking
 logger = logging.getLogger("lakevision.tracking")
 
 KEY_TAG = "lakevision.key"
+
+CODE_TAG = "lakevision.code_version"
 
 CHECKS_FILE = "data_validation.json"
 
@@ -116,18 +120,36 @@ class TrackedRun:
     """A running MLflow run."""
 
     run_id: str
+    code_version: str | None = None
+    """The commit of the code that began it, where it is known."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log metrics of an epoch."""
         mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
 
     def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
-        """Log a table, columns by name, as JSON that the UI shows."""
-        mlflow.log_table(rows, name, run_id=self.run_id)
+        """Log a table, columns by name, as JSON that the UI shows; one of that name is replaced."""
+        if name in _artifacts(self.run_id):
+            # MLflow would append, and a training that was resumed here have each row twice.
+            data = [list(row) for row in zip(*rows.values(), strict=True)]
+            mlflow.log_dict({"columns": list(rows), "data": data}, name, run_id=self.run_id)
+        else:
+            mlflow.log_table(rows, name, run_id=self.run_id)
 
     def log_figure(self, figure: Any, name: str) -> None:
         """Log a matplotlib figure."""
-        mlflow.log_figure(figure, name)
+        with warnings.catch_warnings():
+            # Of a script that the font lacks each letter is an empty box, and a line in the log.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            mlflow.log_figure(figure, name)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Log a text file."""
+        mlflow.log_text(text, name, run_id=self.run_id)
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Log the files of a folder into the folder `name` of the artifacts."""
+        mlflow.log_artifacts(str(folder), name, run_id=self.run_id)
 
     def log_model(self, folder: Path) -> None:
         """Log the model package around what `save_classifier` wrote into `folder`."""
@@ -153,16 +175,18 @@ def tracked_run(
 ) -> Iterator[TrackedRun]:
     """Open an MLflow run, or go on with the run `resume`; it ends as finished, failed or killed."""
     experiment = prepare_tracking(storage)
+    # A training of a few seconds has samples, too; MLflow takes one every 10 s and none at the end.
+    os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
     mlflow.enable_system_metrics_logging()
     with mlflow.start_run(run_id=resume, experiment_id=experiment, run_name=None if resume else name) as run:
-        tracked = TrackedRun(run.info.run_id)
+        tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) if resume else _git_commit())
         mlflow.set_tags({KEY_TAG: key, **tags})
         if resume is None:
             mlflow.log_params(_flat("", config))
             mlflow.log_params({f"version.{package}": version(package) for package in LOGGED_PACKAGES})
             mlflow.log_dict(config, "config.json")
-            if commit := _git_commit():
-                mlflow.set_tag("lakevision.code_version", commit)
+            if tracked.code_version:
+                mlflow.set_tag(CODE_TAG, tracked.code_version)
         try:
             yield tracked
         except KeyboardInterrupt:
@@ -220,6 +244,20 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
     return dict(client_of(storage).get_run(run.run_id).data.metrics)
+
+
+def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
+    """Return the content of a file among the run's artifacts, or None where there is none of that name."""
+    client = client_of(storage)
+    if name not in _artifacts(run.run_id):
+        return None
+    with TemporaryDirectory() as scratch:
+        return Path(client.download_artifacts(run.run_id, name, scratch)).read_bytes()
+
+
+def _artifacts(run_id: str) -> set[str]:
+    """Return the names of the files at the root of a run's artifacts."""
+    return {file.path for file in mlflow.artifacts.list_artifacts(run_id=run_id)}
 
 
 def run_location(storage: Storage, run: RunRef) -> str:

@@ -1,15 +1,25 @@
-"""What a person looks at after a training: the confusion matrix and the table by class."""
+"""What a person looks at after a training, logged to its MLflow run: tables, figures, event file and model card."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import torch
-
+from tasks.cache.labels import count_labels
+from tasks.cache.rows import read_pictures
+from tasks.schema import TEST, TRAIN
+from tasks.storage import Storage
 from tasks.tracking import TrackedRun
 from tasks.train.evaluate import Evaluation
+from tasks.train.event_file import write_event_file
+from tasks.train.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
+from tasks.train.mistakes import mistake_table
+from tasks.train.model_card import TrainingFacts, model_card
+from tasks.train.name_pictures import picture_files
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+CLASSES_FILE = "test_classes.json"
+MODEL_CARD_FILE = "model_card.md"
+LEARNING_CURVES_FILE, CALIBRATION_FILE = "learning_curves.png", "test_calibration.png"
+CONFUSION_FILE, MISTAKES_FILE = "test_confusion.png", "test_mistakes.png"
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
@@ -26,25 +36,32 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, lis
     }
 
 
-def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
-    """Draw the confusion matrix, each row as shares of its true class."""
-    # Here and not at the top: on its first import matplotlib lists every font, which no rank but one needs.
-    from matplotlib.figure import Figure
+def log_report(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
+    """Log the report of a finished training; logged again, by a training that was resumed, it replaces the first.
 
-    side = min(4 + 0.28 * len(classes), 24)
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    axes = figure.subplots()
-    shares = confusion_KK.double() / confusion_KK.sum(dim=1, keepdim=True).clamp(min=1)
-    image = axes.imshow(shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
-    axes.set_xticks(range(len(classes)), classes, rotation=90)
-    axes.set_yticks(range(len(classes)), classes)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    figure.colorbar(image, ax=axes, label="share of the true class")
-    return figure
+    Raises:
+        CacheDamaged: The pictures of the mistakes, or the labels, are not what was written.
+    """
+    test, classes = facts.test, facts.manifest.classes
+    run.log_table(class_table(test, classes), CLASSES_FILE)
+    run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
+    run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
+    run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
+    if test.mistakes:
+        _log_mistakes(run, facts, storage)
+    with TemporaryDirectory() as scratch:
+        write_event_file(Path(scratch), facts.history, run.run_id)
+        run.log_folder(Path(scratch), "tensorboard")
+    counts = count_labels(facts.cache.url, facts.manifest, TRAIN).tolist()
+    run.log_text(model_card(facts, counts, run.run_id, run.code_version), MODEL_CARD_FILE)
 
 
-def log_evaluation(run: TrackedRun, test: Evaluation, classes: Sequence[str]) -> None:
-    """Log confusion matrix and class table of the split `test`."""
-    run.log_table(class_table(test, classes), "test_classes.json")
-    run.log_figure(draw_confusion(test.confusion_KK, classes), "test_confusion.png")
+def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
+    """Log gallery and table of the worst mistakes; the pictures are read now, since batches may be of features."""
+    mistakes, classes = facts.test.mistakes, facts.manifest.classes
+    rows = [mistake.row for mistake in mistakes]
+    table = mistake_table(mistakes, picture_files(facts.manifest, TEST, rows, storage), classes)
+    run.log_table(table, MISTAKES_FILE.replace(".png", ".json"))
+    pictures_NHWC = read_pictures(facts.cache.url, facts.manifest, TEST, rows)
+    names = [str(name) for name in table["picture"]]
+    run.log_figure(draw_mistakes(pictures_NHWC, mistakes, names, classes), MISTAKES_FILE)

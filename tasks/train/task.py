@@ -1,10 +1,13 @@
 """The training stage as a Prefect task: one process, outside the flow's own, so that its heartbeats go on."""
 
+import base64
+import json
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
     create_link_artifact,
+    create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
@@ -19,7 +22,18 @@ from tasks.environment import mlflow_ui
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
+from tasks.train.report import (
+    CALIBRATION_FILE,
+    CLASSES_FILE,
+    CONFUSION_FILE,
+    LEARNING_CURVES_FILE,
+    MISTAKES_FILE,
+    MODEL_CARD_FILE,
+)
 from tasks.train.run import run_key
+
+MAX_PICTURE_BYTES = 200_000
+"""Of all pictures together that go into a Prefect artifact, which is a row of its server's database."""
 
 
 def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
@@ -41,7 +55,7 @@ def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
-    """Publish the metrics of a run as a table, and a link to it in MLflow."""
+    """Publish a run: metrics and classes as tables, its model card, and a link to it in MLflow."""
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith("system/")}
     create_table_artifact(
@@ -49,8 +63,39 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
-    create_link_artifact(
-        link=mlflow_ui(storage.tracking) + tracking.run_location(storage, run), link_text="MLflow run", key=f"{key}-run"
+    page = mlflow_ui(storage.tracking) + tracking.run_location(storage, run)
+    create_link_artifact(link=page, link_text="MLflow run", key=f"{key}-run")
+    # Runs of before there were model cards are found and not trained again.
+    if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
+        classes = json.loads(table)
+        create_table_artifact(
+            table=[dict(zip(classes["columns"], row, strict=True)) for row in classes["data"]],
+            key=f"{key}-classes",
+            description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
+        )
+    if (card := tracking.read_artifact(storage, run, MODEL_CARD_FILE)) is not None:
+        create_markdown_artifact(
+            f"{card.decode()}\n{_pictures(run, storage, page)}",
+            key=f"{key}-model-card",
+            description=f"MLflow run {run.run_id}",
+        )
+
+
+def _pictures(run: RunRef, storage: Storage, page: str) -> str:
+    """Return the figures of a run as Markdown, as far as there is room, and where all of them are.
+
+    In the text itself, as data: an image artifact is no more than a URL, and MLflow may be a database that nobody
+    serves, or a server that this process reaches and the reader's browser does not. Last, so that a UI that shows no
+    such picture still shows everything else.
+    """
+    shown, left = ["## Figures"], MAX_PICTURE_BYTES
+    for name in (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE):
+        content = tracking.read_artifact(storage, run, name)
+        if content is not None and len(content) <= left:
+            left -= len(content)
+            shown.append(f"![{name}](data:image/png;base64,{base64.b64encode(content).decode()})")
+    return "\n\n".join(
+        [*shown, f"All figures, tables and event files are among the artifacts of [the MLflow run]({page})."]
     )
 
 

@@ -22,17 +22,18 @@ from tasks.storage import Storage
 from tasks.train.checkpoint import Checkpoints, check_fits, restore, restore_progress
 from tasks.train.device import choose_device
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.evaluate import Evaluation, evaluate
+from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.features import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
 from tasks.train.loop import fit
 from tasks.train.model import build_classifier, weights_digest
+from tasks.train.model_card import TrainingFacts
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.report import log_evaluation
+from tasks.train.report import log_report
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 
 logger = logging.getLogger("lakevision.train")
@@ -221,12 +222,12 @@ class Training:
             )  # fmt: skip
         self._num_sent = len(self.progress.history)
 
-    def _test(self, setting: Setting) -> Evaluation:
+    def _test(self, setting: Setting) -> DetailedEvaluation:
         """Evaluate what will serve: the whole network on pictures, in the form and precision of inference."""
         setting.classifier.precision = None
         network = fold_batch_norm(setting.classifier)
         pictures = setting.pictures(TEST, BATCH)
-        return evaluate(network, pictures, len(setting.manifest.classes), setting.device, self._reducer)
+        return evaluate_in_detail(network, pictures, len(setting.manifest.classes), setting.device, self._reducer)
 
     def _config(self, setting: Setting) -> dict[str, Any]:
         manifest = setting.manifest
@@ -246,7 +247,7 @@ class Training:
             "precision": str(setting.precision or torch.float32).removeprefix("torch."),
         }
 
-    def _log_results(self, run: tracking.TrackedRun, setting: Setting, test: Evaluation) -> None:
+    def _log_results(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> None:
         manifest, progress = setting.manifest, self.progress
         best = progress.history[progress.stopping.best_epoch]
         run.log_metrics(
@@ -260,10 +261,23 @@ class Training:
                 "test_loss": test.loss,
                 "test_top5_accuracy": test.top5_accuracy,
                 "test_macro_f1": test.macro_f1,
+                "test_calibration_error": test.calibration.error,
             },
             step=best.epoch,
         )
-        log_evaluation(run, test, manifest.classes)
+        facts = TrainingFacts(
+            train=self._train,
+            distributed=self._distributed,
+            cache=self._cache,
+            manifest=manifest,
+            weights_digest=weights_digest(self._train.weights),
+            num_ranks=self._reducer.num_ranks,
+            device=str(setting.device),
+            history=progress.history,
+            best_epoch=best.epoch,
+            test=test,
+        )
+        log_report(run, facts, self._storage)
         with TemporaryDirectory() as scratch:
             state = setting.classifier.state_dict()
             save_classifier(Path(scratch), self._train.model, state, manifest.classes, manifest.image_size)

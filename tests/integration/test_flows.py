@@ -1,13 +1,21 @@
 """Flows as plain Python calls, under Prefect's test harness."""
 
+import base64
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
 from flows.etl import etl
+from tasks import tracking
 from tasks.config import EtlConfig, EtlRun, StorageConfig
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
+from tasks.refs import RunRef
+from tasks.train.task import MAX_PICTURE_BYTES, publish_run
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +85,29 @@ def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, stora
             time.sleep(0.5)
     assert any("60 files in" in line for line in wanted)
     assert any("worker: read" in line for line in wanted)
+
+
+def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
+    """With figures in the text as far as there is room, and a link to the run that has all."""
+    card, small, large = "# a card", b"\x89PNG small", b"\x89PNG" + bytes(MAX_PICTURE_BYTES)
+    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
+        tracked.log_metrics({"test_accuracy": 0.5}, step=0)
+        tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
+        tracked.log_text(card, "model_card.md")
+        Path(scratch, "test_calibration.png").write_bytes(small)
+        Path(scratch, "test_mistakes.png").write_bytes(large)
+        tracked.log_folder(Path(scratch), "")
+        run = RunRef(run_id=tracked.run_id)
+
+    publish_run(run, storage, "shown")
+
+    keys = ["shown-metrics", "shown-run", "shown-classes", "shown-model-card"]
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"key": {"any_": keys}}))
+    data = {artifact.key: str(artifact.data) for artifact in found}
+    assert data.keys() == set(keys)
+    assert json.loads(data["shown-classes"]) == [{"class": "ant", "recall": 1.0}, {"class": "bee", "recall": 0.5}]
+    assert data["shown-model-card"].startswith(card)
+    assert base64.b64encode(small).decode() in data["shown-model-card"]
+    assert base64.b64encode(large[:90]).decode() not in data["shown-model-card"]
+    assert f"/runs/{run.run_id})" in data["shown-model-card"]

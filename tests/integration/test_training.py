@@ -1,5 +1,6 @@
 """Training in processes of their own: one, two, killed, resumed, refused."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import mlflow
 import psutil
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
@@ -24,7 +26,7 @@ from tasks.etl.decode import decode_pixels
 from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.evaluate import evaluate
+from tasks.train.evaluate import evaluate, evaluate_in_detail
 from tasks.train.reduce import SingleProcess
 from tasks.train.run import train_model
 from tests.caches import write_cache
@@ -79,6 +81,13 @@ def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tens
     return torch.load(file, weights_only=True)
 
 
+def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:
+    """Return the steps of the training loss as TensorBoard shows them."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    events = EventAccumulator(client.download_artifacts(run.run_id, "tensorboard", str(folder))).Reload()
+    return [event.step for event in events.Scalars("loss/train")]
+
+
 def rank_processes(storage: Storage) -> list[psutil.Process]:
     """Return the rank processes that write below this storage's home."""
     found = []
@@ -110,6 +119,38 @@ def test_a_training_is_tracked_whole_and_not_repeated(cache, storage, tmp_path):
     again = evaluate(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_training_leaves_a_report_that_is_true_of_its_model(cache, storage, tmp_path, num_ranks):
+    """Figures, tables, event file and card are in the run; one process measures what many ranks logged."""
+    run = train(cache, storage, num_ranks)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    names = {file.path for file in client.list_artifacts(run.run_id)}
+    assert {
+        "test_confusion.png",
+        "test_calibration.png",
+        "learning_curves.png",
+        "test_classes.json",
+        "model_card.md",
+    } <= names
+    (events,) = client.list_artifacts(run.run_id, "tensorboard")
+    assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
+
+    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
+    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
+    alone = evaluate_in_detail(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    metrics = tracking.run_metrics(storage, run)
+    assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
+    assert alone.mistakes, "two epochs are too few to be right everywhere"
+    table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
+    mistakes = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [mistake["row"] for mistake in mistakes] == [mistake.row for mistake in alone.mistakes]
+    assert [mistake["loss"] for mistake in mistakes] == pytest.approx([m.loss for m in alone.mistakes], rel=1e-3)
+    card = tracking.read_artifact(storage, run, "model_card.md").decode()
+    assert f"| MLflow run | `{run.run_id}` |" in card
+    assert f"| calibration error |  | {metrics['test_calibration_error']:.4f} |" in card
+    assert ("flows.train_distributed" in card) == (num_ranks is not None)
 
 
 def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(cache, storage):
@@ -162,6 +203,7 @@ def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights
     assert events[0]["epoch"] > 2
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+    assert epochs_in_event_file(run, storage, tmp_path) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])

@@ -64,6 +64,7 @@ before = dict(os.environ)
 for name in {LOADED_BY_RANKS_AND_EXECUTORS!r}:
     importlib.import_module(name)
 prefect = sorted(name for name in sys.modules if name.split(".")[0] == "prefect")
+drawing = sorted({{name.split(".")[0] for name in sys.modules}} & {{"matplotlib", "tensorboard"}})
 for name in {names!r}:
     importlib.import_module(name)
 import mlflow, psutil
@@ -71,6 +72,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 print(json.dumps({{
     "prefect": prefect,
+    "drawing": drawing,
     "imported": sorted(sys.modules),
     "spark_context": SparkContext._active_spark_context is not None,
     "spark_session": SparkSession.getActiveSession() is not None,
@@ -88,6 +90,11 @@ print(json.dumps({{
 def test_ranks_and_executors_do_not_load_prefect(imported: dict[str, Any]) -> None:
     """What a rank or a Spark worker imports brings no Prefect with it, which would cost seconds and a server."""
     assert imported["prefect"] == []
+
+
+def test_ranks_and_executors_do_not_load_what_draws(imported: dict[str, Any]) -> None:
+    """One rank draws, once, at the end: none pays for matplotlib and TensorBoard at its start."""
+    assert imported["drawing"] == []
 
 
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
-from tasks.train.evaluate import Loader, evaluate
+from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.train.features import backbone_digest, ends_in_head, feature_loader, materialize_features
 from tasks.train.model import Classifier, build_classifier
 from tasks.train.precision import computes_bf16
@@ -245,3 +245,17 @@ def test_network_that_changes_its_head_s_output_does_not_end_in_it() -> None:
 
     assert ends_in_head(plain, pictures)
     assert not ends_in_head(changing, pictures)
+
+
+def test_mistakes_are_the_same_rows_with_and_without_features(
+    cache: CacheRef, classifier: Classifier, tmp_path: Path
+) -> None:
+    """A batch of features knows its rows, from which the pictures are found again."""
+    url, features = materialize(cache, classifier, tmp_path)
+    loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
+    slow = evaluate_in_detail(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
+    fast = evaluate_in_detail(classifier.head, loader, 3, CPU, SingleProcess())
+
+    assert len(fast.mistakes) == 9 - int(slow.confusion_KK.diagonal().sum()) > 0
+    assert {mistake.row for mistake in fast.mistakes} == {mistake.row for mistake in slow.mistakes}
+    assert fast.calibration.error == pytest.approx(slow.calibration.error, rel=1e-3)

@@ -11,7 +11,7 @@ from tasks.cache.manifest import CacheManifest, open_cache
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import FILES_ARROW
 from tasks.storage import Storage
-from tasks.train.name_pictures import NUM_NAMED, name_pictures
+from tasks.train.name_pictures import NUM_NAMED, name_pictures, picture_files
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -57,3 +57,14 @@ def test_without_the_tables_rows_are_named(manifest: CacheManifest, storage: Sto
     """A version that is gone, or a table that only Spark can read."""
     gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
     assert name_pictures(gone, "train", [3, 1], storage) == "rows 3, 1 of the split 'train' in the cache"
+
+
+def test_for_a_table_every_row_has_its_file(manifest: CacheManifest, storage: Storage) -> None:
+    """None is left out, however many they are; without the tables there are no names."""
+    files = picture_files(manifest, "train", list(range(12)), storage)
+    assert files is not None
+    assert files[:2] == ["cat/a copy.jpg", "cat/e.jpg"]
+    assert files[11] == "o"
+    assert len(files) == 12
+    gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
+    assert picture_files(gone, "train", [3], storage) is None

@@ -1,5 +1,6 @@
-"""The class table and the confusion matrix, with numbers worked out by hand."""
+"""The class table, with numbers worked out by hand, and what the report of a training consists of."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,20 +8,30 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from tasks.refs import CacheRef
+from tasks.storage import Storage
 from tasks.train.evaluate import Evaluation
-from tasks.train.report import class_table, draw_confusion, log_evaluation
+from tasks.train.report import class_table, log_report
+from tests.unit.conftest import noise
+from tests.unit.train.finished import CONFUSION, evaluation_of, facts_of
 
 CLASSES = ("ant", "bee", "cat")
-CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
-"""No picture is called a cat."""
+
+# petastorm leaves its Parquet files to the reference count to close.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class RecordingRun:
     """Takes in what a run would log."""
 
+    run_id = "run"
+    code_version = "abc"
+
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, list[Any]]] = {}
         self.figures: dict[str, Figure] = {}
+        self.texts: dict[str, str] = {}
+        self.folders: dict[str, list[str]] = {}
 
     def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
         """Keep the table."""
@@ -29,6 +40,20 @@ class RecordingRun:
     def log_figure(self, figure: Figure, name: str) -> None:
         """Keep the figure."""
         self.figures[name] = figure
+
+    def log_text(self, text: str, name: str) -> None:
+        """Keep the text."""
+        self.texts[name] = text
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Keep the names of the files."""
+        self.folders[name] = [path.name for path in folder.iterdir()]
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
+    """A cache of noise, with 12 rows of the split test."""
+    return make_cache({"train": 9, "val": 3, "test": 12})
 
 
 def test_class_table_has_precision_recall_and_f1() -> None:
@@ -56,23 +81,40 @@ def test_perfect_classifier_has_ones_everywhere() -> None:
     assert table["precision"] == table["recall"] == table["f1"] == [1.0, 1.0, 1.0]
 
 
-def test_confusion_matrix_is_drawn_as_shares_of_the_true_class(tmp_path: Path) -> None:
-    """The figure names the classes on both axes, and its cells are shares of the row."""
-    figure = draw_confusion(CONFUSION, CLASSES)
-
-    axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == list(CLASSES)
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(CLASSES)
-    assert axes.images[0].get_array()[0].tolist() == [0.75, 0.25, 0.0]
-    figure.savefig(tmp_path / "confusion.png", dpi=40)
-    assert (tmp_path / "confusion.png").stat().st_size > 0
-
-
-def test_table_and_matrix_of_the_split_test_are_logged() -> None:
-    """Each once, by the names under which the README shows them."""
+def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
+    """By the names under which the README shows them."""
     run = RecordingRun()
 
-    log_evaluation(run, Evaluation(0.5, CONFUSION, 1.0), CLASSES)  # type: ignore[arg-type]
+    log_report(run, facts_of(cache), storage)  # type: ignore[arg-type]
 
-    assert run.tables["test_classes.json"]["class"] == list(CLASSES)
-    assert list(run.figures) == ["test_confusion.png"]
+    assert run.tables.keys() == {"test_classes.json", "test_mistakes.json"}
+    assert run.figures.keys() == {
+        "test_confusion.png",
+        "test_calibration.png",
+        "learning_curves.png",
+        "test_mistakes.png",
+    }
+    assert run.folders == {"tensorboard": ["events.out.tfevents.run"]}
+    assert "| cat | 3 | 2 |" in run.texts["model_card.md"]
+
+
+def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storage) -> None:
+    """Rows 5 and 0 of the split test, whatever the batches held; no table names their files, so the rows are named."""
+    run = RecordingRun()
+
+    log_report(run, facts_of(cache), storage)  # type: ignore[arg-type]
+
+    shown = [axes for axes in run.figures["test_mistakes.png"].axes if axes.images]
+    assert [axes.images[0].get_array().tolist() for axes in shown] == [noise(row, 16).tolist() for row in (5, 0)]
+    assert run.tables["test_mistakes.json"]["picture"] == ["row 5", "row 0"]
+
+
+def test_without_mistakes_there_is_no_gallery(cache: CacheRef, storage: Storage) -> None:
+    """And everything else is there."""
+    run = RecordingRun()
+
+    log_report(run, facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 4, 4])), ())), storage)  # type: ignore[arg-type]
+
+    assert run.tables.keys() == {"test_classes.json"}
+    assert "test_mistakes.png" not in run.figures
+    assert "test_confusion.png" in run.figures

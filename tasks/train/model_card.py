@@ -1,0 +1,250 @@
+"""The model card: what a model is, what it was trained on, how good it is and where not, and how to make it again.
+
+Its chapters are those of Mitchell et al., "Model Cards for Model Reporting" (2019), arXiv:1810.03993. Everything in it
+is read off the training: what the numbers do not say is not said.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from pydantic import BaseModel
+
+from tasks.cache.manifest import CacheManifest
+from tasks.config import CacheConfig, DistributedConfig, TrainConfig
+from tasks.refs import CacheRef
+from tasks.train.calibration import NUM_BINS
+from tasks.train.evaluate import DetailedEvaluation
+from tasks.train.progress import EpochMetrics
+
+NUM_WEAKEST = 5
+NUM_CONFUSIONS = 5
+NUM_LISTED_CLASSES = 30
+
+FEW_PICTURES = 10
+"""With fewer test pictures than this, one of them moves a class's recall by more than ten points."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """A finished training: what it was given, and what it gave."""
+
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache: CacheRef
+    manifest: CacheManifest
+    weights_digest: str
+    num_ranks: int
+    device: str
+    history: Sequence[EpochMetrics]
+    best_epoch: int
+    test: DetailedEvaluation
+
+
+def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None) -> str:
+    """Return the model card in Markdown.
+
+    Args:
+        facts: The training.
+        train_counts: Pictures of the split `train` by class.
+        run_id: The MLflow run.
+        code_version: The commit of the code, where it is known.
+    """
+    chapters = [
+        f"# {_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
+        _results(facts),
+        _weakest(facts, train_counts),
+        _limits(facts, train_counts),
+        _data(facts),
+        _training(facts),
+        _repeat(facts, run_id, code_version),
+    ]
+    return "\n\n".join(chapters) + "\n"
+
+
+def wilson_interval(hits: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (0-1) that was measured on `total` pictures: Wilson 1927, z = 1.96."""
+    z = 1.96
+    share, spread = hits / total, z * z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * (share * (1 - share) / total + spread / (4 * total)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _results(facts: TrainingFacts) -> str:
+    test, best = facts.test, facts.history[facts.best_epoch]
+    rows = []
+    for field in fields(EpochMetrics):
+        metric = field.name.removeprefix("val_")
+        if metric != field.name and hasattr(test, metric):
+            rows.append([metric.replace("_", " "), f"{getattr(best, field.name):.4f}", f"{getattr(test, metric):.4f}"])
+    rows.append(["calibration error", "", f"{test.calibration.error:.4f}"])
+    total = int(test.confusion_KK.sum())
+    if not total:
+        return "## Results\n\nThe split `test` has no pictures: nothing was measured."
+    low, high = wilson_interval(int(test.confusion_KK.diagonal().sum()), total)
+    sure, accuracy = test.calibration.mean_confidence, test.accuracy
+    verdict = "too sure of itself" if sure > accuracy else "not sure enough of itself"
+    return "\n\n".join(
+        [
+            "## Results",
+            _table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
+            f"On {total} test pictures the accuracy is {accuracy:.4f}; its 95 % interval (Wilson) goes from {low:.4f} "
+            f"to {high:.4f}. The model gives its predictions a probability of {sure:.4f} on average: it is {verdict} "
+            f"by {abs(sure - accuracy):.4f}. The calibration error is the expected one over {NUM_BINS} bins (Guo et "
+            "al. 2017).",
+        ]
+    )
+
+
+def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
+    confusion_KK, classes = facts.test.confusion_KK, facts.manifest.classes
+    true, predicted, hits = confusion_KK.sum(dim=1), confusion_KK.sum(dim=0), confusion_KK.diagonal()
+    f1 = facts.test.class_f1
+    weak = [index for index in f1.argsort(stable=True).tolist() if true[index] > 0 and f1[index] < 1][:NUM_WEAKEST]
+    if not weak:
+        return "## Weakest classes\n\nNo test picture was classified wrongly."
+    rows = [
+        [
+            _text(classes[index]),
+            str(train_counts[index]),
+            str(int(true[index])),
+            f"{int(hits[index]) / max(1, int(predicted[index])):.4f}",
+            f"{int(hits[index]) / int(true[index]):.4f}",
+            f"{float(f1[index]):.4f}",
+        ]
+        for index in weak
+    ]
+    wrong_KK = confusion_KK - torch.diag(hits)
+    cells = wrong_KK.flatten().argsort(descending=True, stable=True)[:NUM_CONFUSIONS].tolist()
+    pairs = [divmod(cell, len(classes)) for cell in cells]
+    confusions = [
+        f"- {_text(classes[is_one])} taken for {_text(classes[taken])}: "
+        f"{int(wrong_KK[is_one, taken])} of {int(true[is_one])}"
+        for is_one, taken in pairs
+        if wrong_KK[is_one, taken] > 0
+    ]
+    return "\n\n".join(
+        [
+            "## Weakest classes",
+            _table(["class", "train pictures", "test pictures", "precision", "recall", "F1"], rows),
+            "The most frequent confusions:",
+            "\n".join(confusions),
+        ]
+    )
+
+
+def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
+    classes, size = facts.manifest.classes, facts.manifest.image_size
+    listed = ", ".join(map(_text, classes[:NUM_LISTED_CLASSES]))
+    if len(classes) > NUM_LISTED_CLASSES:
+        listed += f" and {len(classes) - NUM_LISTED_CLASSES} more"
+    fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
+    points = [
+        f"It tells these classes apart: {listed}. Every picture gets one of them, also one that shows none.",
+        f"Every picture is scaled to fit {size} x {size} pixels before the model sees it.",
+        "It was measured on pictures from the source it was trained on; of pictures from elsewhere nothing is known.",
+        f"The class with the fewest training pictures is {_text(classes[fewest])} ({train_counts[fewest]}), the one "
+        f"with the most is {_text(classes[most])} ({train_counts[most]}).",
+    ]
+    counts = facts.test.confusion_KK.sum(dim=1).tolist()
+    few = [f"{_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_PICTURES]
+    if few:
+        shown = ", ".join(few[:NUM_LISTED_CLASSES])
+        more = f" and {len(few) - NUM_LISTED_CLASSES} more" if len(few) > NUM_LISTED_CLASSES else ""
+        points.append(
+            f"Classes with fewer than {FEW_PICTURES} test pictures, whose figures therefore say little: {shown}{more}."
+        )
+    return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
+
+
+def _data(facts: TrainingFacts) -> str:
+    manifest = facts.manifest
+    rows = [
+        ["table", _code(manifest.table.path)],
+        ["version", str(manifest.table.version)],
+        ["content digest", _code(manifest.content_digest)],
+        ["cache digest", _code(facts.cache.digest)],
+        *([f"pictures of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
+    ]
+    return "## Data\n\n" + _table(["what", "value"], rows)
+
+
+def _training(facts: TrainingFacts) -> str:
+    train, best = facts.train, facts.history[facts.best_epoch]
+    trained = "the new head alone, on a frozen backbone" if train.freeze_backbone else "the whole network"
+    rows = [
+        ["model", _code(train.model)],
+        ["weights it began with", _code(train.weights)],
+        ["their sha256", _code(facts.weights_digest)] if facts.weights_digest != train.weights else [],
+        ["trained", trained],
+        ["processes", f"{facts.num_ranks}, on {facts.device}"],
+        ["epochs", f"{len(facts.history)} of at most {train.max_epochs}"],
+        ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
+    ]
+    settings = [
+        [_code(f"{stage}.{name}"), _code(value), _code(default)] for stage, name, value, default in _chosen(facts)
+    ]
+    chosen = _table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
+    return "\n\n".join(["## Training", _table(["what", "value"], [row for row in rows if row]), chosen])
+
+
+def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
+    flow = "train" if facts.distributed is None else "train_distributed"
+    options = [
+        option
+        for stage, name, value, _default in _chosen(facts)
+        for option in (f"--{stage}.{name}", str(value) if isinstance(value, str | None) else json.dumps(value))
+    ]
+    command = ["python", "-m", f"flows.{flow}", "--table_version", str(facts.manifest.table.version), *options]
+    rows = [
+        ["MLflow run", _code(run_id)],
+        ["code version", _code(code_version) if code_version else "not known: no git checkout, and no image that says"],
+    ]
+    return "\n\n".join(
+        [
+            "## To repeat it",
+            _table(["what", "value"], rows),
+            "With this code and the storage that has the table (`--storage.home`, or as it was configured):",
+            f"```sh\n{shlex.join(command)}\n```",
+            "The run's `config.json` has every setting, its parameters the versions of the packages. The same settings "
+            "on the same data are not trained twice: the flow finds this run, as long as nobody deletes it.",
+        ]
+    )
+
+
+def _chosen(facts: TrainingFacts) -> list[tuple[str, str, object, object]]:
+    """Return the settings that are not the defaults: stage, name, value, default."""
+    stages: list[tuple[str, dict[str, object], BaseModel]] = [
+        # How long a cache is kept, say, changes no training.
+        ("cache", dict(facts.manifest.settings.decisive()), CacheConfig()),
+        ("train", facts.train.model_dump(mode="json"), TrainConfig()),
+    ]
+    if facts.distributed is not None:
+        stages.append(("distributed", facts.distributed.model_dump(mode="json"), DistributedConfig()))
+    return [
+        (stage, name, value, default)
+        for stage, settings, defaults in stages
+        for name, value in sorted(settings.items())
+        if value != (default := defaults.model_dump(mode="json")[name])
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(name: object) -> str:
+    """Return a name from outside as Markdown text that shows it and does nothing else."""
+    # An underscore within a word is none of Markdown's: MLflow shows the card as it is written, to be read so.
+    marks = r"[\\`*{}\[\]<>|#~$&]|(?<![^\W_])_|_(?![^\W_])"
+    return re.sub(marks, r"\\\g<0>", " ".join(str(name).split()))
+
+
+def _code(value: object) -> str:
+    """Return a value as code within a table."""
+    return f"`{str(value).replace('`', '').replace('|', '/')}`"
