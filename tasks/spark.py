@@ -210,9 +210,6 @@ def _forget_dead_jvm() -> None:
     logger.warning("the JVM of Spark ended by itself (status %d): the next session starts another", gateway.proc.poll())
     gateway.close()
     _forget_gateway()
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    SparkSession._activeSession = None
 
 
 def _stop_jvm() -> None:
@@ -235,6 +232,10 @@ def _stop_jvm() -> None:
 def _forget_gateway() -> None:
     SparkContext._gateway = None
     SparkContext._jvm = None
+    # Killed while a session began, pyspark keeps half of it, which every later one would take for its own.
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
     _remove_scratch()
 
 

@@ -59,7 +59,7 @@ def test_a_session_after_a_killed_jvm_is_a_new_one(storage):
     assert SparkContext._gateway is None
 
 
-@pytest.mark.parametrize("seconds", [2.0, 5.0, 8.0])
+@pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 5.0, 8.0])
 def test_etl_whose_jvm_was_killed_ends_like_an_undisturbed_one(pictures, storage, tmp_path: Path, seconds):
     """Killed at several moments, between start and the second commit."""
     source = pictures(per_class=40)
