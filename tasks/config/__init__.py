@@ -20,34 +20,58 @@ from tasks.config.runs import (
     PipelineConfig,
     PredictRun,
     PromoteRun,
+    RepeatRun,
     TrainDistributedRun,
     TrainRun,
+)
+from tasks.config.sanity import (
+    GradientConfig,
+    GradientRun,
+    OverfitConfig,
+    OverfitRun,
 )
 from tasks.config.storage import (
     Settings,
     SparkConfig,
     StorageConfig,
 )
+from tasks.config.tune import (
+    Choices,
+    Range,
+    TrialRun,
+    TuneConfig,
+    TuneRun,
+)
 
 __all__ = [
     "BUILTIN_DIGITS",
     "CacheConfig",
     "CacheRun",
+    "Choices",
     "DistributedConfig",
     "EtlConfig",
     "EtlRun",
+    "GradientConfig",
+    "GradientRun",
     "LabelConfig",
     "MaintainConfig",
     "MaintainRun",
+    "OverfitConfig",
+    "OverfitRun",
     "PipelineConfig",
     "PredictConfig",
     "PredictRun",
     "PromoteConfig",
     "PromoteRun",
+    "Range",
+    "RepeatRun",
     "Settings",
     "SparkConfig",
     "StorageConfig",
     "TrainConfig",
     "TrainDistributedRun",
     "TrainRun",
+    "TrialRun",
+    "TuneConfig",
+    "TuneRun",
 ]

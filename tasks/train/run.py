@@ -38,7 +38,9 @@ from tasks.train.schedule import learning_rate
 logger = logging.getLogger("lakevision.train")
 
 
-def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None) -> str:
+def run_key(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
+) -> str:
     """Name a training by everything that decides its result, so that the same one is not trained twice."""
     decisive = {
         "cache": cache.digest,
@@ -48,6 +50,8 @@ def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig 
         if distributed is None
         else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),
     }
+    if repetition is not None:
+        decisive["repetition"] = repetition
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -93,6 +97,7 @@ def train_model(
     reducer: Reducer | None = None,
     tags: dict[str, str] | None = None,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
+    repetition: str | None = None,
 ) -> RunRef:
     """Train, evaluate the best weights on the split `test`, and log it all to MLflow.
 
@@ -107,13 +112,14 @@ def train_model(
         reducer: The other ranks; None for a single process.
         tags: Tags of the MLflow run.
         on_epoch: Called on rank 0 after each epoch.
+        repetition: Names a repetition, which is trained although the same was trained before.
 
     Raises:
         WrongInput: Weights, model or device that cannot be.
         CacheDamaged: The cache is not what it was.
     """
     reducer = reducer or SingleProcess()
-    key = run_key(train, cache, distributed)
+    key = run_key(train, cache, distributed, repetition)
     folder = storage.checkpoints / key
     if reducer.rank != 0:
         return _train_rank(train, cache, storage, distributed, reducer, key, folder, None, tags or {}, on_epoch)
@@ -199,7 +205,8 @@ def _train_rank(
     config = {
         "train": train.model_dump(),
         "distributed": None if distributed is None else distributed.model_dump(),
-        "cache": {"url": cache.url, "digest": cache.digest, "image_size": manifest.image_size},
+        "cache": {"url": cache.url, "digest": cache.digest, "image_size": manifest.image_size}
+        | {"settings": manifest.settings.decisive()},
         "data": {
             "table": manifest.table.path,
             "version": manifest.table.version,
