@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from types import NoneType
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tasks.config.model import TrainConfig
 from tasks.config.runs import TrainRun
@@ -56,17 +56,29 @@ class Choices(Settings):
         return self
 
 
-Space = Range | Choices
+def _kind(given: object) -> str:
+    names = given if isinstance(given, Mapping) else getattr(type(given), "model_fields", {})
+    return "choices" if "choices" in names else "range"
+
+
+# Told apart by the name `choices`, so that what is said of a wrong one is said of that one alone.
+Space = Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_kind)]
 """What one setting may become."""
+
+DEFAULT_SEARCH: dict[str, Space] = {
+    "learning_rate": Range(low=1e-4, high=1e-1, log=True),
+    "batch_size": Choices(choices=[16, 32, 64]),
+}
 
 
 class TuneConfig(Settings):
     """A search for the best settings of a training."""
 
+    # Empty and not filled in: options of the command line are laid over a default, and a default cannot be taken out.
     search: dict[str, Space] = Field(
-        {"learning_rate": Range(low=1e-4, high=1e-1, log=True), "batch_size": Choices(choices=[16, 32, 64])},
-        min_length=1,
-        description="Settings of `train` by name, and what each may become: {low, high, log} or {choices}",
+        default_factory=dict,
+        description="Settings of `train` by name, and what each may become: {low, high, log} or {choices}; empty: "
+        "learning_rate from 0.0001 to 0.1, and batch_size 16, 32 or 64",
     )
     num_trials: int = Field(20, ge=1, le=100_000, description="Trainings to try, those of earlier runs among them")
     parallel: int = Field(1, ge=1, le=1024, description="Trials at once")
@@ -98,13 +110,19 @@ class TuneConfig(Settings):
     )
     run_timeout_seconds: int = Field(86_400, ge=1, description="How long a submitted trial may take, in seconds")
 
+    @property
+    def space(self) -> dict[str, Space]:
+        """What is searched."""
+        return self.search or DEFAULT_SEARCH
+
     def trial_epochs(self, train: TrainConfig) -> int:
         """Return the upper bound of a trial's epochs."""
         return self.max_epochs or train.max_epochs
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide what is tried and how trials are judged; the others may change on the way."""
-        return self.model_dump(include={"search", "min_epochs", "reduction_factor", "seed"})
+        space = {name: space.model_dump() for name, space in self.space.items()}
+        return {"search": space} | self.model_dump(include={"min_epochs", "reduction_factor", "seed"})
 
 
 def number_type(name: str) -> type[int] | type[float] | None:
@@ -163,9 +181,9 @@ class TuneRun(TrainRun):
 
     @model_validator(mode="after")
     def _search_what_can_be_trained(self) -> Self:
-        for name, space in self.tune.search.items():
+        for name, space in self.tune.space.items():
             _check_setting(name, space)
-        for values in islice(corners(self.tune.search), MOST_CORNERS):
+        for values in islice(corners(self.tune.space), MOST_CORNERS):
             try:
                 with_values(self.train, values)
             except ValidationError as error:

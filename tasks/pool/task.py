@@ -135,16 +135,22 @@ class SubmittedRun:
         self._what = what
         self._waiting_since = time.monotonic()
         self._started: float | None = None
+        self._asked = -POLL_SECONDS
         self._said_no_worker = self._said_busy = self._final = False
 
     def ended(self) -> bool:
         """Say whether the run has completed; say early when no worker takes it, and give up after the timeouts.
+
+        However often this is called, the server is asked every POLL_SECONDS.
 
         Raises:
             WrongInput: No worker took it within `submit_timeout_seconds`, its own input was wrong, or it was cancelled.
             TimeoutError: It took longer than `run_timeout_seconds`.
             RuntimeError: It failed or crashed.
         """
+        if time.monotonic() - self._asked < POLL_SECONDS:
+            return False
+        self._asked = time.monotonic()
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(self._id)
         state = run.state

@@ -47,7 +47,7 @@ def check_search(config: TuneRun) -> None:
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.search), MOST_CORNERS)]
+    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
     # Networks are built once each, whatever else of them is searched.
     for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
         check_training(train, config.cache)

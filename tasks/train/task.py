@@ -100,6 +100,6 @@ def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> Repe
     rows = [pair.model_dump() | {"agrees": pair.agrees} for pair in report.metrics]
     weights = "equal" if report.weights_equal else "not equal"
     about = f"MLflow run {report.run_id} repeats {report.repeat_of}; the weights are {weights}"
-    create_table_artifact(table=rows, key="repeat-metrics", description="; ".join([about, *report.differences]))
+    create_table_artifact(table=rows, key="repeat-comparison", description="; ".join([about, *report.differences]))
     publish_run(RunRef(run_id=report.run_id), storage, "repeat")
     return report

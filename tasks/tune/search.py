@@ -18,7 +18,7 @@ from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.space import distributions, study_name, trial_config
-from tasks.tune.study import have_study, next_trial, open_study, redo_lost_trials, trial_rows
+from tasks.tune.study import counted_trials, have_study, next_trial, open_study, redo_lost_trials, trial_rows
 from tasks.tune.trial import fail_trial, run_trial
 
 logger = logging.getLogger("lakevision.tune")
@@ -114,7 +114,7 @@ def run_trials(
     Raises:
         WrongInput: A trial's input cannot be; what runs is ended.
     """
-    space = distributions(tune.search)
+    space = distributions(tune.space)
     deadline = None if tune.timeout_seconds is None else time.monotonic() + tune.timeout_seconds
     running: dict[int, RunningTrial] = {}
     try:
@@ -168,14 +168,16 @@ def search_parameters(
         tags: Tags of the MLflow runs.
 
     Raises:
-        WrongInput: A trial's input cannot be, or no trial came to its end.
+        WrongInput: A trial's input cannot be.
+        RuntimeError: No trial came to its end.
     """
     name = study_name(train, tune, cache)
     with have_study(storage, name):
         study = open_study(storage, name, train, tune, create=True)
         if lost := redo_lost_trials(study):
             logger.info("%d trials of an earlier run ended without a value: they are done again", lost)
-        about = {"train": train.model_dump(), "tune": tune.decisive(), "cache": {"digest": cache.digest}}
+        fixed = train.model_dump(exclude=set(tune.space))
+        about = {"train": fixed, "tune": tune.decisive(), "cache": {"digest": cache.digest}}
         with tracking.parent_run(storage, f"tune-{train.model}", f"study-{name}", about, tags) as parent:
 
             def start_trial(number: int, values: dict[str, Any]) -> RunningTrial:
@@ -186,8 +188,10 @@ def search_parameters(
 
             run_trials(study, tune, start_trial)
             best = _best_trial(study)
-            parent.log_search(trial_rows(study), best.number, best.params, float(best.value or 0.0), train.monitor)
-    logger.info("the best of %d trials is %d: %s %.4f", len(study.trials), best.number, train.monitor, best.value)
+            assert best.value is not None, "it came to its end"
+            parent.log_search(trial_rows(study), best.number, best.params, best.value, train.monitor)
+            num_trials = len(counted_trials(study))
+    logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, train.monitor, best.value)
     return SearchResult(with_values(train, best.params), trial_rows(study), parent.run_id)
 
 

@@ -42,6 +42,6 @@ def study_name(train: TrainConfig, tune: TuneConfig, cache: CacheRef) -> str:
     is given more of them goes on.
     """
     # All that decides a training is in its key; where settings are searched, any value of theirs stands for all.
-    key = run_key(trial_config(train, tune, next(corners(tune.search))), cache, None)
+    key = run_key(trial_config(train, tune, next(corners(tune.space))), cache, None)
     decisive = {"training": key, "tune": tune.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

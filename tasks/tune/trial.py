@@ -92,8 +92,7 @@ def run_trial(
         return TrialReport(number=number, state="complete", value=value, run_id=run.run_id)
     except Pruned:
         run_id = tracking.mark_pruned(spec.storage, spec.key)
-        # Whoever trains the same in full begins anew, in a run of its own.
-        (spec.storage.checkpoints / spec.key / "last.pt").unlink(missing_ok=True)
+        _remove_checkpoint(spec)
         trial.set_user_attr(RUN_ID, run_id)
         told = study.tell(number, state=TrialState.PRUNED)
         logger.info("trial %d is pruned at %s %s", number, spec.train.monitor, told.value)
@@ -104,11 +103,17 @@ def run_trial(
         # Optuna takes a pruned trial for as good as its last value: no number is the worst.
         trial.report(math.nan, spec.train.max_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
+        _remove_checkpoint(spec)
         return TrialReport(number=number, state="pruned", value=None, run_id=None)
     except BaseException as error:
         if not isinstance(error, UpdateFinishedTrialError):
             fail_trial(study, number, f"{type(error).__name__}: {error}")
         raise
+
+
+def _remove_checkpoint(spec: RankSpec) -> None:
+    """Let whoever trains the same in full begin anew, in a run of its own."""
+    (spec.storage.checkpoints / spec.key / "last.pt").unlink(missing_ok=True)
 
 
 def fail_trial(study: optuna.Study, number: int, why: str) -> None:

@@ -9,6 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
 from flows.check_gradients import check_gradients
+from flows.command_line import parse_arguments
 from flows.etl import etl
 from flows.overfit_batch import overfit_batch
 from flows.repeat import repeat
@@ -35,6 +36,16 @@ from tests.integration.hand_made import hand_made_cache
 
 SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
 RATES = {"learning_rate": Range(low=1e-8, high=2e-8, log=True)}
+
+
+def test_on_the_command_line_a_search_is_what_was_asked_for() -> None:
+    """Not laid over a default, which would be searched as well."""
+    arguments = ["--tune.search", '{"optimizer": {"choices": ["adam", "sgd"]}}', "--tune.num_trials", "3"]
+
+    tune = parse_arguments(TuneRun, "program", arguments).tune
+
+    assert tune.space == {"optimizer": Choices(choices=["adam", "sgd"])}
+    assert tune.num_trials == 3
 
 
 def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(source, storage):
@@ -93,8 +104,8 @@ def test_flows_around_a_training(spark, storage, source):
     with pytest.raises(WrongInput, match="run_id is 'none', which '.*' does not have"):
         repeat(RepeatRun(storage=home, run_id="none"))
     with get_client(sync_client=True) as client:
-        wanted = ArtifactFilter.model_validate({"key": {"any_": ["tune-trials", "repeat-metrics", "gradients"]}})
+        wanted = ArtifactFilter.model_validate({"key": {"any_": ["tune-trials", "repeat-comparison", "gradients"]}})
         found = {artifact.key: str(artifact.data) for artifact in client.read_artifacts(artifact_filter=wanted)}
     assert f'"run_id": "{best.run_id}"' in found["tune-trials"]
-    assert '"agrees": true' in found["repeat-metrics"]
+    assert '"agrees": true' in found["repeat-comparison"]
     assert '"finite": true' in found["gradients"]

@@ -24,7 +24,7 @@ def refused(search: dict[str, Any], **settings: Any) -> str:
 
 def test_the_default_search_is_valid_for_the_default_training() -> None:
     """The flow runs with nothing filled in."""
-    assert set(TuneRun().tune.search) == {"learning_rate", "batch_size"}
+    assert set(TuneRun().tune.space) == {"learning_rate", "batch_size"}
 
 
 def test_a_search_comes_back_from_json() -> None:
@@ -47,7 +47,8 @@ def test_a_search_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ({}, "tune.search is {}"),
+        ({"learning_rate": {"low": 0.1}}, "tune.search.learning_rate.range.high is missing: give it a value"),
+        ({"learning_rate": {"choices": [0.1]}}, "tune.search.learning_rate.choices.choices is [0.1]: list should have"),
         ({"lr": {"low": 0.1, "high": 0.2}}, "tune.search has 'lr', which is no setting of train: check its spelling"),
         ({"monitor": {"choices": ["val_loss", "val_accuracy"]}}, "which is not searched, since trials are compared by"),
         ({"learning_rate": {"low": 0.1, "high": 20.0}}, "learning_rate is 20.0: input should be less than or equal to"),
