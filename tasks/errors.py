@@ -17,12 +17,24 @@ class DiskFull(RuntimeError):
     """
 
 
+ALTERNATIVES = ("constrained-", "literal[")
+"""What pydantic's names for the alternatives of a setting begin with."""
+
+
 def explain(error: ValidationError) -> str:
     """Turn pydantic's report into one line a person can act on: field, value, and what it must be."""
-    lines = []
+    lines: list[str] = []
+    told: dict[str, int] = {}
     for item in error.errors(include_url=False):
-        field = ".".join(str(part) for part in item["loc"]) or "the configuration"
+        parts = [str(part) for part in item["loc"]]
+        # Of a setting that takes one thing or another pydantic tells why it is neither: that is one line.
+        alternative = bool(parts) and parts[-1].startswith(ALTERNATIVES)
+        field = ".".join(parts[:-1] if alternative else parts) or "the configuration"
         message = item["msg"].removeprefix("Value error, ")
+        if alternative and field in told:
+            lines[told[field]] += f", or {message[0].lower()}{message[1:]}"
+            continue
+        told[field] = len(lines)
         if item["type"] == "extra_forbidden":
             lines.append(f"{field} is not a setting: remove it or check its spelling")
         elif item["type"] == "missing":

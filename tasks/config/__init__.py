@@ -19,8 +19,15 @@ from tasks.config.runs import (
     PipelineConfig,
     PredictRun,
     PromoteRun,
+    RepeatRun,
     TrainDistributedRun,
     TrainRun,
+)
+from tasks.config.sanity import (
+    GradientConfig,
+    GradientRun,
+    OverfitConfig,
+    OverfitRun,
 )
 from tasks.config.storage import (
     Settings,
@@ -32,28 +39,45 @@ from tasks.config.train import (
     FineTuneStage,
     TrainConfig,
 )
+from tasks.config.tune import (
+    Choices,
+    Range,
+    TrialRun,
+    TuneConfig,
+    TuneRun,
+)
 
 __all__ = [
     "BUILTIN_DIGITS",
     "AugmentationConfig",
     "CacheConfig",
     "CacheRun",
+    "Choices",
     "DistributedConfig",
     "EtlConfig",
     "EtlRun",
     "FineTuneStage",
+    "GradientConfig",
+    "GradientRun",
     "LabelConfig",
     "MaintainConfig",
     "MaintainRun",
+    "OverfitConfig",
+    "OverfitRun",
     "PipelineConfig",
     "PredictConfig",
     "PredictRun",
     "PromoteConfig",
     "PromoteRun",
+    "Range",
+    "RepeatRun",
     "Settings",
     "SparkConfig",
     "StorageConfig",
     "TrainConfig",
     "TrainDistributedRun",
     "TrainRun",
+    "TrialRun",
+    "TuneConfig",
+    "TuneRun",
 ]

@@ -44,6 +44,12 @@ class TrainDistributedRun(TrainRun):
     distributed: DistributedConfig = DistributedConfig()
 
 
+class RepeatRun(SparkRun):
+    """Parameters of the flow `repeat`."""
+
+    run_id: str | None = Field(None, description="MLflow run to repeat; empty: the newest finished training")
+
+
 class PromoteRun(Settings):
     """Parameters of the flow `promote`."""
 

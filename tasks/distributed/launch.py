@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import HTTPServer
 from pathlib import Path
@@ -23,7 +23,7 @@ from tasks.distributed.rank import EVENT_MARK, RankSpec
 from tasks.environment import rank_environment
 from tasks.errors import WrongInput
 from tasks.refs import RunRef
-from tasks.train.run import run_key
+from tasks.train.finite import Diverged
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -33,12 +33,19 @@ LEAVE_GRACE_SECONDS = 30.0
 FAILED_GRACE_SECONDS = 5.0
 """The same where a rank has failed: the others wait for it in a step that never ends."""
 
+LOOK_SECONDS = 0.5
+"""Between two looks at whether the training is to be ended."""
+
 LAST_LINES = 30
 """Lines of a failed rank's output that its error carries."""
 
 
 class RankFailed(RuntimeError):
     """A rank ended with an error; the others were ended with it."""
+
+
+class Stopped(RuntimeError):
+    """The training was ended by whoever asked for it; run again, and it goes on from its last checkpoint."""
 
 
 @dataclass
@@ -127,21 +134,28 @@ def _end(ranks: list[_Rank], grace_seconds: float) -> None:
         rank.process.stdin.close()
 
 
-def launch_ranks(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None = None) -> RunRef:
+def launch_ranks(
+    spec: RankSpec,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    stop: threading.Event | None = None,
+) -> RunRef:
     """Train with the ranks that `spec` asks for, on this machine, and return the MLflow run that rank 0 made.
 
     The first rank that fails ends all; when this process ends, by any signal, the ranks end with it.
 
     Args:
         spec: What to train.
-        on_event: Called with each event of rank 0: epoch, max_epochs, val_accuracy.
+        on_event: Called with each event of rank 0: epoch (the number of epochs trained), max_epochs, val_accuracy, and
+            the name and value of the metric that `train.monitor` names. What it raises ends the ranks.
+        stop: Ends the ranks when it is set; for who trains in a thread, which no signal reaches.
 
     Raises:
-        WrongInput: A rank refused its input.
+        WrongInput: A rank refused its input, or diverged.
         RankFailed: A rank failed; carries its last lines.
         TimeoutError: It took longer than `train.timeout_seconds`.
+        Stopped: `stop` was set.
     """
-    lock = spec.storage.checkpoints / f"{run_key(spec.train, spec.cache, spec.distributed)}.launch.lock"
+    lock = spec.storage.checkpoints / f"{spec.key}.launch.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # Two that want the same training: the second waits here, where no rank waits for another, and finds it done.
     turn = filelock.FileLock(lock)
@@ -149,14 +163,30 @@ def launch_ranks(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | No
         turn.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another process trains exactly this: waiting for its result")
-        turn.acquire(timeout=spec.train.timeout_seconds)
+        _wait_for_turn(turn, time.monotonic() + spec.train.timeout_seconds, stop)
     try:
-        return _train(spec, on_event)
+        return _train(spec, on_event, stop)
     finally:
         turn.release()
 
 
-def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) -> RunRef:
+def _wait_for_turn(turn: filelock.BaseFileLock, deadline: float, stop: threading.Event | None) -> None:
+    while True:
+        try:
+            turn.acquire(timeout=LOOK_SECONDS)
+            return
+        except filelock.Timeout:
+            _check_stop(stop)
+            if time.monotonic() > deadline:
+                raise
+
+
+def _check_stop(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise Stopped("the training was ended before its end: run again, and it goes on from its last checkpoint")
+
+
+def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None) -> RunRef:
     num_ranks = spec.distributed.num_ranks if spec.distributed else 1
     lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
     ranks: list[_Rank] = []
@@ -177,14 +207,14 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) ->
             running = len(ranks)
             deadline = time.monotonic() + spec.train.timeout_seconds
             while running:
-                rank, line = _next_line(lines, deadline, spec.train.timeout_seconds)
+                rank, line = _next_line(lines, deadline, spec.train.timeout_seconds, stop)
                 if line is None:
                     running -= 1
                     _check_exit(rank)
                 elif line.startswith(EVENT_MARK):
                     event = json.loads(line.removeprefix(EVENT_MARK))
                     if "wrong_input" in event:
-                        raise WrongInput(event["wrong_input"])
+                        raise (Diverged if event["diverged"] else WrongInput)(event["wrong_input"])
                     run_id = event.get("run_id", run_id)
                     if on_event is not None and "epoch" in event:
                         on_event(event)
@@ -200,15 +230,16 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None) ->
 
 
 def _next_line(
-    lines: "queue.Queue[tuple[_Rank, str | None]]", deadline: float, timeout_seconds: int
+    lines: "queue.Queue[tuple[_Rank, str | None]]", deadline: float, timeout_seconds: int, stop: threading.Event | None
 ) -> tuple[_Rank, str | None]:
-    try:
-        return lines.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise TimeoutError(
-            f"the training took longer than train.timeout_seconds {timeout_seconds} and was ended: "
-            "run again, and it goes on from its last checkpoint"
-        ) from None
+    while (left := deadline - time.monotonic()) > 0:
+        _check_stop(stop)
+        with suppress(queue.Empty):
+            return lines.get(timeout=min(left, LOOK_SECONDS))
+    raise TimeoutError(
+        f"the training took longer than train.timeout_seconds {timeout_seconds} and was ended: "
+        "run again, and it goes on from its last checkpoint"
+    )
 
 
 def _check_exit(rank: _Rank) -> None:

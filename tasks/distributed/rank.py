@@ -24,9 +24,10 @@ from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
+from tasks.train.finite import Diverged
 from tasks.train.progress import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.run import train_model
+from tasks.train.run import run_key, train_model
 
 EVENT_MARK = "@lakevision "
 """Lines on stdout with this mark are events for the process that started the rank, as JSON."""
@@ -47,6 +48,13 @@ class RankSpec(BaseModel):
     cache: CacheRef
     storage: Storage
     tags: dict[str, str] = {}
+    repetition: str | None = None
+    """Names a repetition, which is trained although the same was trained before."""
+
+    @property
+    def key(self) -> str:
+        """The training's name, by everything that decides its result."""
+        return run_key(self.train, self.cache, self.distributed, self.repetition)
 
 
 def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
@@ -143,10 +151,19 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
     """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
 
     def on_epoch(metrics: EpochMetrics) -> None:
-        total = spec.train.max_epochs
-        emit({"epoch": metrics.epoch + 1, "max_epochs": total, "val_accuracy": metrics.val_accuracy})
+        emit(
+            {
+                "epoch": metrics.epoch + 1,
+                "max_epochs": spec.train.max_epochs,
+                "val_accuracy": metrics.val_accuracy,
+                "monitor": spec.train.monitor,
+                "value": getattr(metrics, spec.train.monitor),
+            }
+        )
 
-    run = train_model(spec.train, spec.cache, spec.storage, spec.distributed, reducer, spec.tags, on_epoch)
+    run = train_model(
+        spec.train, spec.cache, spec.storage, spec.distributed, reducer, spec.tags, on_epoch, spec.repetition
+    )
     if reducer.rank == 0:
         emit({"run_id": run.run_id})
 
@@ -168,7 +185,7 @@ def main(spec_path: str) -> int:
             logging.getLogger("lakevision").setLevel(logging.WARNING)
         run_rank(spec, reducer)
     except WrongInput as error:
-        emit({"wrong_input": str(error)})
+        emit({"wrong_input": str(error), "diverged": isinstance(error, Diverged)})
         return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         return EXIT_ENDED

@@ -75,6 +75,7 @@ def stage(
     name: str,
     *,
     timeout_seconds: float | None = DAY_SECONDS,
+    retries: int = 2,
     cache_key: Callable[[TaskRunContext, dict[str, Any]], str | None] | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Make a Prefect task: retried with backoff and jitter but not after wrong input, logged, its result kept as JSON.
@@ -82,6 +83,7 @@ def stage(
     Args:
         name: Name of the stage.
         timeout_seconds: After this the task fails; None where the work has a limit of its own.
+        retries: How often it is run again after a failure; 0 where that is decided elsewhere.
         cache_key: Names the result by the versions of its inputs; None where it does not exist (any more).
     """
 
@@ -93,7 +95,7 @@ def stage(
 
         made: Task[P, R] = task(
             name=name,
-            retries=2,
+            retries=retries,
             retry_delay_seconds=exponential_backoff(backoff_factor=5),
             retry_jitter_factor=0.5,
             retry_condition_fn=worth_retrying,

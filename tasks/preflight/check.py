@@ -1,12 +1,14 @@
 """Refuse before any work what would fail after hours of it."""
 
 import logging
+from itertools import islice
 
 import torch
 
 from tasks import tracking
 from tasks.cache.materialize import cache_bytes, check_disk
-from tasks.config import CacheConfig, PipelineConfig, TrainConfig
+from tasks.config import CacheConfig, PipelineConfig, TrainConfig, TuneRun
+from tasks.config.tune import MOST_CORNERS, corners, with_values
 from tasks.disk import check_writable
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
@@ -37,6 +39,18 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
+
+
+def check_search(config: TuneRun) -> None:
+    """Refuse a search whose trials could not all be trained, before a cache is built for it.
+
+    Raises:
+        WrongInput: Names the setting, its value, and the way out.
+    """
+    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
+    # Networks are built once each, whatever else of them is searched.
+    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
+        check_training(train, config.cache)
 
 
 def check_pipeline(config: PipelineConfig, storage: Storage) -> None:

@@ -12,11 +12,13 @@ from tasks.tracking.models import (
 from tasks.tracking.runs import (
     FLOW_RUN_TAG,
     TrackedRun,
+    code_commit,
     end_abandoned_runs,
     find_data_checks,
     find_finished_run,
     has_run,
     log_data_checks,
+    package_versions,
     promotable_runs,
     read_artifact,
     run_location,
@@ -24,26 +26,50 @@ from tasks.tracking.runs import (
     run_metrics,
     tracked_run,
 )
+from tasks.tracking.searches import (
+    PARENT_TAG,
+    ParentRun,
+    mark_pruned,
+    parent_run,
+)
 from tasks.tracking.sender import MetricSender, TrackingAway
 from tasks.tracking.server import (
     check_tracking,
     prepare_tracking,
 )
+from tasks.tracking.trained import (
+    REPEAT_TAG,
+    LoggedTraining,
+    download_weights,
+    logged_training,
+    newest_training,
+)
 
 __all__ = [
     "FLOW_RUN_TAG",
+    "PARENT_TAG",
+    "REPEAT_TAG",
+    "LoggedTraining",
     "MetricSender",
+    "ParentRun",
     "TrackedRun",
     "TrackingAway",
     "check_tracking",
+    "code_commit",
     "download_model",
+    "download_weights",
     "end_abandoned_runs",
     "find_data_checks",
     "find_finished_run",
     "has_run",
     "load_package",
     "log_data_checks",
+    "logged_training",
+    "mark_pruned",
     "model_with_alias",
+    "newest_training",
+    "package_versions",
+    "parent_run",
     "prepare_tracking",
     "promotable_runs",
     "read_artifact",

@@ -28,9 +28,15 @@ logger = logging.getLogger("lakevision.tracking")
 
 KEY_TAG = "lakevision.key"
 
+CHECKS_FILE = "data_validation.json"
+
+CONFIG_FILE = "config.json"
+"""What a training was given: enough to do it again."""
+
 CODE_TAG = "lakevision.code_version"
 
-CHECKS_FILE = "data_validation.json"
+VERSION_PARAM = "version."
+"""What the parameters that say packages' versions begin with."""
 
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
@@ -65,7 +71,7 @@ SIGNATURE = ModelSignature(
 
 def find_finished_run(storage: Storage, key: str) -> RunRef | None:
     """Return the finished run of exactly these inputs, or None."""
-    runs = _runs_with_key(storage, key)
+    runs = runs_with_key(storage, key)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 
@@ -81,7 +87,8 @@ def has_run(storage: Storage, run_id: str) -> bool:
     return bool(found.info.lifecycle_stage == "active")
 
 
-def _runs_with_key(storage: Storage, key: str) -> list[Run]:
+def runs_with_key(storage: Storage, key: str) -> list[Run]:
+    """Return the runs of exactly these inputs that nobody deleted, the newest first."""
     experiment = prepare_tracking(storage)
     return list(
         client_of(storage).search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
@@ -90,13 +97,18 @@ def _runs_with_key(storage: Storage, key: str) -> list[Run]:
 
 def end_abandoned_runs(storage: Storage, key: str, keep: str | None) -> None:
     """Mark runs of this key as killed that no process can still be writing; the caller holds the key's lock."""
-    for run in _runs_with_key(storage, key):
+    for run in runs_with_key(storage, key):
         if run.info.status == RunStatus.to_string(RunStatus.RUNNING) and run.info.run_id != keep:
             logger.info("MLflow run %s was abandoned by a killed process: marked as killed", run.info.run_id)
             client_of(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
 
 
-def _git_commit() -> str | None:
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that a training may depend on."""
+    return {package: version(package) for package in LOGGED_PACKAGES}
+
+
+def code_commit() -> str | None:
     """Return the commit of the checkout this code lies in, or what the image says."""
     if given := code_version():
         return given
@@ -108,10 +120,11 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as MLflow's parameters: names joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(f"{prefix}{name}.", value) if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= flat_params(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
 
 
@@ -179,12 +192,12 @@ def tracked_run(
     os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
     mlflow.enable_system_metrics_logging()
     with mlflow.start_run(run_id=resume, experiment_id=experiment, run_name=None if resume else name) as run:
-        tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) if resume else _git_commit())
+        tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) if resume else code_commit())
         mlflow.set_tags({KEY_TAG: key, **tags})
         if resume is None:
-            mlflow.log_params(_flat("", config))
-            mlflow.log_params({f"version.{package}": version(package) for package in LOGGED_PACKAGES})
-            mlflow.log_dict(config, "config.json")
+            mlflow.log_params(flat_params(config))
+            mlflow.log_params({f"{VERSION_PARAM}{package}": found for package, found in package_versions().items()})
+            mlflow.log_dict(config, CONFIG_FILE)
             if tracked.code_version:
                 mlflow.set_tag(CODE_TAG, tracked.code_version)
         try:

@@ -23,6 +23,7 @@ def train_model(
     reducer: Reducer | None = None,
     tags: dict[str, str] | None = None,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
+    repetition: str | None = None,
 ) -> RunRef:
     """Train, evaluate the best weights on the split `test`, and log it all to MLflow.
 
@@ -37,6 +38,7 @@ def train_model(
         reducer: The other ranks; None for a single process.
         tags: Tags of the MLflow run.
         on_epoch: Called on rank 0 after each epoch.
+        repetition: Names a repetition, which is trained although the same was trained before.
 
     Raises:
         WrongInput: Weights, model or device that cannot be.
@@ -44,7 +46,7 @@ def train_model(
         KeyboardInterrupt: The process was asked to leave; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
-    training = Training(train, cache, storage, distributed, reducer, tags or {}, on_epoch)
+    training = Training(train, cache, storage, distributed, reducer, tags or {}, on_epoch, repetition)
     if reducer.rank != 0:
         return training.run(None)
     training.folder.mkdir(parents=True, exist_ok=True)

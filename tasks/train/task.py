@@ -15,13 +15,17 @@ from prefect.artifacts import (
 from prefect.context import TaskRunContext
 
 from tasks import tracking
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config import DistributedConfig, SparkConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.environment import mlflow_ui
+from tasks.etl.delta import check_table_path
+from tasks.etl.snapshots import at_version
 from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.refs import CacheRef, RunRef
+from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
+from tasks.spark import without_spark_first
 from tasks.storage import Storage
+from tasks.train.repeat import FirstTraining, read_training, repeat_training
 from tasks.train.report import (
     CALIBRATION_FILE,
     CLASSES_FILE,
@@ -119,3 +123,28 @@ def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRe
         return skipped(found, f"MLflow run {found.run_id} has trained this already")
     spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train")
+
+
+@stage("read-training", timeout_seconds=1800)
+def read_first_training(run_id: str | None, storage: Storage) -> FirstTraining:
+    """Read what a finished MLflow run trained, and from what."""
+    return read_training(run_id, storage)
+
+
+@stage("choose-trained-images", timeout_seconds=1800)
+def choose_trained_images(first: FirstTraining, storage: Storage, spark: SparkConfig) -> TableRef:
+    """Return the table version that a run was trained from."""
+    check_table_path(first.table)
+    return without_spark_first(lambda session: at_version(session, first.table, first.version), spark, storage)
+
+
+@stage("repeat-training", timeout_seconds=None)
+def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> RepeatReport:
+    """Train again what a run trained, and show both beside each other."""
+    report = repeat_training(first, cache, storage, flow_run_tags())
+    rows = [pair.model_dump() | {"agrees": pair.agrees} for pair in report.metrics]
+    weights = "equal" if report.weights_equal else "not equal"
+    about = f"MLflow run {report.run_id} repeats {report.repeat_of}; the weights are {weights}"
+    create_table_artifact(table=rows, key="repeat-comparison", description="; ".join([about, *report.differences]))
+    publish_run(RunRef(run_id=report.run_id), storage, "repeat")
+    return report

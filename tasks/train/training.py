@@ -39,7 +39,9 @@ from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 logger = logging.getLogger("lakevision.train")
 
 
-def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None) -> str:
+def run_key(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
+) -> str:
     """Name a training by everything that decides its result, so that the same one is not trained twice."""
     decisive = {
         "cache": cache.digest,
@@ -49,6 +51,8 @@ def run_key(train: TrainConfig, cache: CacheRef, distributed: DistributedConfig 
         if distributed is None
         else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),
     }
+    if repetition is not None:
+        decisive["repetition"] = repetition
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -64,8 +68,9 @@ class Training:
         reducer: Reducer,
         tags: dict[str, str],
         on_epoch: Callable[[EpochMetrics], None] | None,
+        repetition: str | None = None,
     ) -> None:
-        self.key = run_key(train, cache, distributed)
+        self.key = run_key(train, cache, distributed, repetition)
         self.folder = storage.checkpoints / self.key
         self._train = train
         self._cache = cache
@@ -234,7 +239,12 @@ class Training:
         return {
             "train": self._train.model_dump(),
             "distributed": None if self._distributed is None else self._distributed.model_dump(),
-            "cache": {"url": self._cache.url, "digest": self._cache.digest, "image_size": manifest.image_size},
+            "cache": {
+                "url": self._cache.url,
+                "digest": self._cache.digest,
+                "image_size": manifest.image_size,
+                "settings": manifest.settings.decisive(),
+            },
             "data": {
                 "table": manifest.table.path,
                 "version": manifest.table.version,

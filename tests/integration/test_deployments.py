@@ -6,6 +6,7 @@ import pytest
 import yaml
 from prefect import Flow
 
+from tasks.config import DistributedConfig, TuneConfig
 from tests.processes import ROOT
 
 FILE = ROOT / "deployments" / "prefect.yaml"
@@ -38,7 +39,7 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     flow.validate_parameters(deployment["parameters"])
     assert deployment["description"]
     assert "lakevision" in deployment["tags"]
-    assert deployment["work_pool"]["name"] == ("gpu" if name == "train-distributed" else "cpu")
+    assert deployment["work_pool"]["name"] == ("gpu" if "gpu" in deployment["tags"] else "cpu")
 
 
 def test_schedules_are_paused_and_a_second_run_waits():
@@ -62,3 +63,10 @@ def test_the_form_in_the_ui_is_typed():
     for model in schema.values():
         for name, field in model.get("properties", {}).items():
             assert "$ref" in field or "allOf" in field or "description" in field, name
+
+
+def test_what_needs_a_gpu_is_submitted_to_the_gpu_pool():
+    """By the deployments that the settings name by default."""
+    gpu = {name for name, deployment in DEPLOYMENTS.items() if deployment["work_pool"]["name"] == "gpu"}
+    submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig())}
+    assert {f"{name}/{name}" for name in gpu} == submitted

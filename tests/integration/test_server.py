@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from deployments.local_stack import STACK_MARK, LocalStack, check_port, prefect_command
+from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment, run_python
 
 
@@ -59,13 +60,14 @@ def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
     code = """
 from prefect import flow
 from tasks.config import *
-from tasks.distributed.task import submit_train_distributed, live_workers
+from tasks.distributed.task import submit_train_distributed
+from tasks.pool.task import live_workers
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 
 @flow
 def only_submit():
-    assert live_workers("gpu") == 0
+    assert live_workers("gpu", "distributed") == 0
     distributed = DistributedConfig(submit_timeout_seconds=25)
     submit_train_distributed(TrainConfig(weights="none", freeze_backbone=False), distributed,
                              CacheRef(url="/nowhere", digest="none"), resolve_storage(StorageConfig()))
@@ -89,10 +91,54 @@ with get_client(sync_client=True) as client:
 
 def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
     """Before anything is submitted."""
-    code = "from tasks.distributed.task import live_workers; live_workers('tpu')"
+    code = "from tasks.pool.task import live_workers; live_workers('tpu', 'distributed')"
     done = submit(stack, code)
     assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
     assert "prefect work-pool create tpu --type process" in done.stderr
+
+
+def test_trials_of_a_search_run_on_the_gpu_pool(stack, pictures):
+    """Two at once, each a flow run that reports to the study; the best one is not trained again."""
+    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
+    code = f"""
+from prefect import flow
+from tasks import tracking
+from tasks.config import *
+from tasks.orchestration.task import run_stage
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+from tasks.train.task import train_single
+from tasks.tune.task import search_best, submit_best
+
+@flow
+def only_search():
+    storage, cache = resolve_storage(StorageConfig()), CacheRef(url="{cache.url}", digest="{cache.digest}")
+    train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=1)
+    search = {{"learning_rate": Choices(choices=[0.001, 0.002])}}
+    tune = TuneConfig(search=search, num_trials=2, parallel=2, submit_timeout_seconds=100)
+    best = run_stage(search_best, train, tune, cache, storage)
+    submitted = run_stage(submit_best, best, tune, cache, storage)
+    run = run_stage(train_single, best, cache, storage)
+    print("best", best.learning_rate in (0.001, 0.002), submitted, len(tracking.promotable_runs(storage)))
+
+only_search()
+"""
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    worker = dict(stack._processes)["worker-gpu"]
+    try:
+        done = submit(stack, code)
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
+    assert done.stdout.splitlines()[-1].split(" ", 2)[:2] == ["best", "True"], done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] in {"best True False 1", "best True False 2"}
+    read = """
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    runs = [run for run in client.read_flow_runs() if run.name.startswith("trial-")]
+    print(sorted((run.name.split("-")[1], run.work_pool_name, run.state.type.value) for run in runs))
+"""
+    assert submit(stack, read).stdout.strip() == "[('0', 'gpu', 'COMPLETED'), ('1', 'gpu', 'COMPLETED')]"
 
 
 def test_what_a_person_edited_of_a_deployment_stays(stack):

@@ -18,20 +18,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import CacheConfig, DistributedConfig, FineTuneStage, StorageConfig, TrainConfig
+from tasks.config import DistributedConfig, FineTuneStage, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
-from tasks.etl.decode import decode_pixels
 from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.evaluate import evaluate, evaluate_in_detail
 from tasks.train.reduce import SingleProcess
 from tasks.train.run import train_model
-from tests.caches import write_cache
+from tests.integration.hand_made import hand_made_cache
 
-SIDE = 24
 SMALL = TrainConfig(
     model="squeezenet1_1",
     weights="none",
@@ -46,22 +44,8 @@ SMALL = TrainConfig(
 
 @pytest.fixture
 def cache(source: Path, storage: Storage) -> CacheRef:
-    """Return a cache of 60 pictures, written without Spark: 10 row groups of 4, 2 and 3 of 4."""
-    files = sorted(source.glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
-    classes = ("blue", "green", "red")
-    parts = {"train": files[:39], "val": files[39:50], "test": files[50:]}
-    return write_cache(
-        f"{storage.cache}/by-hand",
-        {split: len(part) for split, part in parts.items()},
-        lambda split, row: (
-            decode_pixels(parts[split][row].read_bytes(), SIDE),
-            classes.index(parts[split][row].parent.name),
-        ),
-        classes,
-        CacheConfig(image_size=SIDE),
-        rows_per_group=4,
-        groups_per_file=10,
-    )
+    """Return a cache of 60 pictures: 10 row groups of 4, 2 and 3 of 4."""
+    return hand_made_cache(source, f"{storage.cache}/by-hand")
 
 
 def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:

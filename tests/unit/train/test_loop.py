@@ -183,8 +183,11 @@ def test_ranks_bound_the_average_of_their_gradients() -> None:
     inputs, labels = separable(8)
     settings = StepSettings(label_smoothing=0.1, max_gradient_norm=1e-3)
 
+    # Made here: torch's generator is the process's, and ranks that are threads would draw from it in turns.
+    models = [linear(), linear(), linear()]
+
     def train(loader: TensorLoader, reducer: Reducer) -> tuple[torch.Tensor, float]:
-        model = linear()
+        model = models.pop()
         optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
         trained = train_one_epoch(model, loader, optimizer, Recorder(1.0), 0, CPU, reducer, settings)
         return nn.utils.parameters_to_vector(model.parameters()).detach(), trained.gradient_norm

@@ -1,0 +1,26 @@
+"""A check in seconds: does every part of the model learn."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.cache.task import materialize
+from tasks.config import GradientRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.preflight.task import check_trainable
+from tasks.refs import GradientReport
+from tasks.sanity.task import check_all_gradients
+from tasks.storage import resolve_storage
+
+
+@dag_flow("check-gradients")
+def check_gradients(config: GradientRun = GradientRun()) -> GradientReport:
+    """Look at the gradient of every trained parameter on the first batches of a version of `images`."""
+    storage = resolve_storage(config.storage)
+    run_stage(check_trainable, config.train, config.cache)
+    images = run_stage(choose_images, config.table_version, storage, config.spark)
+    cache = run_stage(materialize, config.cache, images, storage, config.spark)
+    return run_stage(check_all_gradients, config.train, cache, config.gradients)
+
+
+if __name__ == "__main__":
+    run_from_command_line(check_gradients, GradientRun)

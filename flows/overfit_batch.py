@@ -1,0 +1,26 @@
+"""A check in seconds: can the model learn one batch by heart."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.cache.task import materialize
+from tasks.config import OverfitRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.preflight.task import check_trainable
+from tasks.refs import OverfitReport
+from tasks.sanity.task import overfit_one_batch
+from tasks.storage import resolve_storage
+
+
+@dag_flow("overfit-batch")
+def overfit_batch(config: OverfitRun = OverfitRun()) -> OverfitReport:
+    """Train on one batch of a version of `images` until its loss has fallen far enough."""
+    storage = resolve_storage(config.storage)
+    run_stage(check_trainable, config.train, config.cache)
+    images = run_stage(choose_images, config.table_version, storage, config.spark)
+    cache = run_stage(materialize, config.cache, images, storage, config.spark)
+    return run_stage(overfit_one_batch, config.train, cache, config.overfit)
+
+
+if __name__ == "__main__":
+    run_from_command_line(overfit_batch, OverfitRun)

@@ -1,0 +1,25 @@
+"""One trial of a search for hyper-parameters, where this flow runs: on a worker of the GPU pool."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.cache.task import materialize
+from tasks.config import TrialRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.refs import CacheRef, TrialReport
+from tasks.storage import resolve_storage
+from tasks.tune.task import train_trial_here
+
+
+@dag_flow("train-trial")
+def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None) -> TrialReport:
+    """Train on `cache_ref`, or on the cache of a version of `images`, and tell the study what came of it."""
+    storage = resolve_storage(config.storage)
+    if cache_ref is None:
+        images = run_stage(choose_images, config.table_version, storage, config.spark)
+        cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
+    return run_stage(train_trial_here, config, cache_ref, storage)
+
+
+if __name__ == "__main__":
+    run_from_command_line(train_trial, TrialRun)

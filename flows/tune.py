@@ -1,0 +1,28 @@
+"""The search for hyper-parameters: trials on the GPU pool or right here, and a training with the best settings."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.cache.task import materialize
+from tasks.config import TuneRun
+from tasks.etl.task import choose_images
+from tasks.orchestration.task import run_stage
+from tasks.refs import RunRef
+from tasks.storage import resolve_storage
+from tasks.train.task import train_single
+from tasks.tune.task import check_searchable, search_best, submit_best
+
+
+@dag_flow("tune")
+def tune(config: TuneRun = TuneRun()) -> RunRef:
+    """Find the settings with the best `train.monitor`, and train with them to the end."""
+    storage = resolve_storage(config.storage)
+    run_stage(check_searchable, config)
+    images = run_stage(choose_images, config.table_version, storage, config.spark)
+    cache = run_stage(materialize, config.cache, images, storage, config.spark)
+    best = run_stage(search_best, config.train, config.tune, cache, storage)
+    run_stage(submit_best, best, config.tune, cache, storage)
+    return run_stage(train_single, best, cache, storage)
+
+
+if __name__ == "__main__":
+    run_from_command_line(tune, TuneRun)

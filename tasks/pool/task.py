@@ -1,0 +1,254 @@
+"""Submit a deployment to a work pool and watch it: say early when no worker takes it, and leave nothing behind."""
+
+import time
+from typing import Any, Literal, Protocol
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+from prefect.runtime import task_run
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelling
+
+from tasks.errors import WrongInput
+
+POLL_SECONDS = 2.0
+SAY_AFTER_SECONDS = 20.0
+"""A submitted run without a worker is reported after this long, well within a minute."""
+
+
+class PoolSettings(Protocol):
+    """What a person sets of work that may run on a pool."""
+
+    @property
+    def where(self) -> Literal["auto", "work_pool", "in_place"]:
+        """Whether to submit; auto does where a Prefect server is configured."""
+
+    @property
+    def work_pool(self) -> str:
+        """Name of the pool."""
+
+    @property
+    def deployment(self) -> str:
+        """Deployment to submit, flow/deployment."""
+
+    @property
+    def submit_timeout_seconds(self) -> int:
+        """How long the run may wait while no worker polls the pool."""
+
+    @property
+    def run_timeout_seconds(self) -> int:
+        """How long the run may take."""
+
+
+def where_to_run(settings: PoolSettings) -> Literal["work_pool", "in_place"]:
+    """Return where the work runs: a temporary server, as a plain Python call starts it, has no workers."""
+    if settings.where != "auto":
+        return settings.where
+    return "work_pool" if PREFECT_API_URL.value() else "in_place"
+
+
+def worker_command(pool: str) -> str:
+    """Return the command that starts a worker."""
+    return f"prefect worker start --pool {pool}"
+
+
+def live_workers(pool: str, group: str) -> int:
+    """Return how many workers poll the pool.
+
+    Args:
+        pool: Name of the pool.
+        group: Group of settings that names it, for the message.
+
+    Raises:
+        WrongInput: There is no such pool.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(pool)
+        except ObjectNotFound:
+            raise WrongInput(
+                f"{group}.work_pool is '{pool}', which the Prefect server does not have: "
+                f"create it with 'prefect work-pool create {pool} --type process', or set {group}.where to in_place"
+            ) from None
+        response = client.request(
+            "POST",
+            "/work_pools/{work_pool_name}/workers/filter",
+            path_params={"work_pool_name": found.name},
+            json={"limit": 200},
+        )
+        return sum(worker["status"] == "ONLINE" for worker in response.json())
+
+
+def check_deployment(settings: PoolSettings, group: str) -> None:
+    """Refuse a deployment that the server does not have.
+
+    Raises:
+        WrongInput: Names it, and the command that deploys.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_deployment_by_name(settings.deployment)
+        except ObjectNotFound:
+            raise WrongInput(
+                f"{group}.deployment is '{settings.deployment}', which the Prefect server does not have: "
+                "run 'prefect deploy --all --prefect-file deployments/prefect.yaml', "
+                f"or set {group}.where to in_place"
+            ) from None
+
+
+def check_pool(settings: PoolSettings, group: str, what: str) -> None:
+    """Refuse a deployment or pool that is not there, and say at once when the pool has no worker.
+
+    Raises:
+        WrongInput: Names what is not there, and the command that makes it.
+    """
+    check_deployment(settings, group)
+    if not live_workers(settings.work_pool, group):
+        # Said now, refused only when the work is submitted and still none came: a worker may start meanwhile.
+        get_run_logger().warning(
+            "no worker polls the work pool '%s': start one with '%s' before %s begins",
+            settings.work_pool,
+            worker_command(settings.work_pool),
+            what,
+        )
+
+
+class SubmittedRun:
+    """A flow run on its way to a work pool, or at work there."""
+
+    def __init__(self, run: FlowRun, settings: PoolSettings, group: str, what: str) -> None:
+        """Watch a run that was submitted just now.
+
+        Args:
+            run: The flow run.
+            settings: Names the pool, and how long to wait.
+            group: Group of settings that these are, for messages: distributed, tune.
+            what: What the run is, for messages: training, trial.
+        """
+        self.name = run.name
+        self._id = run.id
+        self._settings = settings
+        self._group = group
+        self._what = what
+        self._waiting_since = time.monotonic()
+        self._started: float | None = None
+        self._asked = -POLL_SECONDS
+        self._said_no_worker = self._said_busy = self._final = False
+
+    def ended(self) -> bool:
+        """Say whether the run has completed; say early when no worker takes it, and give up after the timeouts.
+
+        However often this is called, the server is asked every POLL_SECONDS.
+
+        Raises:
+            WrongInput: No worker took it within `submit_timeout_seconds`, its own input was wrong, or it was cancelled.
+            TimeoutError: It took longer than `run_timeout_seconds`.
+            RuntimeError: It failed or crashed.
+        """
+        if time.monotonic() - self._asked < POLL_SECONDS:
+            return False
+        self._asked = time.monotonic()
+        with get_client(sync_client=True) as client:
+            run = client.read_flow_run(self._id)
+        state = run.state
+        assert state is not None
+        if state.is_final():
+            self._final = True
+            self._check_completed(run)
+            return True
+        if self._started is None and (state.is_scheduled() or state.is_pending()):
+            self._wait_for_worker(pending=state.is_pending())
+            return False
+        self._started = self._started or time.monotonic()
+        if time.monotonic() - self._started > self._settings.run_timeout_seconds:
+            raise TimeoutError(
+                f"the submitted {self._what} took longer than {self._group}.run_timeout_seconds "
+                f"{self._settings.run_timeout_seconds}: it was cancelled"
+            )
+        return False
+
+    def _wait_for_worker(self, *, pending: bool) -> None:
+        log, settings = get_run_logger(), self._settings
+        waited = time.monotonic() - self._waiting_since
+        if waited > SAY_AFTER_SECONDS and live_workers(settings.work_pool, self._group):
+            # The pool is busy, and its turn will come: only a pool without a worker is given up.
+            self._waiting_since = time.monotonic()
+            if not self._said_busy and not pending:  # a pending one is starting already
+                self._said_busy = True
+                log.info("the work pool '%s' is busy: waiting for a slot", settings.work_pool)
+        elif waited > settings.submit_timeout_seconds:
+            raise WrongInput(
+                f"no worker of the work pool '{settings.work_pool}' took the {self._what} within "
+                f"{self._group}.submit_timeout_seconds {settings.submit_timeout_seconds}: "
+                f"start one with '{worker_command(settings.work_pool)}' and run again"
+            )
+        elif waited > SAY_AFTER_SECONDS and not self._said_no_worker:
+            self._said_no_worker = True
+            log.warning(
+                "no worker polls the work pool '%s': start one with '%s'; waiting %d s more",
+                settings.work_pool,
+                worker_command(settings.work_pool),
+                settings.submit_timeout_seconds - waited,
+            )
+
+    def _check_completed(self, run: FlowRun) -> None:
+        # A failed child does not fail its parent by itself.
+        assert run.state is not None
+        message = run.state.message or ""
+        if "WrongInput: " in message:
+            raise WrongInput(message.split("WrongInput: ", 1)[1])
+        if run.state.is_cancelled() or run.state.is_cancelling():
+            raise WrongInput(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
+        if not run.state.is_completed():
+            raise RuntimeError(f"the submitted {self._what} '{run.name}' ended as {run.state.name}: {message}")
+
+    def cancel(self) -> None:
+        """Cancel the run if it has not ended; a failure of that is said and not raised: another error led here."""
+        if self._final:
+            return
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(self._id, Cancelling())
+        except Exception as error:
+            get_run_logger().warning("the submitted %s '%s' could not be cancelled: %s", self._what, self.name, error)
+
+    def wait(self) -> None:
+        """Wait until the run has completed, and cancel it when we are ended first.
+
+        Raises:
+            WrongInput, TimeoutError, RuntimeError: As `ended`.
+        """
+        try:
+            while not self.ended():
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            # Cancelled, timed out or failed: what was submitted ends with us.
+            self.cancel()
+            raise
+
+
+def submit(
+    settings: PoolSettings, group: str, what: str, parameters: dict[str, Any], *, name: str | None = None
+) -> SubmittedRun:
+    """Submit the deployment from within a task.
+
+    Args:
+        settings: Names the deployment and the pool.
+        group: As `SubmittedRun`.
+        what: As `SubmittedRun`.
+        parameters: Of the deployed flow, as JSON has them.
+        name: Of the flow run, and among those that one task submits: a task submits each name once.
+    """
+    run = run_deployment(
+        settings.deployment,
+        parameters=parameters,
+        timeout=0,
+        flow_run_name=name,
+        # A task that lost its connection and runs again finds what it submitted; after a failed one it submits anew.
+        idempotency_key=f"{task_run.get_id()}-{task_run.get_run_count()}-{name}",
+    )
+    assert isinstance(run, FlowRun), "called without an event loop, run_deployment returns the run"
+    return SubmittedRun(run, settings, group, what)

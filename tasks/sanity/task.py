@@ -1,0 +1,29 @@
+"""The checks before a training as Prefect tasks, with what they measured as artifacts."""
+
+from prefect.artifacts import create_table_artifact
+
+from tasks.config import GradientConfig, OverfitConfig, TrainConfig
+from tasks.orchestration.task import stage
+from tasks.refs import CacheRef, GradientReport, OverfitReport
+from tasks.sanity.gradients import check_gradients, measure_gradients
+from tasks.sanity.overfit import check_overfitted, overfit_batch
+
+
+@stage("overfit-batch", timeout_seconds=3600)
+def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -> OverfitReport:
+    """Learn one batch by heart, show how its loss fell, and refuse a model that could not."""
+    report = overfit_batch(train, cache, overfit)
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate(report.losses)]
+    create_table_artifact(table=rows, key="overfit-batch", description=f"Loss of one batch of {report.pictures}")
+    check_overfitted(report, train, overfit)
+    return report
+
+
+@stage("check-gradients", timeout_seconds=3600)
+def check_all_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
+    """Show the gradient of every trained parameter, and refuse a model of which a part gets none."""
+    report = measure_gradients(train, cache, gradients)
+    rows = [found.model_dump() for found in report.parameters]
+    create_table_artifact(table=rows, key="gradients", description=f"Gradients over {report.batches} batches")
+    check_gradients(report)
+    return report

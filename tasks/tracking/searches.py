@@ -1,0 +1,90 @@
+"""The MLflow run of a search for hyper-parameters, under which the runs of its trials are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import RunStatus
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from tasks.storage import Storage
+from tasks.tracking.runs import CONFIG_FILE, KEY_TAG, flat_params, runs_with_key
+from tasks.tracking.server import client_of, prepare_tracking
+
+PARENT_TAG: str = MLFLOW_PARENT_RUN_ID
+"""Tag by which MLflow shows a run below another."""
+
+PRUNED_TAG = "lakevision.pruned"
+
+
+@dataclass(frozen=True)
+class ParentRun:
+    """The running MLflow run of a search."""
+
+    run_id: str
+    client: MlflowClient
+
+    def log_search(
+        self, rows: list[dict[str, Any]], number: int, values: dict[str, Any], best: float, metric: str
+    ) -> None:
+        """Log every trial as `trials.json`, and the best one, which a search that goes on may replace.
+
+        Args:
+            rows: A row a trial.
+            number: Of the best trial.
+            values: Its settings, by name.
+            best: Its metric.
+            metric: Name of the metric.
+        """
+        self.client.log_dict(self.run_id, {"trials": rows}, "trials.json")
+        self.client.log_metric(self.run_id, f"best_{metric}", best, step=len(rows))
+        # Tags and not parameters: those can never be changed.
+        for name, value in {"trial": number, **values}.items():
+            self.client.set_tag(self.run_id, f"lakevision.best.{name}", value)
+
+
+@contextmanager
+def parent_run(
+    storage: Storage, name: str, key: str, about: dict[str, Any], tags: dict[str, str]
+) -> Iterator[ParentRun]:
+    """Open the MLflow run of a search, or go on with the one it has; it ends as finished, failed or killed.
+
+    Not MLflow's active run: those of the trials are begun in other processes.
+    """
+    experiment, client = prepare_tracking(storage), client_of(storage)
+    known = runs_with_key(storage, key)
+    if known:
+        run_id = str(known[0].info.run_id)
+        client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+    else:
+        created = client.create_run(experiment, tags={KEY_TAG: key}, run_name=name)
+        run_id = str(created.info.run_id)
+        for param, value in flat_params(about).items():
+            client.log_param(run_id, param, value)
+        client.log_dict(run_id, about, CONFIG_FILE)
+    for tag, text in tags.items():
+        client.set_tag(run_id, tag, text)
+    try:
+        yield ParentRun(run_id, client)
+    except Exception:
+        client.set_terminated(run_id, RunStatus.to_string(RunStatus.FAILED))
+        raise
+    except BaseException:
+        client.set_terminated(run_id, RunStatus.to_string(RunStatus.KILLED))
+        raise
+    client.set_terminated(run_id)
+
+
+def mark_pruned(storage: Storage, key: str) -> str | None:
+    """Say of the newest run of this key, whose process has ended, that it was pruned; return its id, or None."""
+    client = client_of(storage)
+    runs = runs_with_key(storage, key)
+    if not runs:
+        return None
+    run_id = str(runs[0].info.run_id)
+    client.set_tag(run_id, PRUNED_TAG, "true")
+    # Its process was given some seconds to say so itself.
+    client.set_terminated(run_id, RunStatus.to_string(RunStatus.KILLED))
+    return run_id

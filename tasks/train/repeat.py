@@ -1,0 +1,193 @@
+"""Train again what an MLflow run says it trained, on the same version of the data, and compare the two."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from tasks import tracking
+from tasks.cache.manifest import open_cache
+from tasks.config import CacheConfig, DistributedConfig, TrainConfig
+from tasks.distributed.launch import launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.errors import WrongInput, explain
+from tasks.refs import CacheRef, MetricPair, Ref, RepeatReport, RunRef
+from tasks.storage import Storage
+from tasks.train.model import weights_digest
+
+logger = logging.getLogger("lakevision.train")
+
+COMPARED = ("val_", "test_", "best_val_")
+"""What the names of the compared metrics begin with."""
+
+
+class FirstTraining(Ref):
+    """A finished training, as it was logged: what it takes to do it again."""
+
+    run_id: str
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache: CacheConfig
+    cache_digest: str
+    table: str
+    version: int
+    content_digest: str
+    weights_digest: str
+    device: str
+    versions: dict[str, str]
+    code_version: str | None
+    metrics: dict[str, float]
+    unknown_then: list[str]
+    """Settings that a training has now and had not then; they have their defaults."""
+
+
+def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
+    """Read what a run trained, and from what; without a run, the newest that is no repetition.
+
+    Raises:
+        WrongInput: There is no such finished training, or its settings are none any more.
+    """
+    logged = tracking.logged_training(storage, run_id or tracking.newest_training(storage).run_id)
+    try:
+        return _parse(logged)
+    except KeyError as error:
+        raise WrongInput(
+            f"run_id is '{logged.run_id}', whose config.json has no {error}: it was logged by an older version, "
+            "which logged too little; give a newer run"
+        ) from None
+    except ValidationError as error:
+        raise WrongInput(
+            f"run_id is '{logged.run_id}', whose settings are none of this version ({explain(error)}): "
+            f"check out the code it was trained with, {logged.code_version or 'which it does not name'}"
+        ) from None
+
+
+def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
+    config: dict[str, Any] = logged.config
+    data, train = config["data"], config["train"]
+    return FirstTraining(
+        run_id=logged.run_id,
+        train=TrainConfig.model_validate(train),
+        distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
+        # Nothing is removed for the sake of a repetition.
+        cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": None}),
+        cache_digest=config["cache"]["digest"],
+        table=data["table"],
+        version=data["version"],
+        content_digest=data["content_digest"],
+        weights_digest=config["weights_digest"],
+        device=config["device"],
+        versions=logged.versions,
+        code_version=logged.code_version,
+        metrics=logged.metrics,
+        unknown_then=sorted(TrainConfig.model_fields.keys() - train.keys()),
+    )
+
+
+def check_same_data(first: FirstTraining, cache: CacheRef) -> list[str]:
+    """Return what is different about a cache of the same content.
+
+    Raises:
+        WrongInput: Its content is another.
+    """
+    manifest = open_cache(cache)
+    if manifest.content_digest != first.content_digest:
+        raise WrongInput(
+            f"'{first.table}' version {first.version} has the content {manifest.content_digest}, but MLflow run "
+            f"{first.run_id} was trained on {first.content_digest}: the table was made anew since, and what that run "
+            "saw is in it no more; train on what there is with the flow train"
+        )
+    if manifest.digest == first.cache_digest:
+        return []
+    return [f"the cache was {first.cache_digest} and is {manifest.digest}: pictures are decoded to other pixels"]
+
+
+def differences_now(first: FirstTraining) -> list[str]:
+    """Return what is not as it was when the run was trained: packages, code, weights, settings; a sentence each."""
+    versions = tracking.package_versions()
+    found = [
+        f"{package} was {first.versions.get(package, 'not there')} and is {versions.get(package, 'not there')}"
+        for package in sorted(first.versions.keys() | versions.keys())
+        if first.versions.get(package) != versions.get(package)
+    ]
+    commit = tracking.code_commit()
+    if commit != first.code_version:
+        found.append(f"the code was {first.code_version} and is {commit}")
+    digest = weights_digest(first.train.weights)
+    if digest != first.weights_digest:
+        found.append(f"train.weights '{first.train.weights}' were {first.weights_digest} and are {digest}")
+    found += [f"train.{name} was no setting then, and has its default" for name in first.unknown_then]
+    return found
+
+
+def _repetition(first: FirstTraining, different: list[str]) -> str:
+    """Name the repetition: the same one is trained once, and anew where something else has changed since."""
+    return hashlib.sha256(json.dumps([first.run_id, different]).encode()).hexdigest()[:16]
+
+
+def repeat_training(first: FirstTraining, cache: CacheRef, storage: Storage, tags: dict[str, str]) -> RepeatReport:
+    """Train again with the same settings, and compare metrics and weights with those of the first run.
+
+    On the same machine with the same packages both are the same to the last bit.
+
+    Args:
+        first: The run to repeat.
+        cache: The cache of the same table version.
+        storage: Where checkpoints and tracking lie.
+        tags: Tags of the new MLflow run.
+
+    Raises:
+        WrongInput: The data is no more what it was.
+        RankFailed, TimeoutError: As `launch_ranks`.
+    """
+    different = check_same_data(first, cache) + differences_now(first)
+    for sentence in different:
+        logger.warning("not as it was: %s", sentence)
+    spec = RankSpec(
+        train=first.train,
+        distributed=first.distributed,
+        cache=cache,
+        storage=storage,
+        tags=tags | {tracking.REPEAT_TAG: first.run_id},
+        repetition=_repetition(first, different),
+    )
+    run = launch_ranks(spec)
+    second = read_training(run.run_id, storage)
+    if second.device != first.device:
+        different.append(f"the device was {first.device} and is {second.device}")
+    pairs = compare_metrics(first.metrics, second.metrics)
+    report = RepeatReport(
+        run_id=run.run_id,
+        repeat_of=first.run_id,
+        differences=different,
+        metrics=pairs,
+        metrics_agree=all(pair.agrees for pair in pairs),
+        weights_equal=_same_weights(storage, run, RunRef(run_id=first.run_id)),
+    )
+    logger.info(
+        "MLflow run %s repeats %s: metrics %s, weights %s",
+        *(run.run_id, first.run_id),
+        "agree" if report.metrics_agree else "differ",
+        "are equal" if report.weights_equal else "differ",
+    )
+    return report
+
+
+def compare_metrics(before: dict[str, float], now: dict[str, float]) -> list[MetricPair]:
+    """Return the metrics of the splits val and test side by side, ordered by name."""
+    names = sorted(name for name in before.keys() | now.keys() if name.startswith(COMPARED))
+    return [MetricPair(metric=name, before=before.get(name), now=now.get(name)) for name in names]
+
+
+def _same_weights(storage: Storage, one: RunRef, other: RunRef) -> bool:
+    with TemporaryDirectory() as folder:
+        files = [tracking.download_weights(storage, run, Path(folder)) for run in (one, other)]
+        states = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(value, states[1][name]) for name, value in states[0].items()
+    )

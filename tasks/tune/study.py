@@ -1,0 +1,167 @@
+"""The study of a search: an Optuna study in a database below the home, which one search at a time goes on with."""
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import HyperbandPruner
+from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from tasks.config import TrainConfig, TuneConfig
+from tasks.errors import WrongInput
+from tasks.storage import Storage
+
+logger = logging.getLogger("lakevision.tune")
+
+RETRY_OF = "lakevision.retry_of"
+"""Attribute of a trial that does again what another one, which ended without a value, began: that one's number."""
+ERROR = "lakevision.error"
+RUN_ID = "lakevision.run_id"
+
+BUSY_SECONDS = 60
+"""How long a process waits for the database while another one writes to it."""
+
+
+def studies_folder(storage: Storage) -> Path:
+    """Return the folder of the studies' database and locks; local or on a shared file system."""
+    return Path(storage.home) / "studies"
+
+
+@contextmanager
+def have_study(storage: Storage, name: str) -> Iterator[None]:
+    """Have a study to ourselves until the block ends, after whoever has it now; a lock that ends with its process."""
+    folder = studies_folder(storage)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        logger.info("another run does exactly this search: waiting until it ends")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig, *, create: bool) -> optuna.Study:
+    """Open a study, whose trials Hyperband prunes.
+
+    Hyperband (Li et al., 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization") as Optuna has
+    it: brackets of successive halving, each with another number of epochs before its first cut.
+
+    Args:
+        storage: Where it lies.
+        name: Its name.
+        train: Names the metric and the epochs.
+        tune: The rules of pruning.
+        create: Whether to make it where it is not.
+
+    Raises:
+        WrongInput: It is not there.
+    """
+    folder = studies_folder(storage)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # What became of a trial, we say ourselves.
+    if not create and not (folder / "studies.db").exists():
+        raise _missing(name, folder)
+    # Two that make the tables of one database at once fail both.
+    with filelock.FileLock(folder / "studies.db.lock"):
+        database = RDBStorage(
+            f"sqlite:///{folder / 'studies.db'}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}
+        )
+    pruner = HyperbandPruner(tune.min_epochs, tune.trial_epochs(train), tune.reduction_factor)
+    if create:
+        direction = "minimize" if train.monitor == "val_loss" else "maximize"
+        return optuna.create_study(
+            storage=database, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
+        )
+    try:
+        return optuna.load_study(study_name=name, storage=database, pruner=pruner)
+    except KeyError:
+        raise _missing(name, folder) from None
+
+
+def _missing(name: str, folder: Path) -> WrongInput:
+    return WrongInput(
+        f"study is '{name}', which '{folder}' does not have: the worker must see the storage.home of the search"
+    )
+
+
+def superseded(study: optuna.Study) -> set[int]:
+    """Return the numbers of the trials that another one does again."""
+    return {trial.user_attrs[RETRY_OF] for trial in study.get_trials(deepcopy=False) if RETRY_OF in trial.user_attrs}
+
+
+def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return every trial but those that another one does again, ordered by number."""
+    gone = superseded(study)
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.number not in gone]
+
+
+def redo_lost_trials(study: optuna.Study) -> int:
+    """Put every trial that ended without a value on the list again, and return how many; the caller has the study.
+
+    A trial that still runs lost its process, or the process that waited for it: it is failed first, so that what may
+    be left of it ends with its next report. Its training goes on from its last checkpoint.
+    """
+    lost = 0
+    for trial in counted_trials(study):
+        if trial.state == TrialState.RUNNING:
+            study.tell(trial.number, state=TrialState.FAIL)
+        elif trial.state != TrialState.FAIL:
+            continue
+        lost += 1
+        study.add_trial(
+            optuna.create_trial(
+                state=TrialState.WAITING,
+                params=trial.params,
+                distributions=trial.distributions,
+                user_attrs={RETRY_OF: trial.number},
+            )
+        )
+    return lost
+
+
+def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune: TuneConfig) -> Trial | None:
+    """Return the next trial, its values drawn; None where there are as many as there are to be.
+
+    What is drawn is a function of the seed, of how many were drawn before, and of what came of them: a search that was
+    stopped does not begin again with the values that it began with.
+    """
+    known = counted_trials(study)
+    waiting = any(trial.state == TrialState.WAITING for trial in known)
+    if not waiting and len(known) >= tune.num_trials:
+        return None
+    drawn = len([trial for trial in known if trial.state != TrialState.WAITING])
+    seed = int.from_bytes(hashlib.sha256(f"{tune.seed} {drawn}".encode()).digest()[:4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        # A constant liar: trials that run at once keep away from each other.
+        study.sampler = TPESampler(seed=seed, constant_liar=tune.parallel > 1)
+    return study.ask(dict(space))
+
+
+def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
+    """Return what came of every trial: number, state, value, error, MLflow run and the values drawn."""
+    gone = superseded(study)
+    return [
+        {
+            "number": trial.number,
+            "state": "redone" if trial.number in gone else trial.state.name.lower(),
+            "value": trial.value,
+            **{f"train.{name}": value for name, value in sorted(trial.params.items())},
+            "run_id": trial.user_attrs.get(RUN_ID),
+            "error": trial.user_attrs.get(ERROR),
+        }
+        for trial in study.get_trials(deepcopy=False)
+    ]

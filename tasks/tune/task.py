@@ -1,0 +1,93 @@
+"""The search for hyper-parameters as Prefect tasks: its trials run on the GPU pool, or right here."""
+
+from collections.abc import Callable
+
+from prefect.artifacts import create_link_artifact, create_table_artifact
+
+from tasks import tracking
+from tasks.config import TrainConfig, TrialRun, TuneConfig, TuneRun
+from tasks.distributed.launch import launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.distributed.task import trained_on_pool
+from tasks.environment import mlflow_ui
+from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.pool.task import SubmittedRun, check_pool, submit, where_to_run
+from tasks.preflight.check import check_search
+from tasks.refs import CacheRef, RunRef, TrialReport
+from tasks.storage import Storage
+from tasks.train.run import run_key
+from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
+from tasks.tune.trial import run_trial
+
+
+@stage("check-search", timeout_seconds=1800)
+def check_searchable(config: TuneRun) -> None:
+    """Refuse models, weights and pools that cannot be, before a cache is built for them."""
+    check_search(config)
+    if where_to_run(config.tune) == "work_pool":
+        check_pool(config.tune, "tune", "the search")
+
+
+def _submit_trial(start: TrialStart) -> SubmittedRun:
+    spec = start.spec
+    config = TrialRun(
+        storage=spec.storage.as_config(),
+        train=spec.train,
+        tune=start.tune,
+        study=start.study,
+        number=start.number,
+        parent_run_id=start.parent_run_id,
+    )
+    parameters = {"config": config.model_dump(), "cache_ref": spec.cache.model_dump()}
+    return submit(start.tune, "tune", "trial", parameters, name=f"trial-{start.number}-{start.study}")
+
+
+def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
+    return _submit_trial if where_to_run(tune) == "work_pool" else TrialThread
+
+
+@stage("search", timeout_seconds=None)
+def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> TrainConfig:
+    """Try settings until there are trials enough, show all of them, and return the best."""
+    result = search_parameters(train, tune, cache, storage, _starter(tune), flow_run_tags())
+    publish_search(result, train.monitor, storage)
+    return result.best
+
+
+def publish_search(result: SearchResult, monitor: str, storage: Storage) -> None:
+    """Publish every trial as a table, and a link to the MLflow run that the trials are under."""
+    create_table_artifact(
+        table=result.rows, key="tune-trials", description=f"Trials by {monitor}, MLflow run {result.run_id}"
+    )
+    link = mlflow_ui(storage.tracking) + tracking.run_location(storage, RunRef(run_id=result.run_id))
+    create_link_artifact(link=link, link_text="MLflow run of the search", key="tune-run")
+
+
+@stage("train-best-on-pool", timeout_seconds=None)
+def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> bool:
+    """Train the best settings in full where the trials ran, if that is a pool and no trial did; say whether it was."""
+    key = run_key(train, cache, None)
+    if found := tracking.find_finished_run(storage, key):
+        return skipped(False, f"MLflow run {found.run_id} has trained this already")
+    if where_to_run(tune) == "in_place":
+        return skipped(False, "there is no pool: it is trained in place")
+    config = TrialRun(storage=storage.as_config(), train=train, tune=tune)
+    submitted = submit(
+        tune, "tune", "training", {"config": config.model_dump(), "cache_ref": cache.model_dump()}, name=f"best-{key}"
+    )
+    submitted.wait()
+    trained_on_pool(submitted, storage, key)
+    return True
+
+
+@stage("train-trial", timeout_seconds=None, retries=0)
+def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> TrialReport:
+    """Train as a trial of a study, or as none; the search decides whether a failed trial is done again."""
+    tags = flow_run_tags()
+    if config.parent_run_id is not None:
+        tags |= {tracking.PARENT_TAG: config.parent_run_id, "lakevision.trial": str(config.number)}
+    spec = RankSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
+    if config.study is None or config.number is None:
+        run = launch_ranks(spec)
+        return TrialReport(number=None, state="complete", value=None, run_id=run.run_id)
+    return run_trial(spec, config.study, config.number, config.tune)

@@ -1,0 +1,111 @@
+"""The search in place, with real ranks, and flows around a training under Prefect's test harness."""
+
+import mlflow
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter
+
+from flows.check_gradients import check_gradients
+from flows.command_line import parse_arguments
+from flows.etl import etl
+from flows.overfit_batch import overfit_batch
+from flows.repeat import repeat
+from flows.tune import tune
+from tasks import tracking
+from tasks.config import (
+    Choices,
+    EtlConfig,
+    EtlRun,
+    GradientRun,
+    OverfitRun,
+    Range,
+    RepeatRun,
+    StorageConfig,
+    TrainConfig,
+    TuneConfig,
+    TuneRun,
+)
+from tasks.errors import WrongInput
+from tasks.tune.search import TrialThread, search_parameters
+from tasks.tune.space import study_name
+from tasks.tune.study import open_study
+from tests.integration.hand_made import hand_made_cache
+
+SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
+RATES = {"learning_rate": Range(low=1e-8, high=2e-8, log=True)}
+
+
+def test_on_the_command_line_a_search_is_what_was_asked_for() -> None:
+    """Not laid over a default, which would be searched as well."""
+    arguments = ["--tune.search", '{"optimizer": {"choices": ["adam", "sgd"]}}', "--tune.num_trials", "3"]
+
+    tune = parse_arguments(TuneRun, "program", arguments).tune
+
+    assert tune.space == {"optimizer": Choices(choices=["adam", "sgd"])}
+    assert tune.num_trials == 3
+
+
+def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(source, storage):
+    """Beside a trial that was right from its first epoch; what it left of a checkpoint goes."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    settings = TuneConfig(search=RATES, num_trials=2)
+    study = open_study(storage, study_name(SMALL, settings, cache), SMALL, settings, create=True)
+    study.add_trial(
+        optuna.create_trial(
+            state=TrialState.COMPLETE,
+            value=1.0,
+            params={"learning_rate": 1.5e-8},
+            distributions={"learning_rate": FloatDistribution(1e-8, 2e-8, log=True)},
+            intermediate_values={1: 1.0, 2: 1.0},
+            system_attrs={"completed_rung_0": 1.0},
+        )
+    )
+    result = search_parameters(SMALL, settings, cache, storage, TrialThread, {})
+
+    assert result.best == SMALL.model_copy(update={"learning_rate": 1.5e-8})
+    assert [row["state"] for row in result.rows] == ["complete", "pruned"]
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    trial, parent = client.get_run(result.rows[1]["run_id"]), client.get_run(result.run_id)
+    assert (trial.info.status, trial.data.tags["lakevision.pruned"]) == ("KILLED", "true")
+    assert trial.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert [metric.step for metric in client.get_metric_history(trial.info.run_id, "val_accuracy")] == [0]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["best_val_accuracy"] == 1.0
+    assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
+    assert list(storage.checkpoints.rglob("last.pt")) == []
+    # Again: everything is done, in the same run.
+    again = search_parameters(SMALL, settings, cache, storage, TrialThread, {})
+    assert (again.run_id, len(again.rows)) == (result.run_id, 2)
+
+
+@pytest.mark.usefixtures("prefect_harness")
+def test_flows_around_a_training(spark, storage, source):
+    """Checks before it, a search whose best trial is found trained, and a repetition with the same weights."""
+    home = StorageConfig(home=storage.home)
+    etl(EtlRun(storage=home, etl=EtlConfig(source=str(source), val_fraction=0.2, test_fraction=0.2)))
+    common = {"storage": home, "cache": {"image_size": 24}, "train": SMALL.model_copy(update={"max_epochs": 1})}
+    few = {"overfit": {"max_steps": 80, "loss_share": 0.5}}
+    assert len(overfit_batch(OverfitRun.model_validate(common | few)).losses) > 1
+    assert check_gradients(GradientRun.model_validate(common)).parameters
+
+    search = TuneConfig(search={"learning_rate": Choices(choices=[0.001, 0.002])}, num_trials=1, where="in_place")
+    best = tune(TuneRun.model_validate(common | {"tune": search}))
+    report = repeat(RepeatRun(storage=home))
+
+    assert report.repeat_of == best.run_id != report.run_id
+    assert report.weights_equal
+    assert report.metrics_agree
+    assert {pair.metric for pair in report.metrics} >= {"val_loss", "test_accuracy", "test_loss"}
+    assert report.differences == []
+    assert len(tracking.promotable_runs(storage)) == 2
+    with pytest.raises(WrongInput, match="run_id is 'none', which '.*' does not have"):
+        repeat(RepeatRun(storage=home, run_id="none"))
+    with get_client(sync_client=True) as client:
+        wanted = ArtifactFilter.model_validate({"key": {"any_": ["tune-trials", "repeat-comparison", "gradients"]}})
+        found = {artifact.key: str(artifact.data) for artifact in client.read_artifacts(artifact_filter=wanted)}
+    assert f'"run_id": "{best.run_id}"' in found["tune-trials"]
+    assert '"agrees": true' in found["repeat-comparison"]
+    assert '"finite": true' in found["gradients"]

@@ -1,0 +1,94 @@
+"""A repetition: what it compares, and what it names."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tasks import tracking
+from tasks.cache.manifest import open_cache
+from tasks.config import CacheConfig, TrainConfig
+from tasks.errors import WrongInput
+from tasks.refs import CacheRef, MetricPair
+from tasks.train.repeat import FirstTraining, check_same_data, compare_metrics, differences_now
+from tasks.train.run import run_key
+
+TRAIN = TrainConfig(weights="none", freeze_backbone=False)
+
+
+def first(**values: object) -> FirstTraining:
+    """Return a training as it was logged a moment ago, with other values in it."""
+    now = {
+        "run_id": "r",
+        "train": TRAIN,
+        "distributed": None,
+        "cache": CacheConfig(),
+        "cache_digest": "d",
+        "table": "/tables/images",
+        "version": 3,
+        "content_digest": "content",
+        "weights_digest": "none",
+        "device": "cpu",
+        "versions": tracking.package_versions(),
+        "code_version": tracking.code_commit(),
+        "metrics": {},
+        "unknown_then": [],
+    }
+    return FirstTraining.model_validate(now | values)
+
+
+def test_nothing_is_different_a_moment_later() -> None:
+    """Same packages, same code, same weights."""
+    assert differences_now(first()) == []
+
+
+def test_what_is_different_is_named() -> None:
+    """A sentence each, with what was and what is."""
+    versions = tracking.package_versions()
+    before = first(
+        versions=versions | {"torch": "1.0", "gone": "2.0"},
+        code_version="abc",
+        weights_digest="123",
+        unknown_then=["label_smoothing"],
+    )
+
+    assert differences_now(before) == [
+        "gone was 2.0 and is not there",
+        f"torch was 1.0 and is {versions['torch']}",
+        f"the code was abc and is {tracking.code_commit()}",
+        "train.weights 'none' were 123 and are none",
+        "train.label_smoothing was no setting then, and has its default",
+    ]
+
+
+def test_other_data_is_refused_and_other_pixels_are_named(make_cache: Callable[..., CacheRef]) -> None:
+    """The same version of a table that was made anew is other data."""
+    cache = make_cache({"train": 3, "val": 3, "test": 3})
+    digest = open_cache(cache).digest
+
+    assert check_same_data(first(cache_digest=digest), cache) == []
+    assert check_same_data(first(), cache) == [f"the cache was d and is {digest}: pictures are decoded to other pixels"]
+    with pytest.raises(WrongInput, match="version 3 has the content content, but MLflow run r was trained on other"):
+        check_same_data(first(content_digest="other"), cache)
+
+
+def test_metrics_of_val_and_test_are_compared_to_the_last_digit() -> None:
+    """Speed and the like are not, and a metric that one of the two has not is no agreement."""
+    before = {"val_loss": 0.5, "test_loss": 0.25, "images_per_second": 9.0, "best_val_accuracy": 1.0}
+    now = {"val_loss": 0.5, "test_loss": 0.25000000000000006, "images_per_second": 8.0}
+
+    pairs = compare_metrics(before, now)
+
+    assert pairs == [
+        MetricPair(metric="best_val_accuracy", before=1.0, now=None),
+        MetricPair(metric="test_loss", before=0.25, now=0.25000000000000006),
+        MetricPair(metric="val_loss", before=0.5, now=0.5),
+    ]
+    assert [pair.agrees for pair in pairs] == [False, False, True]
+
+
+def test_a_repetition_has_a_key_of_its_own() -> None:
+    """Or the first run would be found, and nothing trained."""
+    cache = CacheRef(url="/cache", digest="d")
+    keys = {run_key(TRAIN, cache, None, repetition) for repetition in (None, "one", "two")}
+
+    assert len(keys) == 3

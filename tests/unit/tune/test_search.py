@@ -1,0 +1,189 @@
+"""The search on a real study, with trials that end when they are told to."""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tasks.config import Range, TrainConfig, TuneConfig
+from tasks.errors import WrongInput
+from tasks.storage import Storage
+from tasks.tune.search import RunningTrial, run_trials
+from tasks.tune.study import counted_trials, open_study, redo_lost_trials, trial_rows
+from tasks.tune.trial import Pruned, fail_trial, reporter, trial_of
+
+# With two epochs Hyperband has one bracket, so that a trial's number decides nothing.
+TRAIN = TrainConfig(weights="none", freeze_backbone=False, max_epochs=2)
+TUNE = TuneConfig(search={"learning_rate": Range(low=1e-4, high=1e-1, log=True)}, num_trials=14)
+
+
+@pytest.fixture
+def study(storage: Storage) -> optuna.Study:
+    """Return a study in a database of its own."""
+    return open_study(storage, "study", TRAIN, TUNE, create=True)
+
+
+def quality(values: dict[str, Any]) -> float:
+    """Return how good a learning rate is: 0.01 is best."""
+    return 1 - abs(math.log10(values["learning_rate"]) + 2) / 4
+
+
+class Trials:
+    """Trials that run for so many looks, and then tell the study how good their learning rate is."""
+
+    def __init__(self, study: optuna.Study, looks: int = 1, fails: Callable[[int], Exception | None] | None = None):
+        self.study, self.looks, self.fails = study, looks, fails
+        self.running: set[int] = set()
+        self.most = 0
+        self.cancelled: list[int] = []
+
+    def start(self, number: int, values: dict[str, Any]) -> RunningTrial:
+        """Begin a trial."""
+        self.running.add(number)
+        self.most = max(self.most, len(self.running))
+        return _Trial(self, number, values)
+
+
+class _Trial:
+    def __init__(self, trials: Trials, number: int, values: dict[str, Any]) -> None:
+        self.trials, self.number, self.values, self.looks = trials, number, values, trials.looks
+
+    def ended(self) -> bool:
+        self.looks -= 1
+        if self.looks > 0:
+            return False
+        self.trials.running.discard(self.number)
+        if self.trials.fails and (error := self.trials.fails(self.number)):
+            raise error
+        self.trials.study.tell(self.number, quality(self.values))
+        return True
+
+    def cancel(self) -> None:
+        self.trials.cancelled.append(self.number)
+
+
+def drawn(study: optuna.Study) -> list[float]:
+    """Return the learning rates of the trials that count."""
+    return [trial.params["learning_rate"] for trial in counted_trials(study)]
+
+
+def test_a_search_draws_as_many_trials_as_it_is_to_and_gets_better(study: optuna.Study) -> None:
+    """One after the other, and nothing more when it is run again."""
+    trials = Trials(study)
+    run_trials(study, TUNE, trials.start, look_seconds=0)
+    run_trials(study, TUNE, trials.start, look_seconds=0)
+
+    assert len(study.trials) == 14
+    assert len(set(drawn(study))) == 14
+    assert trials.most == 1
+    assert study.best_value > 0.9
+
+
+def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(study: optuna.Study, storage: Storage) -> None:
+    """And begins with the trial that was lost with its process."""
+    run_trials(study, TUNE, Trials(study).start, look_seconds=0)
+
+    stopped = open_study(storage, "stopped", TRAIN, TUNE, create=True)
+    run_trials(stopped, TUNE.model_copy(update={"num_trials": 11}), Trials(stopped).start, look_seconds=0)
+    lost = Trials(stopped, fails=lambda number: KeyboardInterrupt())  # type: ignore[arg-type, return-value]
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(stopped, TUNE, lost.start, look_seconds=0)
+    assert lost.cancelled == [11]
+    again = open_study(storage, "stopped", TRAIN, TUNE, create=True)
+    assert redo_lost_trials(again) == 1
+    run_trials(again, TUNE, Trials(again).start, look_seconds=0)
+
+    assert drawn(again) == drawn(study)
+    assert [row["state"] for row in trial_rows(again)].count("redone") == 1
+    assert [trial.state for trial in again.trials].count(TrialState.COMPLETE) == 14
+
+
+def test_more_trials_add_to_a_search(study: optuna.Study) -> None:
+    """Those that are there count."""
+    run_trials(study, TUNE.model_copy(update={"num_trials": 3}), Trials(study).start, look_seconds=0)
+    before = drawn(study)
+    run_trials(study, TUNE.model_copy(update={"num_trials": 5}), Trials(study).start, look_seconds=0)
+
+    assert drawn(study)[:3] == before
+    assert len(study.trials) == 5
+
+
+def test_so_many_trials_run_at_once_and_no_more(study: optuna.Study) -> None:
+    """A slot that is free is filled at once."""
+    trials = Trials(study, looks=3)
+    run_trials(study, TUNE.model_copy(update={"parallel": 3, "num_trials": 7}), trials.start, look_seconds=0)
+
+    assert trials.most == 3
+    assert len(set(drawn(study))) == 7
+
+
+def test_no_trial_begins_when_the_time_is_up(study: optuna.Study) -> None:
+    """Those that run come to their end."""
+    trials = Trials(study, looks=12)
+    run_trials(study, TUNE.model_copy(update={"parallel": 2, "timeout_seconds": 1}), trials.start, look_seconds=0.1)
+
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 2
+
+
+def test_a_trial_that_fails_has_no_value_and_is_done_again_by_the_next_run(study: optuna.Study) -> None:
+    """The search goes on meanwhile."""
+    four = TUNE.model_copy(update={"num_trials": 4})
+    trials = Trials(study, fails=lambda number: RuntimeError("out of memory") if number == 1 else None)
+    run_trials(study, four, trials.start, look_seconds=0)
+    states = [trial.state for trial in study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
+    assert trial_rows(study)[1]["error"] == "RuntimeError: out of memory"
+
+    assert redo_lost_trials(study) == 1
+    run_trials(study, four, Trials(study).start, look_seconds=0)
+
+    assert study.trials[4].state == TrialState.COMPLETE
+    assert study.trials[4].params == study.trials[1].params
+    assert redo_lost_trials(study) == 0
+
+
+def test_wrong_input_ends_the_search_and_what_runs(study: optuna.Study) -> None:
+    """With the same settings it would be so again."""
+    trials = Trials(study, looks=2, fails=lambda number: WrongInput("a sentence") if number == 0 else None)
+    with pytest.raises(WrongInput, match="a sentence"):
+        run_trials(study, TUNE.model_copy(update={"parallel": 3}), trials.start, look_seconds=0)
+
+    assert {1, 2} <= set(trials.cancelled)
+
+
+def test_a_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Study) -> None:
+    """One that is goes on, and after the last epoch nobody is pruned."""
+    values = {0: 0.5, 1: 0.4, 2: 0.6}
+    for number, value in values.items():
+        study.ask({})
+        on_event = reporter(trial_of(study, number))
+        with pytest.raises(Pruned) if number == 1 else nullcontext():
+            on_event({"epoch": 1, "max_epochs": 2, "value": value})
+            on_event({"epoch": 2, "max_epochs": 2, "value": 0.0})
+
+
+def test_what_is_left_of_a_lost_trial_ends_with_its_next_report(study: optuna.Study) -> None:
+    """Its process lives, but another one does its work now; an epoch that was reported is not reported again."""
+    study.ask({})
+    on_event = reporter(trial_of(study, 0))
+    on_event({"epoch": 1, "max_epochs": 2, "value": 0.5})
+    on_event({"epoch": 1, "max_epochs": 2, "value": 0.7})
+    assert study.trials[0].intermediate_values == {1: 0.5}
+    redo_lost_trials(study)
+
+    with pytest.raises(WrongInput, match="trial 0 of the study 'study' was ended by another run of the search"):
+        on_event({"epoch": 2, "max_epochs": 2, "value": 0.5})
+    fail_trial(study, 0, "late")
+    assert trial_rows(study)[0]["error"] is None
+
+
+def test_a_study_that_is_not_there_is_named(storage: Storage, study: optuna.Study) -> None:
+    """A worker that sees another home would make a study that nobody reads."""
+    with pytest.raises(WrongInput, match="study is 'none', which '.*studies' does not have: the worker must see"):
+        open_study(storage, "none", TRAIN, TUNE, create=False)
+    with pytest.raises(WrongInput, match="number is 7, but the study 'study' has no such trial"):
+        trial_of(study, 7)
