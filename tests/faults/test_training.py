@@ -1,0 +1,138 @@
+"""Trainings killed at random moments, and on a disk that is full: they end like one that nothing happened to."""
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import mlflow
+import psutil
+import pytest
+import torch
+
+from tasks import tracking
+from tasks.config import DistributedConfig, StorageConfig, TrainConfig
+from tasks.distributed.launch import RankFailed, launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.refs import CacheRef, RunRef
+from tasks.storage import Storage, resolve_storage
+from tasks.train.run import train_model
+from tests.faults.disks import mounted_disk
+from tests.integration.hand_made import hand_made_cache
+
+TRAIN = TrainConfig(
+    model="shufflenet_v2_x0_5",
+    weights="none",
+    freeze_backbone=False,
+    batch_size=4,
+    max_epochs=6,
+    patience=6,
+    checkpoint_seconds=1,
+    # Two rounds of killing must not meet another number format on another machine.
+    precision="fp32",
+)
+MOMENTS = 3
+
+
+@pytest.fixture
+def cache(pictures, storage: Storage) -> CacheRef:
+    """Return a cache of 60 pictures."""
+    return hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+
+
+def weights_of(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that the run logged."""
+    model = tracking.register_run(storage, run, f"model-{run.run_id}")
+    package = tracking.download_model(storage, model, folder / run.run_id)
+    loaded: dict[str, torch.Tensor] = torch.load(next(package.rglob("weights.pt")), weights_only=True)
+    return loaded
+
+
+def kill_after(seconds: float, draw: random.Random, done: threading.Event) -> threading.Thread:
+    """Kill a rank of this process so long from now, without a chance to say anything."""
+
+    def wait_and_kill() -> None:
+        if done.wait(seconds):
+            return
+        ranks = [child for child in psutil.Process().children() if "tasks.distributed.rank" in child.cmdline()]
+        if ranks:
+            os.kill(draw.choice(ranks).pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache, storage, tmp_path, draw, num_ranks):
+    """The same weights, one MLflow run, a continuous curve with every epoch once, no checkpoint and no rank left."""
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    began = time.monotonic()
+    undisturbed = launch_ranks(RankSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
+    took = time.monotonic() - began
+    spec = RankSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
+    for _ in range(MOMENTS):
+        done = threading.Event()
+        killer = kill_after(draw.uniform(0.3, 1.0) * took, draw, done)
+        try:
+            launch_ranks(spec)
+        except RankFailed as failed:
+            print(f"killed: {str(failed).splitlines()[0]}")
+        done.set()
+        killer.join()
+    run = launch_ranks(spec)
+
+    ours, theirs = weights_of(run, storage, tmp_path), weights_of(undisturbed, other, tmp_path)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(6))
+    runs = client.search_runs([client.get_run(run.run_id).info.experiment_id])
+    assert [found.info.status for found in runs] == ["FINISHED"]
+    assert not list(storage.checkpoints.glob("*/*.pt"))
+    assert not [child for child in psutil.Process().children() if "tasks.distributed.rank" in child.cmdline()]
+
+
+def fill(filler: Path) -> None:
+    """Write until the disk has no room left."""
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+
+
+def test_a_full_disk_at_a_checkpoint_ends_no_training_and_spoils_no_checkpoint(cache, storage, tmp_path):
+    """It is told; killed then, the training goes on from the one before; with room again it ends as if nothing was."""
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = weights_of(train_model(TRAIN, cache, other), other, tmp_path)
+    with mounted_disk(tmp_path / "small", storage, 60_000) as disk:
+        small = resolve_storage(
+            StorageConfig(
+                home=str(disk.folder),
+                cache=storage.cache,
+                tables=storage.tables,
+                artifacts=f"{tmp_path}/artifacts",
+                tracking=f"sqlite:///{tmp_path}/mlflow.db",
+            )
+        )
+        filler = disk.folder / "filler"
+
+        class Killed(BaseException):
+            """Stands for SIGKILL."""
+
+        def fill_then_die(metrics):
+            if metrics.epoch == 1:
+                fill(filler)
+            if metrics.epoch == 3:
+                raise Killed
+
+        with pytest.raises(Killed):
+            train_model(TRAIN, cache, small, on_epoch=fill_then_die)
+        filler.unlink()
+        epochs = []
+        run = train_model(TRAIN, cache, small, on_epoch=lambda metrics: epochs.append(metrics.epoch))
+        assert epochs[0] in (1, 2)
+        resumed = weights_of(run, small, tmp_path)
+    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
