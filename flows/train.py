@@ -16,7 +16,7 @@ from tasks.train.task import train_single
 def train(config: TrainRun = TrainRun()) -> RunRef:
     """Train on a version of `images`."""
     storage = resolve_storage(config.storage)
-    run_stage(check_trainable, config.train, config.cache)
+    run_stage(check_trainable, config.train, config.cache, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     cache = run_stage(materialize, config.cache, images, storage, config.spark)
     return run_stage(train_single, config.train, cache, storage)

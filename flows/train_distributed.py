@@ -16,7 +16,7 @@ from tasks.storage import resolve_storage
 def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache_ref: CacheRef | None = None) -> RunRef:
     """Train with many ranks on `cache_ref`, or on the cache of a version of `images`."""
     storage = resolve_storage(config.storage)
-    run_stage(check_trainable, config.train, config.cache)
+    run_stage(check_trainable, config.train, config.cache, storage)
     if cache_ref is None:
         images = run_stage(choose_images, config.table_version, storage, config.spark)
         cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)

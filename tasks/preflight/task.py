@@ -5,6 +5,7 @@ from tasks.orchestration.task import stage
 from tasks.pool.task import check_pool, where_to_run
 from tasks.preflight.check import check_pipeline, check_training
 from tasks.storage import Storage
+from tasks.tracking import check_tracking
 
 
 @stage("preflight", timeout_seconds=1800)
@@ -16,6 +17,8 @@ def check_inputs(config: PipelineConfig, storage: Storage) -> None:
 
 
 @stage("check-training", timeout_seconds=1800)
-def check_trainable(train: TrainConfig, cache: CacheConfig) -> None:
-    """Refuse what cannot be trained before a cache is built for it."""
+def check_trainable(train: TrainConfig, cache: CacheConfig, tracked: Storage | None = None) -> None:
+    """Refuse what cannot be trained, or tracked where it is to be, before a cache is built for it."""
+    if tracked is not None:
+        check_tracking(tracked)
     check_training(train, cache)

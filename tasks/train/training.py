@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +38,9 @@ from tasks.train.report import log_report
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 
 logger = logging.getLogger("lakevision.train")
+
+LEAVE_SECONDS = 2.0
+"""How long a training that ends before its end waits until its metrics are sent."""
 
 
 def run_key(
@@ -117,11 +121,17 @@ class Training:
         config = self._config(setting)
         with tracking.tracked_run(self._storage, name, self.key, config, self._tags, resume) as run:
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
-            if resume is not None:
+            if checkpoint is not None:
                 self._send_missing(self._sender)
             self._num_sent = len(self.progress.history)
-            self._run_stages(setting, checkpoint)
-            test = self._test(setting)
+            try:
+                self._run_stages(setting, checkpoint)
+                test = self._test(setting)
+            except BaseException:
+                # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
+                with suppress(tracking.TrackingAway):
+                    self._sender.close(LEAVE_SECONDS)
+                raise
             self._sender.close()
             self._log_results(run, setting, test)
             run_id: str = self._reducer.broadcast(run.run_id)
