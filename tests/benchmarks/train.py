@@ -29,6 +29,7 @@ from torch.nn import functional  # noqa: E402
 from tasks.environment import lakevision_home  # noqa: E402
 from tests.benchmarks import train_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
+from tests.benchmarks.train_gpu import gpu_figures  # noqa: E402
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
 
@@ -349,8 +350,7 @@ def main() -> None:
         figures += compare_speeds(Path(scratch) / "noise", 2 if quick else 5, log)
         figures.append(loop_cost(5 if quick else 30))
         figures.append(time_outside(Path(scratch) / "noise", 60 if quick else 270))
-    if not torch.cuda.is_available():
-        print("no GPU here: its figures are left out", flush=True)
+    figures += gpu_figures()
     write_figures("train", figures, note="median of rounds in turns; " + ("quick" if quick else "in full"))
 
 
