@@ -18,18 +18,21 @@ from tasks.jvm import check_java
 from tasks.storage import Storage
 from tasks.train.device import choose_device
 from tasks.train.model import build_classifier
+from tasks.train.precision import choose_precision
 
 logger = logging.getLogger("lakevision.preflight")
 
 
 def check_training(train: TrainConfig, cache: CacheConfig) -> None:
-    """Refuse a model, weights, device or image size that cannot be trained, before a cache is built for it.
+    """Refuse a model, weights, layers, device, precision or image size that cannot be trained, before a cache is built.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    choose_device(train.device, 0)
+    choose_precision(train.precision, choose_device(train.device, 0))
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
+    for stage in train.fine_tune:
+        classifier.unfreeze_from(stage.unfreeze_from)
     side = cache.image_size
     try:
         with torch.no_grad():

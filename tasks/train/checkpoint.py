@@ -116,11 +116,6 @@ class Checkpoints:
             return content
         return None
 
-    def remove(self) -> None:
-        """Remove them all: the training is finished."""
-        for path in self._folder.glob("*.pt*"):
-            path.unlink()
-
     def _steps(self) -> list[Path]:
         return sorted(self._folder.glob("step-*.pt"))
 
@@ -134,6 +129,12 @@ class Checkpoints:
         bests = sorted(self._folder.glob("best-*.pt"))
         for path in bests[: -self._keep]:
             path.unlink()
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints of a training that is finished, or given up."""
+    for path in [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}")]:
+        path.unlink(missing_ok=True)
 
 
 def _differ(progress: Progress, reducer: Reducer) -> bool:

@@ -20,7 +20,7 @@ from tasks.predict.model import save_classifier
 from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
-from tasks.train.checkpoint import Checkpoints, check_fits, restore, restore_progress
+from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, restore, restore_progress
 from tasks.train.device import choose_device
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
@@ -135,7 +135,7 @@ class Training:
             self._sender.close()
             self._log_results(run, setting, test)
             run_id: str = self._reducer.broadcast(run.run_id)
-        self.checkpoints.remove()
+        remove_checkpoints(self.folder)
         return RunRef(run_id=run_id)
 
     def _prepare(self) -> Setting:

@@ -16,6 +16,7 @@ from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.refs import TrialReport
+from tasks.train.checkpoint import remove_checkpoints
 from tasks.train.finite import Diverged
 from tasks.tune.study import ERROR, RUN_ID, open_study
 
@@ -113,7 +114,7 @@ def run_trial(
 
 def _remove_checkpoint(spec: RankSpec) -> None:
     """Let whoever trains the same in full begin anew, in a run of its own."""
-    (spec.storage.checkpoints / spec.key / "last.pt").unlink(missing_ok=True)
+    remove_checkpoints(spec.storage.checkpoints / spec.key)
 
 
 def fail_trial(study: optuna.Study, number: int, why: str) -> None:

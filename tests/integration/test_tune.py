@@ -75,7 +75,7 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_val_accuracy"] == 1.0
     assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
-    assert list(storage.checkpoints.rglob("last.pt")) == []
+    assert list(storage.checkpoints.rglob("*.pt")) == []
     # Again: everything is done, in the same run.
     again = search_parameters(SMALL, settings, cache, storage, TrialThread, {})
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
