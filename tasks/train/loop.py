@@ -238,7 +238,7 @@ def fit(
             images_per_second=trained.images_per_second,
             data_wait_share=trained.data_wait_share,
             train_seconds=running.seconds,
-            val_seconds=time.perf_counter() - began,
+            validation_seconds=time.perf_counter() - began,
         )
         with held_back():
             progress.history.append(metrics)

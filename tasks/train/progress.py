@@ -25,7 +25,7 @@ class EpochMetrics:
     data_wait_share: float
     """Share of the training time of rank 0 spent waiting for batches."""
     train_seconds: float
-    val_seconds: float
+    validation_seconds: float
 
     def values(self) -> dict[str, float]:
         """Return the metrics by name, without the epoch's number."""

@@ -319,7 +319,7 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     spec = RankSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)
     whole = time.perf_counter() - began
-    inside = tracking.run_metric_sum(storage, run, ("train_seconds", "val_seconds"))
+    inside = tracking.run_metric_sum(storage, run, ("train_seconds", "validation_seconds"))
     ratio = 1 - inside / whole
     return Figure(
         f"share outside steps, {whole:.0f} s of training",

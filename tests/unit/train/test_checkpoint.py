@@ -22,7 +22,7 @@ from tasks.train.reduce import SingleProcess
 
 MAX_EPOCHS = 5
 NUM_STEPS = 6
-TIMINGS = {"images_per_second", "data_wait_share", "train_seconds", "val_seconds"}
+TIMINGS = {"images_per_second", "data_wait_share", "train_seconds", "validation_seconds"}
 LAST = (MAX_EPOCHS - 1, NUM_STEPS - 1)
 CONFIG = {"train": {"seed": 1, "model": "resnet18"}, "cache": "digest"}
 
