@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 
 from tasks.errors import WrongInput
@@ -13,16 +14,27 @@ from tasks.storage import Storage
 from tasks.tracking.server import client_of
 
 
+def whole_model(storage: Storage, run: RunRef) -> str | None:
+    """Return the id of the newest whole model that a run logged, or None.
+
+    A training that was killed while it logged its model logs another one when it goes on: the first is not whole.
+    """
+    client = client_of(storage)
+    logged = [client.get_logged_model(output.model_id) for output in client.get_run(run.run_id).outputs.model_outputs]
+    whole = [model for model in logged if model.status == LoggedModelStatus.READY]
+    return str(max(whole, key=lambda model: model.creation_timestamp).model_id) if whole else None
+
+
 def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
     """Register the run's model under `name`; a run that is registered already keeps its version."""
     client = client_of(storage)
     for found in client.search_model_versions(f"name = '{name}'"):
         if found.run_id == run.run_id:
             return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
-    logged = client.get_run(run.run_id).outputs.model_outputs
-    if not logged:
+    model_id = whole_model(storage, run)
+    if model_id is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
-    created = mlflow.register_model(f"models:/{logged[0].model_id}", name)
+    created = mlflow.register_model(f"models:/{model_id}", name)
     return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
 
 

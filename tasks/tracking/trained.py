@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.models import whole_model
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, VERSION_PARAM
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
@@ -83,10 +84,8 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     Raises:
         WrongInput: The run has logged no model.
     """
-    logged = client_of(storage).get_run(run.run_id).outputs.model_outputs
-    if not logged:
+    model_id = whole_model(storage, run)
+    if model_id is None:
         raise WrongInput(f"run_id is '{run.run_id}', a run that has logged no model: give another")
-    package = Path(
-        mlflow.artifacts.download_artifacts(f"models:/{logged[0].model_id}", dst_path=str(folder / run.run_id))
-    )
+    package = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}", dst_path=str(folder / run.run_id)))
     return next(package.rglob("weights.pt"))

@@ -8,6 +8,7 @@ from tasks import tracking
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
+from tasks.train.checkpoint import remove_checkpoints
 from tasks.train.progress import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.training import Training, run_key
@@ -54,6 +55,8 @@ def train_model(
     # ranks; this lock is for plain calls, and for a rank that outlives its launcher.
     with filelock.FileLock(f"{training.folder}.lock"):
         finished = tracking.find_finished_run(storage, training.key)
+        if finished is not None:
+            remove_checkpoints(training.folder)  # It may have been killed before it did so itself.
         checkpoint = None if finished else training.checkpoints.load()
         if finished is None:
             # Somebody may have deleted the run, or the database: then the training goes on in a new one.

