@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tasks.errors import WrongInput
+from tasks.tracking.runs import flat_params
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -163,20 +164,13 @@ def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:
     Raises:
         WrongInput: Names what differs, in the checkpoint and here.
     """
-    theirs, ours = _flat(content["config"]), _flat(config)
+    theirs, ours = flat_params(content["config"]), flat_params(config)
     different = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if different:
         said = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in different[:4])
         raise WrongInput(
             f"the checkpoint is of another training ({said}): train with its settings, or remove it to begin anew"
         )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:

@@ -29,6 +29,7 @@ from tasks.refs import CacheRef
 from tasks.schema import cache_schema
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier
+from tasks.train.precision import precision_name
 from tasks.train.reduce import Reducer
 from tasks.turns import take_turn
 
@@ -117,7 +118,7 @@ def materialize_features(
     settings = FeatureSettings(
         source=source.digest,
         backbone=backbone_digest(name, classifier),
-        precision=str(precision or torch.float32).removeprefix("torch."),
+        precision=precision_name(precision),
         num_features=seen[0].shape[1],
     )
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}

@@ -52,6 +52,11 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if able and wanted != "fp32" else None
 
 
+def precision_name(precision: torch.dtype | None) -> str:
+    """Return the name of a number format as it is logged; None is that of the weights."""
+    return str(precision or torch.float32).removeprefix("torch.")
+
+
 def largest_batch(classifier: Classifier, image_size: int, num_rows: int, num_ranks: int, device: torch.device) -> int:
     """Return the largest power of two of pictures that a step fits into the memory of the device.
 

@@ -165,12 +165,14 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
         classifier.unfreeze_from(stage.unfreeze_from)
     classifier.precision = setting.precision
     batch_size = setting.batch_size()
-    model: nn.Module = classifier
-    loaders: dict[str, Loader] = {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
+    model: nn.Module
+    loaders: dict[str, Loader]
     if _takes_features(setting, stage):
         model, loaders = classifier.head, _feature_loaders(setting, batch_size)
-    elif train.compile:
-        classifier.network.compile()
+    else:
+        model, loaders = classifier, {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
+        if train.compile:
+            classifier.network.compile()
     steps = loaders[TRAIN].num_steps
     rate = learning_rate(
         train,

@@ -32,6 +32,7 @@ from tasks.train.model import build_classifier, weights_digest
 from tasks.train.model_card import TrainingFacts
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
+from tasks.train.precision import precision_name
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.report import log_report
@@ -47,7 +48,15 @@ def run_key(
     train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
 ) -> str:
     """Name a training by everything that decides its result, so that the same one is not trained twice."""
-    decisive = {
+    decisive = _decisive(train, cache, distributed, repetition)
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _decisive(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None
+) -> dict[str, Any]:
+    """Return what names a training, and what a checkpoint must have in common with it."""
+    decisive: dict[str, Any] = {
         "cache": cache.digest,
         # By content: another file at the same path is another training, and the same file elsewhere is the same.
         "train": train.decisive() | {"weights": weights_digest(train.weights)},
@@ -57,7 +66,7 @@ def run_key(
     }
     if repetition is not None:
         decisive["repetition"] = repetition
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    return decisive
 
 
 class Training:
@@ -83,11 +92,7 @@ class Training:
         self._reducer = reducer
         self._tags = tags
         self._on_epoch = on_epoch
-        self._identity = {
-            "train": train.decisive() | {"weights": weights_digest(train.weights)},
-            "cache": cache.digest,
-            "ranks": reducer.num_ranks,
-        }
+        self._identity = _decisive(train, cache, distributed, repetition)
         self.checkpoints = Checkpoints(self.folder, train.keep_checkpoints, self._identity)
         self.progress = Progress(
             EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor != "val_loss")
@@ -264,7 +269,7 @@ class Training:
             "weights_digest": weights_digest(self._train.weights),
             "num_ranks": self._reducer.num_ranks,
             "device": str(setting.device),
-            "precision": str(setting.precision or torch.float32).removeprefix("torch."),
+            "precision": precision_name(setting.precision),
         }
 
     def _log_results(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> None:
