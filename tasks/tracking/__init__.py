@@ -22,7 +22,6 @@ from tasks.tracking.runs import (
     promotable_runs,
     read_artifact,
     run_location,
-    run_metric_sum,
     run_metrics,
     tracked_run,
 )
@@ -75,7 +74,6 @@ __all__ = [
     "read_artifact",
     "register_run",
     "run_location",
-    "run_metric_sum",
     "run_metrics",
     "set_alias",
     "to_json",

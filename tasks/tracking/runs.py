@@ -277,10 +277,3 @@ def run_location(storage: Storage, run: RunRef) -> str:
     """Return where a person finds the run: the experiment and run in MLflow's UI."""
     experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return f"/#/experiments/{experiment}/runs/{run.run_id}"
-
-
-def run_metric_sum(storage: Storage, run: RunRef, names: tuple[str, ...]) -> float:
-    """Return the sum of some metrics over all their steps."""
-    client = client_of(storage)
-    histories = [client.get_metric_history(run.run_id, name) for name in names]
-    return float(sum(metric.value for history in histories for metric in history))

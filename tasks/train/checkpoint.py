@@ -150,11 +150,8 @@ def _write(path: Path, content: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except (OSError, RuntimeError) as error:
+    except OSError:
         partial.unlink(missing_ok=True)
-        # torch's writer of zip files says of a full disk only that it could not write.
-        if isinstance(error, RuntimeError):
-            raise OSError(errno.ENOSPC, str(error)) from error
         raise
 
 

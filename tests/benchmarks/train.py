@@ -300,7 +300,8 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, log: Any) -> list[Fi
 
 def time_outside(folder: Path, seconds: int) -> Figure:
     """Train for so long with everything a training logs; return the share outside training and validation steps."""
-    from tasks import tracking
+    import mlflow
+
     from tasks.cache.manifest import read_manifest
     from tasks.config import StorageConfig, TrainConfig
     from tasks.distributed.launch import launch_ranks
@@ -319,7 +320,9 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     spec = RankSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)
     whole = time.perf_counter() - began
-    inside = tracking.run_metric_sum(storage, run, ("train_seconds", "validation_seconds"))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    histories = [client.get_metric_history(run.run_id, name) for name in ("train_seconds", "validation_seconds")]
+    inside = sum(metric.value for history in histories for metric in history)
     ratio = 1 - inside / whole
     return Figure(
         f"share outside steps, {whole:.0f} s of training",
