@@ -8,7 +8,6 @@ Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer pictures.
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,10 +25,10 @@ from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, r
 from tasks.cache.materialize import rows_per_group  # noqa: E402
 from tasks.cache.order import epoch_order  # noqa: E402
 from tasks.config import CacheConfig  # noqa: E402
-from tasks.environment import lakevision_home  # noqa: E402
 from tasks.refs import TableRef  # noqa: E402
 from tests.benchmarks import loader_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
+from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
 
 # Without what they would bring themselves: torch, numpy and PIL are this environment's, so that all decode alike.
 STREAMING = [
@@ -50,63 +49,6 @@ STREAMING = [
 ]
 
 OURS = ("uint8", "jpeg")
-
-
-class Peer:
-    """A loader in its own process."""
-
-    def __init__(self, name: str, folder: Path, log: Any, python: str = sys.executable) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [python, str(ROOT / "tests/benchmarks/loader_peers.py"), name, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-
-    def run_epoch(self) -> dict[str, float]:
-        """Return what the process says of one epoch."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the loader '{self.name}' ended: see {log_file()}")
-        said: dict[str, float] = json.loads(line)
-        return said
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def log_file() -> Path:
-    """Return where the loaders' own lines go."""
-    file = lakevision_home() / "bench" / "loader.log"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
-
-
-def install_streaming(folder: Path, log: Any) -> str | None:
-    """Return the interpreter of an environment with MosaicML Streaming, or None where it cannot be had."""
-    uv = shutil.which("uv")
-    if uv is None:
-        return None
-    python = folder / "bin" / "python"
-    for command in (
-        [uv, "venv", "--python", sys.executable, str(folder)],
-        [uv, "pip", "install", "--python", str(python), "--no-deps", *STREAMING],
-    ):
-        if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
-            return None
-    shared = next(path for path in sys.path if path.endswith("site-packages"))
-    next(folder.glob("lib/python*/site-packages")).joinpath("zz_shared.pth").write_text(shared + "\n")
-    tried = subprocess.run([str(python), "-c", "import streaming"], stdout=log, stderr=log, check=False)
-    return None if tried.returncode else str(python)
 
 
 def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> None:
@@ -162,8 +104,8 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
     """Compare the growth of a process by our loader, with a pool of 64 MB, at two sizes of the data."""
     grown, rows = [], []
     for folder in (large, small):
-        peer = Peer("small_pool", folder, log)
-        grown.append([peer.run_epoch() for _ in range(2)][-1]["grown"])
+        peer = Peer("loader_peers.py", "small_pool", folder, log)
+        grown.append([peer.run_round() for _ in range(2)][-1]["grown"])
         peer.close()
         manifest = read_manifest(str(folder / "uint8"))
         assert manifest is not None
@@ -206,10 +148,10 @@ def main() -> None:
     peers = ["uint8", "recipe", "gather", "jpeg", "image_folder"]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
-        log = stack.enter_context(log_file().open("w"))
-        streaming = install_streaming(scratch / "streaming", log)
+        log = stack.enter_context(log_file("loader").open("w"))
+        streaming = install_beside(scratch / "streaming", STREAMING, "streaming", log)
         if streaming is None:
-            print(f"MosaicML Streaming cannot be installed here and is left out: {log_file()}", flush=True)
+            print(f"MosaicML Streaming cannot be installed here and is left out: {log_file('loader')}", flush=True)
         else:
             peers += ["streaming_raw", "streaming_jpeg"]
         write_data(scratch / "data", num_rows, streaming, log)
@@ -217,14 +159,14 @@ def main() -> None:
         running = []
         for name in peers:
             python = streaming if streaming and name.startswith("streaming") else sys.executable
-            running.append(Peer(name, scratch / "data", log, python))
+            running.append(Peer("loader_peers.py", name, scratch / "data", log, python))
             stack.callback(running[-1].close)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
         for peer in running:
-            peer.run_epoch()  # Not counted: imports, workers, the page cache.
+            peer.run_round()  # Not counted: imports, workers, the page cache.
         for number in range(num_rounds):
             for peer in running:
-                rounds[peer.name].append(peer.run_epoch())
+                rounds[peer.name].append(peer.run_round())
             speeds = ", ".join(
                 f"{name} {rounds[name][-1]['pictures'] / rounds[name][-1]['seconds']:.0f}" for name in peers
             )

@@ -10,7 +10,6 @@ Run: `make bench-train`; BENCH_ARGS=--quick for fewer rounds and a shorter train
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from tasks.environment import lakevision_home  # noqa: E402
+from tasks.environment import rank_environment  # noqa: E402
 from tests.benchmarks import train_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
+from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
 from tests.benchmarks.train_gpu import gpu_figures  # noqa: E402
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
@@ -37,87 +37,35 @@ WITHIN = 0.005
 """An epoch whose accuracy is so close to the best of all is one that reached it."""
 
 
-def log_file() -> Path:
-    """Return where the peers' own lines go."""
-    file = lakevision_home() / "bench" / "train.log"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
-
-
-def install_lightning(folder: Path, log: Any) -> str | None:
-    """Return the interpreter of an environment with Lightning on this one's torch, or None where it cannot be had."""
-    uv = shutil.which("uv")
-    if uv is None:
-        return None
-    python = folder / "bin" / "python"
-    for command in (
-        [uv, "venv", "--python", sys.executable, str(folder)],
-        [uv, "pip", "install", "--python", str(python), "--no-deps", *LIGHTNING],
-    ):
-        if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
-            return None
-    shared = next(path for path in sys.path if path.endswith("site-packages"))
-    next(folder.glob("lib/python*/site-packages")).joinpath("zz_shared.pth").write_text(shared + "\n")
-    tried = subprocess.run([str(python), "-c", "import lightning"], stdout=log, stderr=log, check=False)
-    return None if tried.returncode else str(python)
-
-
-class Peer:
-    """A way to train in its own process."""
-
-    def __init__(self, name: str, folder: Path, log: Any, python: str = sys.executable) -> None:
-        from tasks.environment import rank_environment
-
-        self.name = name
-        self._process = subprocess.Popen(
-            [python, str(ROOT / "tests/benchmarks/train_peers.py"), name, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            # Ours is started as a training starts its ranks.
-            env=rank_environment() if name.startswith("ours") else None,
-        )
-
-    def speed(self) -> float:
-        """Train some steps; return pictures a second."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"'{self.name}' ended: see {log_file()}")
-        said: dict[str, float] = json.loads(line)
-        return said["pictures"] / said["seconds"]
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def speed(peer: Peer) -> float:
+    """Train some steps; return pictures a second."""
+    said = peer.run_round()
+    return said["pictures"] / said["seconds"]
 
 
 def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
     """Train the same network on the same pictures, in turns."""
     names = ["ours", "ours_fp32", "reference", "reference_same"]
     with ExitStack() as stack:
-        python = install_lightning(folder / "lightning", log)
+        python = install_beside(folder / "lightning", LIGHTNING, "lightning", log)
         if python is None:
-            print(f"Lightning cannot be installed here and is left out: {log_file()}", flush=True)
+            print(f"Lightning cannot be installed here and is left out: {log_file('train')}", flush=True)
         else:
             names += ["lightning", "lightning_same"]
         peers = []
         for name in names:
-            peers.append(Peer(name, folder, log, python if python and name.startswith("lightning") else sys.executable))
+            interpreter = python if python and name.startswith("lightning") else sys.executable
+            # Ours is started as a training starts its ranks.
+            environment = rank_environment() if name.startswith("ours") else None
+            peers.append(Peer("train_peers.py", name, folder, log, interpreter, environment))
             stack.callback(peers[-1].close)
         speeds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(num_rounds + 1):
-            said = {peer.name: peer.speed() for peer in peers}
+            said = {peer.name: speed(peer) for peer in peers}
             if number:  # The first one is not counted.
-                for name, speed in said.items():
-                    speeds[name].append(speed)
-            print(", ".join(f"{name} {speed:.1f}" for name, speed in said.items()), "images/s", flush=True)
+                for name, found in said.items():
+                    speeds[name].append(found)
+            print(", ".join(f"{name} {found:.1f}" for name, found in said.items()), "images/s", flush=True)
     rivals = [name for name in ("reference", "lightning") if name in speeds]
     best = max(rivals, key=lambda name: statistics.median(speeds[name]))
     best_same = max((f"{name}_same" for name in rivals), key=lambda name: statistics.median(speeds[name]))
@@ -343,7 +291,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     figures: list[Figure] = []
     data = os.environ.get("LAKEVISION_TEST_DATA")
-    with TemporaryDirectory() as scratch, log_file().open("w") as log:
+    with TemporaryDirectory() as scratch, log_file("train").open("w") as log:
         if data and (Path(data) / "photos").is_dir():
             folder = Path(scratch) / "photos"
             figures += time_to_best(Path(data).resolve(), folder, 1 if quick else 3, log)
