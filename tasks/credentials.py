@@ -16,6 +16,11 @@ _SECRET = re.compile(
 """What a setting is called that holds a secret, and not where one is found; environment variables have underscores."""
 
 
+def without_credentials(text: str) -> str:
+    """Return a text in which three stars stand for the user name and password of every URL."""
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+
+
 def check_url(url: str) -> str:
     """Return a path or URL as it is, unless a user name or password is in it.
 

@@ -3,6 +3,10 @@
 from pydantic import ValidationError
 
 
+class OutOfTime(TimeoutError):
+    """What a person allowed for it is used up; to try again would take as much once more."""
+
+
 class WrongInput(ValueError):
     """Input refused before work starts; its one sentence says what was wrong, its value, and the way out.
 

@@ -1,13 +1,13 @@
 """Where things lie: the folders and URLs of one run, resolved once."""
 
 import os
-import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlparse
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.config import StorageConfig
+from tasks.credentials import without_credentials
 from tasks.environment import lakevision_home, tracking_uri
 from tasks.errors import WrongInput
 
@@ -30,7 +30,7 @@ class Storage(BaseModel):
     @property
     def tracking_shown(self) -> str:
         """The tracking server or database for messages: of a user name and password, three stars are left."""
-        return re.sub(r"(?<=://)[^/]*@", "***@", self.tracking)
+        return without_credentials(self.tracking)
 
     @property
     def logs(self) -> Path:
@@ -43,8 +43,13 @@ class Storage(BaseModel):
         return Path(self.home) / "checkpoints"
 
     def as_config(self) -> StorageConfig:
-        """Return the settings that resolve to this storage in another process, whatever its environment."""
-        return StorageConfig(**self.model_dump())
+        """Return the settings that resolve to this storage in another process, whatever its environment.
+
+        A tracking URI with a password is left out: settings are shown to everybody, and every process takes such a URI
+        from its own environment.
+        """
+        shown = self.tracking_shown == self.tracking
+        return StorageConfig(**self.model_dump() | {"tracking": self.tracking if shown else None})
 
 
 def local_path(url: str) -> Path | None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import matplotlib as mpl
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,3 +48,16 @@ def bare_environment(home: Path, *packages: str) -> dict[str, str]:
         # matplotlib looks through all fonts where it finds no list of them.
         "MPLCONFIGDIR": mpl.get_cachedir(),
     }
+
+
+def rank_processes(home: str) -> list[psutil.Process]:
+    """Return the rank processes that write below a home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if "tasks.distributed.rank" in command and home in Path(command[-1]).read_text():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found

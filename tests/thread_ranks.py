@@ -70,6 +70,9 @@ class ThreadReducer:
         """Return it."""
         return optimizer
 
+    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing."""
+
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Average gradients, zeros where there are none."""
         for group in optimizer.param_groups:

@@ -79,7 +79,7 @@ class CacheLoader:
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
         self._local = local_path(url) is not None
-        self._jpeg = manifest.settings.format == "jpeg"
+        self._jpeg = manifest.settings.format == "jpeg" and manifest.features is None
         self._row_bytes = manifest.row_bytes
         self._shape: tuple[int, ...] = (manifest.image_size, manifest.image_size, 3)
         self._kind = torch.uint8

@@ -64,6 +64,10 @@ class FeatureSettings(BaseModel):
     backbone: str
     """Digest of architecture and weights."""
     precision: str
+    device: str
+    """Type of the device that computed them: another one rounds otherwise."""
+    transform: tuple[tuple[float, ...], ...]
+    """Mean and standard deviation of the channels that the backbone's inputs were normalized with."""
     num_features: int
 
 

@@ -22,8 +22,10 @@ class StorageConfig(Settings):
     artifacts: Url | None = Field(
         None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"
     )
-    tracking: str | None = Field(
-        None, description="MLflow tracking URI; empty: $LAKEVISION_TRACKING_URI, else `mlflow.db` under home"
+    tracking: Url | None = Field(
+        None,
+        description="MLflow tracking URI, without a password; empty: $LAKEVISION_TRACKING_URI, else `mlflow.db` under "
+        "home",
     )
 
 

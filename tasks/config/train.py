@@ -93,7 +93,7 @@ class TrainConfig(Settings):
         "val_accuracy",
         description="Metric that early stopping watches; val_macro_f1 counts each class alike, however small",
     )
-    seed: int = Field(1, ge=1, description="Seed of weights, shuffling and dropout")
+    seed: int = Field(1, ge=1, lt=2**32, description="Seed of weights, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="Number format of the network's sums; auto: bf16 where the device computes in it"
@@ -141,6 +141,11 @@ class TrainConfig(Settings):
                 "learning rate falls: make patience larger than plateau_epochs"
             )
         return self
+
+    @property
+    def total_epochs(self) -> int:
+        """Upper bound of the epochs of all stages."""
+        return self.max_epochs + sum(stage.max_epochs for stage in self.fine_tune)
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide the result: all but when it is saved and how long it may take."""

@@ -21,7 +21,7 @@ import filelock
 
 from tasks.distributed.rank import EVENT_MARK, RankSpec
 from tasks.environment import rank_environment
-from tasks.errors import WrongInput
+from tasks.errors import OutOfTime, WrongInput
 from tasks.refs import RunRef
 from tasks.train.finite import Diverged
 
@@ -112,8 +112,9 @@ def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
 
 def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> None:
     assert rank.process.stdout is not None
-    for line in rank.process.stdout:
-        lines.put((rank, line.rstrip("\n")))
+    with rank.process.stdout as said:
+        for line in said:
+            lines.put((rank, line.rstrip("\n")))
     lines.put((rank, None))
 
 
@@ -152,7 +153,7 @@ def launch_ranks(
     Raises:
         WrongInput: A rank refused its input, or diverged.
         RankFailed: A rank failed; carries its last lines.
-        TimeoutError: It took longer than `train.timeout_seconds`.
+        OutOfTime: It took longer than `train.timeout_seconds`.
         Stopped: `stop` was set.
     """
     lock = spec.storage.checkpoints / f"{spec.key}.launch.lock"
@@ -236,7 +237,7 @@ def _next_line(
         _check_stop(stop)
         with suppress(queue.Empty):
             return lines.get(timeout=min(left, LOOK_SECONDS))
-    raise TimeoutError(
+    raise OutOfTime(
         f"the training took longer than train.timeout_seconds {timeout_seconds} and was ended: "
         "run again, and it goes on from its last checkpoint"
     )

@@ -25,9 +25,10 @@ from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
 from tasks.train.finite import Diverged
+from tasks.train.identity import run_key
 from tasks.train.progress import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.run import run_key, train_model
+from tasks.train.run import train_model
 
 EVENT_MARK = "@lakevision "
 """Lines on stdout with this mark are events for the process that started the rank, as JSON."""
@@ -39,7 +40,7 @@ EXIT_ENDED = 130
 
 
 class RankSpec(BaseModel):
-    """What a rank is to train; the file it comes in holds no secret."""
+    """What a rank is to train; the file it comes in lies in a folder that nobody else may look into."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,6 +111,13 @@ class HorovodReducer:
         wrapped.load_state_dict(optimizer.state_dict())
         return wrapped
 
+    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer hear of no gradient any more."""
+        averaging: Any = optimizer
+        # Its hooks are on nodes of the graph that it alone keeps. Left there, they would send the gradients of what
+        # another optimizer trains next, under names that this one has.
+        averaging._grad_accs.clear()
+
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Wait until the gradients are averaged, let them be seen or changed, and take the step."""
         averaging: Any = optimizer
@@ -154,7 +162,7 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
         emit(
             {
                 "epoch": metrics.epoch + 1,
-                "max_epochs": spec.train.max_epochs,
+                "max_epochs": spec.train.total_epochs,
                 "val_accuracy": metrics.val_accuracy,
                 "monitor": spec.train.monitor,
                 "value": getattr(metrics, spec.train.monitor),

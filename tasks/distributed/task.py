@@ -12,7 +12,7 @@ from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.task import SubmittedRun, submit, where_to_run
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
-from tasks.train.run import run_key
+from tasks.train.identity import run_key
 from tasks.train.task import existing_run_key, publish_run, train_with_artifacts
 
 

@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
-from tasks.errors import WrongInput
+from tasks.errors import OutOfTime, WrongInput
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,10 +27,10 @@ DAY_SECONDS = 86_400
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """Say whether running again can help: not after wrong input."""
+    """Say whether running again can help: not after wrong input, nor where all the time for it is used up."""
     try:
         await state.aresult()
-    except WrongInput:
+    except (WrongInput, OutOfTime):
         return False
     except Exception:  # Anything else may pass: a lost executor, a full disk that was cleaned, a server that restarts.
         return True

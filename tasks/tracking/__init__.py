@@ -1,5 +1,6 @@
 """The only package that knows MLflow's API."""
 
+from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.models import (
     download_model,
     load_package,
@@ -10,20 +11,19 @@ from tasks.tracking.models import (
     trained_versions,
 )
 from tasks.tracking.runs import (
+    BATCH_SIZE_TAG,
     FLOW_RUN_TAG,
-    TrackedRun,
+    SYSTEM_METRICS,
     code_commit,
     end_abandoned_runs,
-    find_data_checks,
+    find_begun_run,
     find_finished_run,
     has_run,
-    log_data_checks,
     package_versions,
     promotable_runs,
     read_artifact,
     run_location,
     run_metrics,
-    tracked_run,
 )
 from tasks.tracking.searches import (
     PARENT_TAG,
@@ -31,11 +31,12 @@ from tasks.tracking.searches import (
     mark_pruned,
     parent_run,
 )
-from tasks.tracking.sender import MetricSender, TrackingAway
+from tasks.tracking.sender import MetricSender, RunDeleted, TrackingAway
 from tasks.tracking.server import (
     check_tracking,
     prepare_tracking,
 )
+from tasks.tracking.tracked_run import TrackedRun, tracked_run
 from tasks.tracking.trained import (
     REPEAT_TAG,
     LoggedTraining,
@@ -45,12 +46,15 @@ from tasks.tracking.trained import (
 )
 
 __all__ = [
+    "BATCH_SIZE_TAG",
     "FLOW_RUN_TAG",
     "PARENT_TAG",
     "REPEAT_TAG",
+    "SYSTEM_METRICS",
     "LoggedTraining",
     "MetricSender",
     "ParentRun",
+    "RunDeleted",
     "TrackedRun",
     "TrackingAway",
     "check_tracking",
@@ -58,6 +62,7 @@ __all__ = [
     "download_model",
     "download_weights",
     "end_abandoned_runs",
+    "find_begun_run",
     "find_data_checks",
     "find_finished_run",
     "has_run",

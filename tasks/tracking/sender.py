@@ -12,7 +12,9 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from tasks.storage import Storage
+from tasks.tracking.runs import has_run
 from tasks.tracking.server import client_of
+from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -27,6 +29,10 @@ class TrackingAway(RuntimeError):
     """The tracking server does not answer; what was to be sent is in the checkpoint, and run again it is sent."""
 
 
+class RunDeleted(RuntimeError):
+    """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
+
+
 class _Sent(NamedTuple):
     step: int
     timestamp_ms: int
@@ -34,15 +40,21 @@ class _Sent(NamedTuple):
 
 
 class MetricSender:
-    """Sends an epoch's metrics in one transaction each, in their order, from a thread of its own."""
+    """Sends an epoch's metrics in one transaction each, in their order, from a thread of its own.
+
+    MLflow's own thread for the machine's metrics ends with the first sample that a server does not take: it is started
+    again when the server is back.
+    """
 
     def __init__(self, storage: Storage, run_id: str, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._storage = storage
         self._client: mlflow.MlflowClient = client_of(storage)
         self._shown = storage.tracking_shown
         self._run_id = run_id
         self._retry_seconds = retry_seconds
         self._waiting: queue.Queue[_Sent | None] = queue.Queue()
         self._closing = threading.Event()
+        self._deleted = False
         self._thread = threading.Thread(target=self._send_all, name="metric-sender", daemon=True)
         self._thread.start()
 
@@ -59,6 +71,7 @@ class MetricSender:
 
         Raises:
             TrackingAway: The server did not answer for so long.
+            RunDeleted: The run is not there any more.
         """
         self._closing.set()
         self._waiting.put(None)
@@ -68,6 +81,11 @@ class MetricSender:
                 f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training is in "
                 "its checkpoint; mend the server and run again, and what is missing is sent"
             )
+        if self._deleted:
+            raise RunDeleted(
+                f"MLflow run {self._run_id} of '{self._shown}' was deleted while it was trained: the training is in "
+                "its checkpoint; run again, and it goes on from there in a new run"
+            )
 
     def _send_all(self) -> None:
         while (item := self._waiting.get()) is not None:
@@ -76,7 +94,8 @@ class MetricSender:
                 away = True
                 # At the end of a training somebody waits.
                 time.sleep(min(1.0, self._retry_seconds) if self._closing.wait(self._retry_seconds) else 0.0)
-            if away:
+            if away and not self._deleted:
+                resume_system_metrics(self._run_id)
                 logger.info("the tracking server '%s' is back: metrics are sent", self._shown)
 
     def _try(self, item: _Sent, *, told: bool) -> bool:
@@ -84,6 +103,9 @@ class MetricSender:
         try:
             self._client.log_batch(self._run_id, metrics=metrics)
         except (MlflowException, OSError) as error:
+            if self._is_deleted(error):
+                self._deleted = True
+                return True
             if not told:
                 logger.warning(
                     "the tracking server '%s' does not take metrics (%s): the training goes on, they are sent later",
@@ -92,3 +114,7 @@ class MetricSender:
                 )
             return False
         return True
+
+    def _is_deleted(self, error: Exception) -> bool:
+        refused = getattr(error, "error_code", None) in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+        return refused and not has_run(self._storage, self._run_id)

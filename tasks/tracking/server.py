@@ -6,6 +6,7 @@ from pathlib import Path
 import mlflow
 from mlflow.exceptions import MlflowException
 
+from tasks.credentials import without_credentials
 from tasks.errors import WrongInput
 from tasks.storage import Storage, artifacts_folder, local_path
 
@@ -53,10 +54,12 @@ def check_tracking(storage: Storage) -> None:
     try:
         experiment = client_of(storage).get_experiment(prepare_tracking(storage))
     except MlflowException as error:
+        said = without_credentials(str(error))
+        # Not from the error itself, whose text a traceback would show as it is.
         raise WrongInput(
-            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({error}): start that "
-            "MLflow server, or leave the setting empty for a database file"
-        ) from error
+            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({said}): start that MLflow "
+            "server, or leave the setting empty for a database file"
+        ) from None
     chosen = storage.artifacts != artifacts_folder(storage.home)
     if chosen and str(experiment.artifact_location) != _artifact_location(storage):
         raise WrongInput(

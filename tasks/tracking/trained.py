@@ -8,11 +8,12 @@ import mlflow
 from mlflow.entities import RunStatus
 from mlflow.exceptions import MlflowException
 
+from tasks.credentials import without_credentials
 from tasks.errors import WrongInput
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, VERSION_PARAM
+from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, VERSION_PARAM
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
 REPEAT_TAG = "lakevision.repeat_of"
@@ -30,6 +31,8 @@ class LoggedTraining:
     """Of packages, by name."""
     code_version: str | None
     metrics: dict[str, float]
+    batch_sizes: dict[str, str]
+    """By stage, where they were left to the training."""
 
 
 def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
@@ -42,8 +45,9 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
     try:
         run = client_of(storage).get_run(run_id)
     except MlflowException as error:
+        said = without_credentials(str(error))
         raise WrongInput(
-            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({error}): {way_out}"
+            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({said}): {way_out}"
         ) from None
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
         raise WrongInput(f"run_id is '{run_id}', a run that is {run.info.status}: {way_out}")
@@ -55,7 +59,12 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         for name, value in run.data.params.items()
         if name.startswith(VERSION_PARAM)
     }
-    return LoggedTraining(run_id, config, versions, run.data.tags.get(CODE_TAG), dict(run.data.metrics))
+    batch_sizes = {
+        name.removeprefix(BATCH_SIZE_TAG): value
+        for name, value in run.data.tags.items()
+        if name.startswith(BATCH_SIZE_TAG)
+    }
+    return LoggedTraining(run_id, config, versions, run.data.tags.get(CODE_TAG), dict(run.data.metrics), batch_sizes)
 
 
 def newest_training(storage: Storage) -> RunRef:

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ PARTIAL = ".partial"
 class Checkpoints:
     """The checkpoints of one training in a folder of their own.
 
-    `step-...pt` hold all that is needed to go on; `best-...pt` hold the weights of the best epoch, which the others
-    name, so that they are not written again with each of them.
+    `step-...+best-...pt` hold all that is needed to go on but the weights of the best epoch. Those are in the file
+    `best-...pt` that the name says, so that they are not written again with each of them.
     """
 
     def __init__(self, folder: Path, keep: int, config: dict[str, Any]) -> None:
@@ -69,6 +70,7 @@ class Checkpoints:
             "first_epoch": progress.first_epoch,
             "next_epoch": progress.next_epoch,
             "running": running,
+            "batch_size": progress.batch_size,
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
@@ -82,14 +84,14 @@ class Checkpoints:
         Returns:
             Whether it was written.
         """
-        best = f"best-{progress.stage:02d}-{max(0, progress.stopping.best_epoch):06d}.pt"
-        name = f"step-{progress.stage:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}.pt"
+        best = f"best-{progress.stage:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
+        name = f"step-{progress.stage:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if progress.best_state and best != self._best_written:
+            if best and best != self._best_written:
                 _write(self._folder / best, progress.best_state)
                 self._best_written = best
-            _write(self._folder / name, content | {"run_id": run_id, "best": best if progress.best_state else None})
+            _write(self._folder / name, content | {"run_id": run_id, "best": best})
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -101,21 +103,23 @@ class Checkpoints:
         self._remove_old()
         return True
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that can be read, with `best_state`, or None where there is none."""
+    def newest(self) -> tuple[str | None, str | None]:
+        """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both."""
         for path in reversed(self._steps()):
             try:
-                content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-                best = content["best"]
-                content["best_state"] = (
-                    torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
-                )
-            except (OSError, RuntimeError, EOFError, KeyError) as error:
+                return path.name, str(self.load(path.name)["run_id"])
+            except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+                # The last one also for a file with more in it than tensors and plain values, which is not run.
                 logger.warning("%s cannot be read (%s): the one before it is taken", path, type(error).__name__)
-                continue
-            self._best_written = best or ""
-            return content
-        return None
+        return None, None
+
+    def load(self, name: str) -> dict[str, Any]:
+        """Return a checkpoint, with `best_state`."""
+        content: dict[str, Any] = torch.load(self._folder / name, map_location="cpu", weights_only=True)
+        best = content["best"]
+        content["best_state"] = torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+        self._best_written = best
+        return content
 
     def _steps(self) -> list[Path]:
         return sorted(self._folder.glob("step-*.pt"))
@@ -126,10 +130,11 @@ class Checkpoints:
             path.unlink()
         for path in self._folder.glob(f"*{PARTIAL}"):
             path.unlink()
-        # What was best may be what an older checkpoint, which stays, goes on from.
-        bests = sorted(self._folder.glob("best-*.pt"))
-        for path in bests[: -self._keep]:
-            path.unlink()
+        # By name: what was best once is what an older checkpoint, which stays, goes on from.
+        needed = {path.name.partition("+")[2] for path in steps[-self._keep :]}
+        for path in self._folder.glob("best-*.pt"):
+            if path.name not in needed:
+                path.unlink()
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -175,6 +180,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.stage = content["stage"]
     progress.first_epoch = content["first_epoch"]
     progress.next_epoch = content["next_epoch"]
+    progress.batch_size = content.get("batch_size")
     progress.running = RunningEpoch(**content["running"])
     if rank != 0:
         progress.running.totals = torch.zeros_like(progress.running.totals)

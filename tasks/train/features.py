@@ -27,10 +27,12 @@ from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import RowFileWriter
 from tasks.refs import CacheRef
 from tasks.schema import cache_schema
+from tasks.train.alone import alone
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier
 from tasks.train.precision import precision_name
 from tasks.train.reduce import Reducer
+from tasks.train.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.train")
@@ -119,15 +121,20 @@ def materialize_features(
         source=source.digest,
         backbone=backbone_digest(name, classifier),
         precision=precision_name(precision),
+        device=device.type,
+        transform=(IMAGENET_MEAN, IMAGENET_STD),
         num_features=seen[0].shape[1],
     )
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
     url = f"{folder.rstrip('/')}/{key}"
     with ExitStack() as stack:
-        if reducer.rank == 0:
-            stack.enter_context(take_turn(url))
-        found: CacheManifest | None = reducer.broadcast(_whole(url, settings) if reducer.rank == 0 else None)
+
+        def look() -> CacheManifest | None:
+            stack.enter_context(take_turn(url))  # Another training may be making them.
+            return _whole(url, settings)
+
+        found = alone(reducer, look)
         if found is not None:
             logger.info("%s has the features of this backbone already", url)
             return url, found

@@ -1,5 +1,6 @@
 """What is no number in a step of training: found at once, and named for a person."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,28 @@ class Diverged(WrongInput):
     def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
         """Return the same, with the pictures of the step named where it was of one."""
         return Diverged(f"{self}; its pictures: {name(self.rows)}") if self.rows else self
+
+
+class FiniteWatch:
+    """Remembers the first step whose gradients were no numbers, without waiting for the device after each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._first = torch.full((), -1, dtype=torch.int64, device=device)
+        self._rows: deque[tuple[int, list[int]]] = deque(maxlen=STEPS_A_LOOK)
+
+    def see(self, step: int, gradient_norm: torch.Tensor, rows: list[int]) -> None:
+        """Take in a step: the norm of its gradients, (), and the rows of the split `train` that it was on."""
+        self._rows.append((step, rows))
+        self._first.masked_fill_((self._first < 0) & ~gradient_norm.isfinite(), step)
+
+    def first_bad_step(self) -> int | None:
+        """Return the first step whose gradients were no numbers, or None; waits for the device."""
+        first = int(self._first)
+        return None if first < 0 else first
+
+    def rows_of(self, step: int) -> list[int]:
+        """Return the rows of one of the last STEPS_A_LOOK steps."""
+        return next((rows for number, rows in self._rows if number == step), [])
 
 
 def is_look(step: int, num_steps: int, device: torch.device) -> bool:
@@ -77,6 +100,11 @@ def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
         f"the gradients of epoch {epoch}, step {step} are no numbers, those of {', '.join(bad[:3])} "
         f"({len(bad)} of {len(trained)} parameters)"
     )
+
+
+def describe_earlier(epoch: int, step: int, seen_at: int) -> str:
+    """Say that gradients were no numbers some steps ago: by now no weight is one, and no layer can be named."""
+    return f"the gradients of epoch {epoch}, step {step} were no numbers, as seen after step {seen_at}"
 
 
 def diverged_on(reducer: Reducer, of_loss: str, of_gradients: str, rows: list[int]) -> Diverged:

@@ -15,7 +15,16 @@ from torch.nn import functional
 
 from tasks.signals import held_back
 from tasks.train.evaluate import Loader, evaluate
-from tasks.train.finite import WAY_OUT, Diverged, describe_gradients, describe_loss, diverged_on, is_look
+from tasks.train.finite import (
+    WAY_OUT,
+    Diverged,
+    FiniteWatch,
+    describe_earlier,
+    describe_gradients,
+    describe_loss,
+    diverged_on,
+    is_look,
+)
 from tasks.train.pause import NoPauses
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -71,6 +80,8 @@ def train_one_epoch(
     settings: StepSettings = StepSettings(),
     running: RunningEpoch | None = None,
     pauses: NoPauses = NoPauses(),
+    *,
+    is_over: bool = False,
 ) -> TrainedEpoch:
     """Train on every picture once, or on those that are left of the epoch.
 
@@ -78,14 +89,14 @@ def train_one_epoch(
         model: Takes a batch's inputs, gives logits (B, K).
         loader: This rank's share of the split `train`.
         optimizer: From the reducer's `wrap_optimizer`.
-        learning_rate: From the step, counted over all epochs, to the learning rate of the first parameter group; the
-            others keep their ratio to it.
+        learning_rate: From the step, counted over all epochs, to the learning rate of every parameter group.
         epoch: Number of this epoch, from 0.
         device: Where the model is.
         reducer: The other ranks.
         settings: What a step does beside the textbook's.
         running: Where the epoch stands, brought up to date after each step; None where it begins.
         pauses: What may happen between two steps, the end of the epoch among it.
+        is_over: Whether the epoch has had its last step, in a process before this one.
 
     Raises:
         Diverged: A loss or a gradient is no number any more; names the step and the layer.
@@ -93,34 +104,38 @@ def train_one_epoch(
     model.train()
     running = running or RunningEpoch()
     start, first_step = running.position, running.steps
-    looked_at, step, problem = False, first_step, ""
+    looked_at, step, problem, rows = False, first_step, "", list[int]()
+    watch = FiniteWatch(device)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
 
     def bound_gradients() -> None:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         running.gradient_norms += norm
-        if looked_at and not bool(running.gradient_norms.isfinite()):
-            raise diverged_on(reducer, problem, describe_gradients(model, epoch, step), batch.rows_B.tolist())
+        watch.see(step, norm, rows)
+        if looked_at and (bad := watch.first_bad_step()) is not None:
+            if bad == step:
+                raise diverged_on(reducer, problem, describe_gradients(model, epoch, step), rows)
+            raise diverged_on(reducer, "", describe_earlier(epoch, bad, step), watch.rows_of(bad))
         if settings.max_gradient_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
 
     began = waiting_since = time.perf_counter()
     with held_back():  # No step is torn: what asks to leave is heard between two.
-        for step, batch in enumerate(loader.epoch(epoch, start), first_step):
+        for step, batch in enumerate(() if is_over else loader.epoch(epoch, start), first_step):
             running.waited += time.perf_counter() - waiting_since
             set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
             # Seeded anew each step, so that a training resumed here draws the same dropout as one never stopped.
-            torch.manual_seed(((settings.seed * 10_007 + epoch) * 1_000_003 + step) * 4_099 + reducer.rank)
+            torch.manual_seed(_step_seed(settings.seed, epoch, step, reducer.rank))
             optimizer.zero_grad()
-            looked_at = is_look(step, loader.num_steps, device)
+            looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
             num_global_rows = loader.num_global_rows(step - first_step, start)
             if len(batch.labels_B):
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
                 total = _forward(model, inputs, labels_B, settings, running)
                 if looked_at and not bool(total.isfinite()):
-                    problem = describe_loss(model, inputs, float(total.detach()), epoch, step)
+                    problem = describe_loss(model, _at_least_two(inputs), float(total.detach()), epoch, step)
                     # An infinite loss may have finite gradients: so that every rank knows, in the same step.
                     total = total * math.nan
                 # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
@@ -130,9 +145,11 @@ def train_one_epoch(
             reducer.step(optimizer, bound_gradients)
             running.position += num_global_rows
             running.steps = step + 1
-            waiting_since = time.perf_counter()
-            running.seconds, began = running.seconds + waiting_since - began, waiting_since
-            if pauses.after_step():
+            running.seconds += time.perf_counter() - began
+            leave = pauses.after_step()
+            # What happens between two steps, a checkpoint it may be, is neither training nor waiting for batches.
+            began = waiting_since = time.perf_counter()
+            if leave:
                 break
     # Read once an epoch: on a GPU every read of a value waits for all work before it.
     totals = reducer.sum(running.totals.cpu())
@@ -148,6 +165,11 @@ def train_one_epoch(
     )
 
 
+def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
+    """Return another seed for every step of every rank, as torch takes it: below 2^64."""
+    return (((seed * 10_007 + epoch) * 1_000_003 + step) * 4_099 + rank) % 2**63
+
+
 def _forward(
     model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
 ) -> torch.Tensor:
@@ -155,8 +177,7 @@ def _forward(
     targets = labels_B
     if settings.augment is not None:
         inputs, targets = settings.augment(inputs, labels_B)
-    # A lone picture goes in twice, since batch norm has no variance of one value.
-    logits_BK = model(torch.cat([inputs, inputs]))[:1] if len(inputs) == 1 else model(inputs)
+    logits_BK = model(_at_least_two(inputs))[: len(inputs)]
     losses_B = functional.cross_entropy(
         logits_BK,
         targets,
@@ -167,6 +188,11 @@ def _forward(
     correct = (logits_BK.argmax(1) == labels_B).sum()
     running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
     return losses_B.sum()
+
+
+def _at_least_two(inputs: torch.Tensor) -> torch.Tensor:
+    """Return the inputs, a lone picture's twice: batch norm has no variance of one value."""
+    return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -182,6 +208,10 @@ def average_buffers(model: nn.Module, reducer: Reducer) -> None:
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
+
+
+def _is_left(progress: Progress, max_epochs: int) -> bool:
+    return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
 
 
 def fit(
@@ -215,14 +245,17 @@ def fit(
         Whether the time budget is used up.
     """
     is_over = pauses.is_over()
-    while not is_over and progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop:
+    # An epoch that has had a step is validated, also where the budget ran out before this process.
+    while (progress.running.steps or not is_over) and _is_left(progress, max_epochs):
         epoch, running = progress.next_epoch, progress.running
-        trained = train_one_epoch(
-            model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, pauses
-        )
-        if not running.is_trained:
-            average_buffers(model, reducer)
-            running.is_trained = True
+        with held_back():  # Who is asked to leave from the last step on does so when the epoch can be saved as trained.
+            trained = train_one_epoch(
+                model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, pauses,
+                is_over=is_over or running.is_trained,
+            )  # fmt: skip
+            if not running.is_trained:
+                average_buffers(model, reducer)
+                running.is_trained = True
         began = time.perf_counter()
         validation = evaluate(model, val_loader, num_classes, device, reducer)
         metrics = EpochMetrics(

@@ -79,9 +79,7 @@ class Classifier(nn.Module):
         inputs = normalize(images_BHWC)
         with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
             logits = self.network(inputs)
-        # googlenet and inception_v3 return their auxiliary logits as well while they train.
-        found: torch.Tensor = logits if isinstance(logits, torch.Tensor) else logits.logits
-        return found.float()
+        return logits.float()  # type: ignore[no-any-return]
 
 
 def check_model_name(name: str) -> None:
@@ -180,11 +178,20 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     network = torchvision.models.get_model(name, weights=None, **options)
     if state is not None:
         _load_state(network, state, name, weights)
+    _remove_auxiliary_classifiers(network)
     last = _last_layer(network)
     head = _new_head(network.get_submodule(last), num_classes)
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, head)
     return Classifier(network, head, freeze_backbone)
+
+
+def _remove_auxiliary_classifiers(network: nn.Module) -> None:
+    """Take away what googlenet and inception_v3 have for their own loss: no gradient of ours would reach it."""
+    for name in ("aux1", "aux2", "AuxLogits"):
+        if hasattr(network, name):
+            setattr(network, name, None)
+            network.aux_logits = False  # type: ignore[assignment]
 
 
 def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:

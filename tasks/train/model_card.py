@@ -176,13 +176,16 @@ def _data(facts: TrainingFacts) -> str:
 def _training(facts: TrainingFacts) -> str:
     train, best = facts.train, facts.history[facts.best_epoch]
     trained = "the new head alone, on a frozen backbone" if train.freeze_backbone else "the whole network"
+    for stage in train.fine_tune:
+        layers = "every layer" if stage.unfreeze_from == "all" else f"{_code(stage.unfreeze_from)} and all behind it"
+        trained += f", then {layers}"
     rows = [
         ["model", _code(train.model)],
         ["weights it began with", _code(train.weights)],
         ["their sha256", _code(facts.weights_digest)] if facts.weights_digest != train.weights else [],
         ["trained", trained],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
-        ["epochs", f"{len(facts.history)} of at most {train.max_epochs}"],
+        ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
         ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
     ]
     settings = [

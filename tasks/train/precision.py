@@ -1,6 +1,8 @@
 """In what number format the network computes, and how many pictures a step may have on the device at hand."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import torch
@@ -14,6 +16,12 @@ logger = logging.getLogger("lakevision.train")
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that a step's activations may take on a CPU: what else a step allocates is about as much."""
+
+OPTIMIZER_COPIES = 2
+"""What an optimizer keeps beside the weights, as multiples of them: Adam has two moments."""
+
+GPU_SPARE_SHARE = 0.05
+"""Share of a GPU's memory that is left for what a step that is tried does not need: augmentation, Horovod's buffers."""
 
 MAX_AUTO_BATCH = 1024
 """Larger batches generalise worse without a learning rate of their own (Keskar et al. 2017, arXiv:1609.04836)."""
@@ -110,18 +118,26 @@ def _fits_gpu(classifier: Classifier, image_size: int, bound: int, device: torch
     """Return the largest power of two up to `bound` that a whole step is tried with."""
     before = _without_traces(classifier)
     classifier.train()
-    size = fits = 1
-    while size <= bound:
-        try:
-            _step(classifier, image_size, size, device)
-        except torch.OutOfMemoryError:
-            break
-        finally:
-            classifier.zero_grad(set_to_none=True)
-        fits, size = size, size * 2
-    torch.cuda.empty_cache()
+    fits = 1
+    with suppress(torch.OutOfMemoryError):  # The last one that fitted is what is looked for.
+        for size in _sizes_that_fit(classifier, image_size, bound, device):
+            fits = size
     _restore(classifier, before)
+    torch.cuda.empty_cache()
     return fits
+
+
+def _sizes_that_fit(classifier: Classifier, image_size: int, bound: int, device: torch.device) -> Iterator[int]:
+    trained = sum(value.nbytes for value in classifier.parameters() if value.requires_grad)
+    spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
+    # Held while steps are tried: what an optimizer keeps of every weight, and what else comes to a real step.
+    _reserve = torch.empty(OPTIMIZER_COPIES * trained + spare, dtype=torch.uint8, device=device)
+    size = 1
+    while size <= bound:
+        _step(classifier, image_size, size, device)
+        classifier.zero_grad(set_to_none=True)
+        yield size
+        size *= 2
 
 
 def _restore(classifier: nn.Module, buffers: dict[str, torch.Tensor]) -> None:

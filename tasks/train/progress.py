@@ -61,6 +61,8 @@ class Progress:
     """First epoch of the stage."""
     next_epoch: int = 0
     """The epoch that runs, or comes next; epochs count over all stages."""
+    batch_size: int | None = None
+    """Pictures a step on each rank in this stage; None until it is chosen."""
     running: RunningEpoch = field(default_factory=RunningEpoch)
     history: list[EpochMetrics] = field(default_factory=list)
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)

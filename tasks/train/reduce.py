@@ -29,6 +29,9 @@ class Reducer(Protocol):
     ) -> torch.optim.Optimizer:
         """Return an optimizer for `step`."""
 
+    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take no step with it any more: another is wrapped for parameters of the same model."""
+
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Average the gradients over all ranks, let them be seen or changed, and take the step."""
 
@@ -56,6 +59,9 @@ class SingleProcess:
     ) -> torch.optim.Optimizer:
         """Return `optimizer`."""
         return optimizer
+
+    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing."""
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Let the gradients be seen or changed, and take the step."""

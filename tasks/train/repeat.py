@@ -39,6 +39,9 @@ class FirstTraining(Ref):
     content_digest: str
     weights_digest: str
     device: str
+    precision: str
+    batch_sizes: dict[str, str]
+    """By stage, where the training chose them itself."""
     versions: dict[str, str]
     code_version: str | None
     metrics: dict[str, float]
@@ -82,6 +85,8 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
         content_digest=data["content_digest"],
         weights_digest=config["weights_digest"],
         device=config["device"],
+        precision=config["precision"],
+        batch_sizes=logged.batch_sizes,
         versions=logged.versions,
         code_version=logged.code_version,
         metrics=logged.metrics,
@@ -125,6 +130,20 @@ def differences_now(first: FirstTraining) -> list[str]:
     return found
 
 
+def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
+    """Return what both trainings found for themselves and what is not alike; a sentence each."""
+    before, now = (
+        {"device": run.device, "precision": run.precision}
+        | {f"batch size of stage {stage}": size for stage, size in run.batch_sizes.items()}
+        for run in (first, second)
+    )
+    return [
+        f"the {what} was {before.get(what, 'not chosen')} and is {now.get(what, 'not chosen')}"
+        for what in sorted(before.keys() | now.keys())
+        if before.get(what) != now.get(what)
+    ]
+
+
 def _repetition(first: FirstTraining, different: list[str]) -> str:
     """Name the repetition: the same one is trained once, and anew where something else has changed since."""
     return hashlib.sha256(json.dumps([first.run_id, different]).encode()).hexdigest()[:16]
@@ -158,8 +177,7 @@ def repeat_training(first: FirstTraining, cache: CacheRef, storage: Storage, tag
     )
     run = launch_ranks(spec)
     second = read_training(run.run_id, storage)
-    if second.device != first.device:
-        different.append(f"the device was {first.device} and is {second.device}")
+    different += differences_of(first, second)
     pairs = compare_metrics(first.metrics, second.metrics)
     report = RepeatReport(
         run_id=run.run_id,

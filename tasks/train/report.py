@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.cache.labels import count_labels
 from tasks.cache.rows import read_pictures
-from tasks.schema import TEST, TRAIN
+from tasks.schema import TEST
 from tasks.storage import Storage
 from tasks.tracking import TrackedRun
 from tasks.train.evaluate import Evaluation
@@ -36,11 +35,17 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, lis
     }
 
 
-def log_report(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
+def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage) -> None:
     """Log the report of a finished training; logged again, by a training that was resumed, it replaces the first.
 
+    Args:
+        run: The MLflow run.
+        facts: The training.
+        train_counts: Pictures of the split `train` by class.
+        storage: Where the tables lie that know the pictures' files.
+
     Raises:
-        CacheDamaged: The pictures of the mistakes, or the labels, are not what was written.
+        CacheDamaged: The pictures of the mistakes are not what was written.
     """
     test, classes = facts.test, facts.manifest.classes
     run.log_table(class_table(test, classes), CLASSES_FILE)
@@ -52,8 +57,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
     with TemporaryDirectory() as scratch:
         write_event_file(Path(scratch), facts.history, run.run_id)
         run.log_folder(Path(scratch), "tensorboard")
-    counts = count_labels(facts.cache.url, facts.manifest, TRAIN).tolist()
-    run.log_text(model_card(facts, counts, run.run_id, run.code_version), MODEL_CARD_FILE)
+    run.log_text(model_card(facts, train_counts, run.run_id, run.code_version), MODEL_CARD_FILE)
 
 
 def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:

@@ -1,6 +1,7 @@
 """One training run, from a cache to a finished MLflow run: what every rank does, whether there is one or many."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import filelock
 
@@ -8,12 +9,11 @@ from tasks import tracking
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
+from tasks.train.alone import alone
 from tasks.train.checkpoint import remove_checkpoints
 from tasks.train.progress import EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.training import Training, run_key
-
-__all__ = ["run_key", "train_model"]
+from tasks.train.training import Beginning, Training
 
 
 def train_model(
@@ -48,19 +48,27 @@ def train_model(
     """
     reducer = reducer or SingleProcess()
     training = Training(train, cache, storage, distributed, reducer, tags or {}, on_epoch, repetition)
-    if reducer.rank != 0:
-        return training.run(None)
-    training.folder.mkdir(parents=True, exist_ok=True)
-    # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before they start
-    # ranks; this lock is for plain calls, and for a rank that outlives its launcher.
-    with filelock.FileLock(f"{training.folder}.lock"):
-        finished = tracking.find_finished_run(storage, training.key)
-        if finished is not None:
-            remove_checkpoints(training.folder)  # It may have been killed before it did so itself.
-        checkpoint = None if finished else training.checkpoints.load()
-        if finished is None:
-            # Somebody may have deleted the run, or the database: then the training goes on in a new one.
-            if checkpoint and not tracking.has_run(storage, checkpoint["run_id"]):
-                checkpoint["run_id"] = None
-            tracking.end_abandoned_runs(storage, training.key, keep=checkpoint["run_id"] if checkpoint else None)
-        return training.run((finished, checkpoint))
+    with ExitStack() as stack:
+
+        def begin() -> Beginning:
+            training.folder.mkdir(parents=True, exist_ok=True)
+            # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before
+            # they start ranks; this lock is for plain calls, and for a rank that outlives its launcher.
+            stack.enter_context(filelock.FileLock(f"{training.folder}.lock"))
+            return _find_beginning(training, storage)
+
+        return training.run(alone(reducer, begin))
+
+
+def _find_beginning(training: Training, storage: Storage) -> Beginning:
+    """Return where a training begins, by what earlier processes left; the caller holds its lock."""
+    finished = tracking.find_finished_run(storage, training.key)
+    if finished is not None:
+        remove_checkpoints(training.folder)  # The process may have been killed before it did so itself.
+        return Beginning(finished=finished)
+    name, resume = training.checkpoints.newest()
+    if resume is None or not tracking.has_run(storage, resume):
+        # Killed before its first checkpoint; or somebody deleted the run, and the training goes on in another.
+        resume = tracking.find_begun_run(storage, training.key)
+    tracking.end_abandoned_runs(storage, training.key, keep=resume)
+    return Beginning(checkpoint=name, resume=resume)

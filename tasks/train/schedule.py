@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.config import DistributedConfig, TrainConfig
+from tasks.train.early_stopping import EarlyStopping
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,20 @@ REFERENCE_BATCH = 32
 """Pictures a step for which `train.learning_rate` is meant where it is scaled."""
 
 
-def count_plateaus(values: Sequence[float], epochs: int, higher_is_better: bool) -> int:
+def count_plateaus(values: Sequence[float], epochs: int, higher_is_better: bool, min_delta: float = 0.0) -> int:
     """Return how often a metric went `epochs` epochs without an improvement, counted anew each time.
 
     Args:
         values: The metric of every epoch so far; NaN is no improvement.
         epochs: Epochs without improvement that make a plateau.
         higher_is_better: True for an accuracy, False for a loss.
+        min_delta: The least change that counts as improvement.
     """
-    best, waited, plateaus = math.nan, 0, 0
-    for value in values:
-        if not math.isnan(value) and (math.isnan(best) or (value > best if higher_is_better else value < best)):
-            best, waited = value, 0
+    watch = EarlyStopping(patience=epochs, min_delta=min_delta, higher_is_better=higher_is_better)
+    waited = plateaus = 0
+    for epoch, value in enumerate(values):
+        if watch.update(epoch, value):
+            waited = 0
             continue
         waited += 1
         if waited == epochs:
@@ -121,7 +124,8 @@ def learning_rate(
 
     def on_plateaus(step: int) -> float:
         # A function of the metrics alone: a training resumed here falls as one never stopped.
-        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better=train.monitor != "val_loss")
+        higher_is_better = train.monitor != "val_loss"
+        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta)
         return rate(step) * PLATEAU_FACTOR**plateaus
 
     return on_plateaus

@@ -164,7 +164,8 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
     if stage.unfreeze_from is not None:
         classifier.unfreeze_from(stage.unfreeze_from)
     classifier.precision = setting.precision
-    batch_size = setting.batch_size()
+    # The one that was chosen once: by another process it would be by another free memory, and the order another.
+    batch_size = progress.batch_size = progress.batch_size or setting.batch_size()
     model: nn.Module
     loaders: dict[str, Loader]
     if _takes_features(setting, stage):

@@ -25,6 +25,7 @@ from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
 from tasks.storage import Storage
+from tasks.train.identity import run_key
 from tasks.train.repeat import FirstTraining, read_training, repeat_training
 from tasks.train.report import (
     CALIBRATION_FILE,
@@ -34,7 +35,6 @@ from tasks.train.report import (
     MISTAKES_FILE,
     MODEL_CARD_FILE,
 )
-from tasks.train.run import run_key
 
 MAX_PICTURE_BYTES = 200_000
 """Of all pictures together that go into a Prefect artifact, which is a row of its server's database."""
@@ -61,7 +61,7 @@ def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     """Publish a run: metrics and classes as tables, its model card, and a link to it in MLflow."""
     metrics = tracking.run_metrics(storage, run)
-    wanted = {name: value for name, value in metrics.items() if not name.startswith("system/")}
+    wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
         table=[{"metric": name, "value": value} for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",

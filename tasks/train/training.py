@@ -1,14 +1,10 @@
 """One training on one rank: its stages, its checkpoints, and what of it goes to MLflow."""
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +12,10 @@ import torch
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.predict.model import save_classifier
 from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
+from tasks.train.alone import alone
 from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, restore, restore_progress
 from tasks.train.device import choose_device
 from tasks.train.early_stopping import EarlyStopping
@@ -27,15 +23,14 @@ from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.features import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
+from tasks.train.identity import decisive_settings, run_key
 from tasks.train.loop import fit
-from tasks.train.model import build_classifier, weights_digest
-from tasks.train.model_card import TrainingFacts
+from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
-from tasks.train.precision import precision_name
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.report import log_report
+from tasks.train.results import log_results, run_config
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 
 logger = logging.getLogger("lakevision.train")
@@ -44,29 +39,20 @@ LEAVE_SECONDS = 2.0
 """How long a training that ends before its end waits until its metrics are sent."""
 
 
-def run_key(
-    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
-) -> str:
-    """Name a training by everything that decides its result, so that the same one is not trained twice."""
-    decisive = _decisive(train, cache, distributed, repetition)
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+@dataclass(frozen=True)
+class Beginning:
+    """Where a training begins."""
+
+    finished: RunRef | None = None
+    """The run of exactly this training, where it is done."""
+    checkpoint: str | None = None
+    """Name of the checkpoint to go on from."""
+    resume: str | None = None
+    """The MLflow run to go on with."""
 
 
-def _decisive(
-    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None
-) -> dict[str, Any]:
-    """Return what names a training, and what a checkpoint must have in common with it."""
-    decisive: dict[str, Any] = {
-        "cache": cache.digest,
-        # By content: another file at the same path is another training, and the same file elsewhere is the same.
-        "train": train.decisive() | {"weights": weights_digest(train.weights)},
-        "ranks": None
-        if distributed is None
-        else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),
-    }
-    if repetition is not None:
-        decisive["repetition"] = repetition
-    return decisive
+def _unreachable() -> RunRef:
+    raise AssertionError("only rank 0 works alone")
 
 
 class Training:
@@ -92,7 +78,7 @@ class Training:
         self._reducer = reducer
         self._tags = tags
         self._on_epoch = on_epoch
-        self._identity = _decisive(train, cache, distributed, repetition)
+        self._identity = decisive_settings(train, cache, distributed, repetition)
         self.checkpoints = Checkpoints(self.folder, train.keep_checkpoints, self._identity)
         self.progress = Progress(
             EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor != "val_loss")
@@ -100,19 +86,17 @@ class Training:
         # On rank 0 alone, while the MLflow run is open.
         self._run: tracking.TrackedRun | None = None
         self._sender: tracking.MetricSender | None = None
-        self._num_sent = 0
+        self._num_told = 0
+        self._sent: set[int] = set()
 
-    def run(self, found: tuple[RunRef | None, dict[str, Any] | None] | None) -> RunRef:
-        """Train on this rank.
-
-        Args:
-            found: On rank 0 the finished run and the checkpoint, where there are such.
-        """
-        finished, checkpoint = self._reducer.broadcast(found)
-        if finished is not None:
-            logger.info("MLflow run %s has trained this already: nothing to train", finished.run_id)
-            return RunRef(run_id=finished.run_id)
+    def run(self, beginning: Beginning) -> RunRef:
+        """Train on this rank."""
+        if beginning.finished is not None:
+            logger.info("MLflow run %s has trained this already: nothing to train", beginning.finished.run_id)
+            return beginning.finished
         setting = self._prepare()
+        # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
+        checkpoint = None if beginning.checkpoint is None else self.checkpoints.load(beginning.checkpoint)
         if checkpoint is not None:
             check_fits(checkpoint, self._identity)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
@@ -120,15 +104,15 @@ class Training:
         if self._reducer.rank != 0:
             self._run_stages(setting, checkpoint)
             self._test(setting)
-            return RunRef(run_id=self._reducer.broadcast(None))
-        resume = checkpoint["run_id"] if checkpoint else None
+            return alone(self._reducer, _unreachable)
         name = f"{self._train.model}-{self._reducer.num_ranks}-ranks" if self._distributed else self._train.model
-        config = self._config(setting)
-        with tracking.tracked_run(self._storage, name, self.key, config, self._tags, resume) as run:
+        config = run_config(setting)
+        with tracking.tracked_run(self._storage, name, self.key, config, self._tags, beginning.resume) as run:
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
-                self._send_missing(self._sender)
-            self._num_sent = len(self.progress.history)
+                self._num_told = len(self.progress.history)
+                self._sent = self._sender.steps_sent("val_loss")
+                self._send_new()  # What the process before had saved and the server did not get.
             try:
                 self._run_stages(setting, checkpoint)
                 test = self._test(setting)
@@ -137,11 +121,17 @@ class Training:
                 with suppress(tracking.TrackingAway):
                     self._sender.close(LEAVE_SECONDS)
                 raise
-            self._sender.close()
-            self._log_results(run, setting, test)
-            run_id: str = self._reducer.broadcast(run.run_id)
+            result = alone(self._reducer, lambda: self._end(run, setting, test))
         remove_checkpoints(self.folder)
-        return RunRef(run_id=run_id)
+        return result
+
+    def _end(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> RunRef:
+        """Send and log what is left, on rank 0."""
+        assert self._sender is not None, "a run has a sender"
+        self._send_new()  # Of the last epochs no checkpoint may have been written: the disk was full.
+        self._sender.close()
+        log_results(run, setting, self.progress, test, self._storage)
+        return RunRef(run_id=run.run_id)
 
     def _prepare(self) -> Setting:
         train, reducer = self._train, self._reducer
@@ -168,10 +158,12 @@ class Training:
                 continue
             if stage.number > progress.stage:
                 # It begins with the best weights so far, and counts its own patience.
-                progress.stage, progress.first_epoch = stage.number, progress.next_epoch
+                progress.stage, progress.first_epoch, progress.batch_size = stage.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state = {name: value.cpu().clone() for name, value in classifier.state_dict().items()}
             trainable = prepare_stage(setting, stage, progress)
+            if self._run is not None and self._train.batch_size == "auto":
+                self._run.set_tag(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["stage"] == stage.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
             if self._fit(setting, stage.max_epochs, trainable):
@@ -224,23 +216,22 @@ class Training:
                 alone = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
                 self.checkpoints.save(alone, progress, self._run.run_id)
             raise
-
-    def _send_missing(self, sender: tracking.MetricSender) -> None:
-        """Send what the checkpoint has and the run has not: that process was killed, or the server away."""
-        there = sender.steps_sent("val_loss")
-        for metrics in self.progress.history:
-            if metrics.epoch not in there:
-                sender.send(metrics.values(), metrics.epoch)
+        finally:
+            reducer.release_optimizer(optimizer)
 
     def _send_new(self) -> None:
+        """Send the epochs that the run has not, each once, whichever process trained them."""
         assert self._sender is not None, "a run has a sender"
-        for metrics in self.progress.history[self._num_sent :]:
-            self._sender.send(metrics.values(), metrics.epoch)
+        for metrics in self.progress.history:
+            if metrics.epoch not in self._sent:
+                self._sender.send(metrics.values(), metrics.epoch)
+                self._sent.add(metrics.epoch)
+        for metrics in self.progress.history[self._num_told :]:
             logger.info(
                 "epoch %d: train loss %.4f, val loss %.4f, val accuracy %.4f, %.0f images/s",
                 metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
             )  # fmt: skip
-        self._num_sent = len(self.progress.history)
+        self._num_told = len(self.progress.history)
 
     def _test(self, setting: Setting) -> DetailedEvaluation:
         """Evaluate what will serve: the whole network on pictures, in the form and precision of inference."""
@@ -248,65 +239,3 @@ class Training:
         network = fold_batch_norm(setting.classifier)
         pictures = setting.pictures(TEST, BATCH)
         return evaluate_in_detail(network, pictures, len(setting.manifest.classes), setting.device, self._reducer)
-
-    def _config(self, setting: Setting) -> dict[str, Any]:
-        manifest = setting.manifest
-        return {
-            "train": self._train.model_dump(),
-            "distributed": None if self._distributed is None else self._distributed.model_dump(),
-            "cache": {
-                "url": self._cache.url,
-                "digest": self._cache.digest,
-                "image_size": manifest.image_size,
-                "settings": manifest.settings.decisive(),
-            },
-            "data": {
-                "table": manifest.table.path,
-                "version": manifest.table.version,
-                "content_digest": manifest.content_digest,
-                "rows": {split: part.rows for split, part in manifest.splits.items()},
-            },
-            "weights_digest": weights_digest(self._train.weights),
-            "num_ranks": self._reducer.num_ranks,
-            "device": str(setting.device),
-            "precision": precision_name(setting.precision),
-        }
-
-    def _log_results(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> None:
-        manifest, progress = setting.manifest, self.progress
-        best = progress.history[progress.stopping.best_epoch]
-        run.log_metrics(
-            {
-                "best_epoch": best.epoch,
-                "best_val_accuracy": best.val_accuracy,
-                "best_val_loss": best.val_loss,
-                "best_val_top5_accuracy": best.val_top5_accuracy,
-                "best_val_macro_f1": best.val_macro_f1,
-                "test_accuracy": test.accuracy,
-                "test_loss": test.loss,
-                "test_top5_accuracy": test.top5_accuracy,
-                "test_macro_f1": test.macro_f1,
-                "test_calibration_error": test.calibration.error,
-            },
-            step=best.epoch,
-        )
-        facts = TrainingFacts(
-            train=self._train,
-            distributed=self._distributed,
-            cache=self._cache,
-            manifest=manifest,
-            weights_digest=weights_digest(self._train.weights),
-            num_ranks=self._reducer.num_ranks,
-            device=str(setting.device),
-            history=progress.history,
-            best_epoch=best.epoch,
-            test=test,
-        )
-        log_report(run, facts, self._storage)
-        with TemporaryDirectory() as scratch:
-            state = setting.classifier.state_dict()
-            save_classifier(Path(scratch), self._train.model, state, manifest.classes, manifest.image_size)
-            run.log_model(Path(scratch))
-        logger.info(
-            "best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy
-        )

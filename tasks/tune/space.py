@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from tasks.config import Choices, TrainConfig, TuneConfig
 from tasks.config.tune import Space, corners, number_type, with_values
 from tasks.refs import CacheRef
-from tasks.train.run import run_key
+from tasks.train.identity import run_key
 
 
 def distributions(search: Mapping[str, Space]) -> dict[str, BaseDistribution]:

@@ -15,7 +15,7 @@ from tasks.pool.task import SubmittedRun, check_pool, submit, where_to_run
 from tasks.preflight.check import check_search
 from tasks.refs import CacheRef, RunRef, TrialReport
 from tasks.storage import Storage
-from tasks.train.run import run_key
+from tasks.train.identity import run_key
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
 from tasks.tune.trial import run_trial
 

@@ -102,7 +102,7 @@ def run_trial(
         logger.warning("trial %d: %s", number, error)
         trial.set_user_attr(ERROR, str(error))
         # Optuna takes a pruned trial for as good as its last value: no number is the worst.
-        trial.report(math.nan, spec.train.max_epochs + 1)
+        trial.report(math.nan, spec.train.total_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
         _remove_checkpoint(spec)
         return TrialReport(number=number, state="pruned", value=None, run_id=None)

@@ -1,15 +1,17 @@
 """One local Spark session for all, and Prefect's test harness."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig, StorageConfig
 from tasks.spark import spark_session
-from tasks.storage import resolve_storage
+from tasks.storage import Storage, resolve_storage
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,22 @@ def prefect_harness() -> Iterator[None]:
     """Run flows against a temporary server with a database of its own."""
     with prefect_test_harness(server_startup_timeout=120):
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tracking database with nothing in it: MLflow takes seconds to make one, by all its migrations."""
+    folder = tmp_path_factory.mktemp("tracking")
+    SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", f"{folder}/artifacts")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def storage(storage: Storage, empty_tracking: Path) -> Storage:
+    """Return the storage of a run of its own, whose tracking database is there."""
+    Path(storage.home).mkdir()
+    shutil.copy(empty_tracking, storage.home)
+    return storage
 
 
 @pytest.fixture

@@ -2,20 +2,30 @@
 
 import base64
 import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import mlflow
 import pytest
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
 from flows.etl import etl
 from tasks import tracking
-from tasks.config import EtlConfig, EtlRun, StorageConfig
+from tasks.config import EtlConfig, EtlRun, StorageConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
 from tasks.refs import RunRef
-from tasks.train.task import MAX_PICTURE_BYTES, publish_run
+from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single
+from tests.integration.hand_made import hand_made_cache
+from tests.processes import rank_processes
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +55,6 @@ def test_the_etl_flow_says_when_it_was_skipped_and_shows_the_data_set(spark, sto
 
 def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
     """Running again cannot help a person who made a mistake."""
-    from prefect import flow
-
     calls = {"wrong": 0, "lost": 0}
 
     @stage("wrong")
@@ -68,10 +76,42 @@ def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
     assert calls == {"wrong": 1, "lost": 3}
 
 
+def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage):
+    """Killed as soon as its MLflow run is there, and again after an epoch: no other run begins, no epoch is twice."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    experiment = tracking.prepare_tracking(storage)
+    killed: list[int] = []
+
+    def kill_when(is_time: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if is_time() and (ranks := [rank.pid for rank in rank_processes(storage.home) if rank.pid not in killed]):
+                os.kill(ranks[0], signal.SIGKILL)
+                killed.extend(ranks)
+                return
+            time.sleep(0.05)
+
+    def kill_twice() -> None:
+        kill_when(lambda: client.search_runs([experiment]))
+        kill_when(lambda: list(storage.checkpoints.glob("*/best-*.pt")))
+
+    killer = threading.Thread(target=kill_twice)
+    killer.start()
+    train = TrainConfig(
+        model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=30, patience=30
+    )
+    once = train_single.with_options(retry_delay_seconds=0)
+    run = flow(lambda: once(train, cache, storage), name="killed-twice")()
+    killer.join()
+    assert len(killed) == 2
+    found = client.search_runs([experiment])
+    assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(30))
+
+
 def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, storage, source):
     """A person looks in one place."""
-    import time
-
     state = run_etl(storage, source)
     flow_run_id = state.state_details.flow_run_id
     wanted: list[str] = []

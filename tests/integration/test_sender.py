@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from tasks import tracking
-from tasks.config import StorageConfig
+from tasks.config import StorageConfig, TrainConfig
 from tasks.storage import Storage, resolve_storage
-from tasks.tracking import MetricSender, TrackingAway
+from tasks.tracking import MetricSender, RunDeleted, TrackingAway
+from tasks.train.run import train_model
+from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment
 
 START_SECONDS = 90.0
@@ -67,6 +70,7 @@ def storage_of(home: Path, tracking_uri: str | None = None) -> Storage:
 def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, server, monkeypatch):
     """In their order; what is sent does not wait, the end does."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
@@ -74,11 +78,16 @@ def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, 
         sender.send({"val_loss": 3.0}, 0)
         while sender.steps_sent("val_loss") != {0}:
             time.sleep(0.05)
+        machine = mlflow.tracking.fluent.run_id_to_system_metrics_monitor
         end()
+        # MLflow's own thread for the machine's metrics gives up.
+        while machine[run.run_id]._process.is_alive():
+            time.sleep(0.05)
         for step in (1, 2, 3):
             sender.send({"val_loss": 3.0 - step, "val_accuracy": 0.1 * step}, step)
         start()
         sender.close(timeout_seconds=60)
+        assert machine[run.run_id]._process.is_alive()
         history = sender._client.get_metric_history(run.run_id, "val_loss")
     assert [(metric.step, metric.value) for metric in history] == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
 
@@ -97,6 +106,37 @@ def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, server, monkeypat
         start()
 
 
+def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, pictures, server, monkeypatch):
+    """Away after its first epoch and back after its third: each epoch is there once, and the model behind them."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    url, start, end = server
+    storage = storage_of(tmp_path / "home", url)
+    cache = hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+    trained = []
+
+    def go_away_and_come_back(metrics):
+        trained.append(metrics.epoch)
+        if metrics.epoch == 0:
+            end()
+        if metrics.epoch == 2:
+            start()
+
+    run = train_model(
+        TrainConfig(
+            model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=4, patience=4
+        ),
+        cache,
+        storage,
+        on_epoch=go_away_and_come_back,
+    )
+    assert trained == [0, 1, 2, 3]
+    client = mlflow.MlflowClient(tracking_uri=url)
+    for name in ("val_loss", "train_loss", "gradient_norm"):
+        assert [metric.step for metric in client.get_metric_history(run.run_id, name)] == trained
+    assert client.get_run(run.run_id).info.status == "FINISHED"
+    assert tracking.read_artifact(storage, run, "model_card.md") is not None
+
+
 def test_metrics_of_one_database_are_there_at_the_end(tmp_path):
     """Without a server, too."""
     storage = storage_of(tmp_path)
@@ -106,3 +146,15 @@ def test_metrics_of_one_database_are_there_at_the_end(tmp_path):
             sender.send({"val_loss": float(step)}, step)
         sender.close()
         assert sender.steps_sent("val_loss") == {0, 1, 2}
+
+
+def test_a_run_that_was_deleted_is_told_as_such_and_not_waited_for(tmp_path):
+    """No server will ever take its metrics."""
+    storage = storage_of(tmp_path)
+    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+        sender = MetricSender(storage, run.run_id)
+        sender._client.delete_run(run.run_id)
+        sender.send({"val_loss": 1.0}, 0)
+        with pytest.raises(RunDeleted, match=r"was deleted while it was trained: the training is in its checkpoint"):
+            sender.close(timeout_seconds=60)
+        sender._client.restore_run(run.run_id)

@@ -2,10 +2,13 @@
 
 import json
 import time
+import traceback
+from contextlib import suppress
 
 import mlflow
 import pytest
 from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
+from pydantic import ValidationError
 
 from tasks import tracking
 from tasks.config import StorageConfig
@@ -78,3 +81,53 @@ def test_a_resumed_run_keeps_the_code_version_it_began_with(tmp_path, monkeypatc
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
     with tracking.tracked_run(storage, "test", "key", {}, {}, run.run_id) as resumed:
         assert resumed.code_version == "first"
+
+
+def test_a_run_that_was_begun_and_has_measured_nothing_is_gone_on_with(tmp_path, monkeypatch):
+    """Wherever its process was killed; one that measured, finished, or ran other code is another's."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    config = {"train": {"seed": 1, "max_epochs": 2}}
+    monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
+    assert tracking.find_begun_run(storage, "key") is None
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    # Killed as soon as the run was made.
+    experiment = tracking.prepare_tracking(storage)
+    begun = client.create_run(experiment, tags={"lakevision.key": "key"}).info.run_id
+    assert tracking.find_begun_run(storage, "key") == begun
+    assert tracking.find_begun_run(storage, "other") is None
+    # Ended before the first epoch, with system metrics alone.
+    with suppress(KeyboardInterrupt), tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
+        run.log_metrics({"system/cpu_utilization_percentage": 1.0}, step=0)
+        raise KeyboardInterrupt
+    found = client.get_run(begun)
+    assert found.info.status == "KILLED"
+    assert found.data.params["train.max_epochs"] == "2"
+    assert found.data.params.keys() >= {"version.torch", "version.mlflow"}
+    assert found.data.tags["lakevision.code_version"] == "first"
+    assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == config
+    assert tracking.find_begun_run(storage, "key") == begun
+    monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
+    assert tracking.find_begun_run(storage, "key") is None
+    monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
+    with tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
+        run.log_metrics({"val_loss": 1.0}, step=0)
+        assert tracking.find_begun_run(storage, "key") is None
+    assert client.get_run(begun).info.status == "FINISHED"
+    with tracking.tracked_run(storage, "test", "finished", config, {}, None):
+        pass
+    assert tracking.find_begun_run(storage, "finished") is None
+
+
+def test_a_password_in_the_tracking_uri_is_shown_to_nobody(tmp_path, monkeypatch):
+    """Not in what is said of it, not in settings, which a submitted run's form shows: only in the environment."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("LAKEVISION_TRACKING_URI", "http://bob:hunter2@127.0.0.1:9")
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    assert "hunter2" in storage.tracking
+    with pytest.raises(WrongInput, match=r"'http://\*\*\*@127.0.0.1:9', which does not answer") as refused:
+        tracking.check_tracking(storage)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+    assert "hunter2" not in storage.as_config().model_dump_json()
+    assert resolve_storage(storage.as_config()) == storage
+    with pytest.raises(ValidationError, match="a user name or password"):
+        StorageConfig(tracking="postgresql://bob:hunter2@127.0.0.1/mlflow")

@@ -25,10 +25,12 @@ from tasks.errors import WrongInput
 from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
+from tasks.train.checkpoint import Checkpoints
 from tasks.train.evaluate import evaluate, evaluate_in_detail
 from tasks.train.reduce import SingleProcess
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
+from tests.processes import rank_processes
 
 SMALL = TrainConfig(
     model="squeezenet1_1",
@@ -70,21 +72,6 @@ def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[in
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     events = EventAccumulator(client.download_artifacts(run.run_id, "tensorboard", str(folder))).Reload()
     return [event.step for event in events.Scalars("loss/train")]
-
-
-def rank_processes(storage: Storage) -> list[psutil.Process]:
-    """Return the rank processes that write below this storage's home."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if (
-                "tasks.distributed.rank" in process.cmdline()
-                and storage.home in Path(process.cmdline()[-1]).read_text()
-            ):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def test_a_training_is_tracked_whole_and_not_repeated(cache, storage, tmp_path):
@@ -158,7 +145,7 @@ def test_two_ranks_count_every_picture_once_and_agree(cache, storage, tmp_path):
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
     assert metrics["learning_rate"] == pytest.approx(2 * SMALL.learning_rate)
-    assert rank_processes(storage) == []
+    assert rank_processes(storage.home) == []
 
 
 def test_two_that_want_the_same_ranks_train_once(cache, storage):
@@ -177,7 +164,7 @@ def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights
 
     def kill(event):
         if event["epoch"] == 2:
-            for process in rank_processes(storage):
+            for process in rank_processes(storage.home):
                 process.send_signal(signal.SIGKILL)
 
     with pytest.raises(RankFailed, match="was ended by signal 9"):
@@ -200,7 +187,7 @@ def test_a_training_asked_to_leave_writes_a_checkpoint_and_goes_on_from_it(cache
     undisturbed = weights(train(cache, other, num_ranks, **settings), other, tmp_path)
 
     def ask_to_leave(event):
-        for process in rank_processes(storage):
+        for process in rank_processes(storage.home):
             process.terminate()
 
     with pytest.raises(RankFailed, match="ended with status 130"):
@@ -240,12 +227,22 @@ def test_metrics_that_a_killed_process_did_not_send_are_sent_when_it_goes_on(cac
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
 
 
-def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path):
+def test_a_disk_that_stays_full_loses_no_metric(cache, storage, monkeypatch):
+    """Metrics leave with a checkpoint that covers them, and at the end in any case."""
+    monkeypatch.setattr(Checkpoints, "save", lambda *_: False)
+    run = train_model(SMALL.model_copy(update={"max_epochs": 3}), cache, storage)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path, num_ranks):
     """The head first, then the last blocks with a rate of their own, from the best weights so far."""
     path = test_data / "weights" / "mobilenet_v2.pth"
     run = train(
         cache,
         storage,
+        num_ranks,
         model="mobilenet_v2",
         weights=str(path),
         freeze_backbone=True,
@@ -257,8 +254,9 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
     rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
-    assert rates[:3] == [pytest.approx(1e-3)] * 3
-    assert rates[3:] == [pytest.approx(1e-4)] * 2
+    # Two ranks warm up to twice the rate, in each stage.
+    assert rates[2] == pytest.approx(1e-3 * (num_ranks or 1))
+    assert rates[3:] == pytest.approx([rate / 10 for rate in rates[:2]])
     original, trained = torch.load(path, weights_only=True), weights(run, storage, tmp_path)
     moved = {
         name
@@ -274,11 +272,11 @@ def test_a_failing_rank_ends_the_others(cache, storage):
     """No rank waits for one that is gone."""
 
     def kill(event):
-        rank_processes(storage)[-1].send_signal(signal.SIGKILL)
+        rank_processes(storage.home)[-1].send_signal(signal.SIGKILL)
 
     with pytest.raises(RankFailed):
         train(cache, storage, num_ranks=2, max_epochs=200, patience=200, on_event=kill)
-    assert rank_processes(storage) == []
+    assert rank_processes(storage.home) == []
 
 
 def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
@@ -304,7 +302,7 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     )
     assert parent.stdout is not None
     assert parent.stdout.readline().strip() == "epoch"
-    ranks = rank_processes(storage)
+    ranks = rank_processes(storage.home)
     assert len(ranks) == 2
     parent.kill()
     parent.wait()
@@ -316,7 +314,7 @@ def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_agai
     """Its MLflow run is no longer running."""
     with pytest.raises(TimeoutError, match="longer than train.timeout_seconds 25 and was ended"):
         train(cache, storage, max_epochs=10_000, patience=10_000, timeout_seconds=25)
-    assert rank_processes(storage) == []
+    assert rank_processes(storage.home) == []
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]

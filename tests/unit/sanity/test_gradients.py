@@ -1,13 +1,17 @@
 """Every trained parameter gets a gradient, or is named."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from torch import nn
 
 from tasks.config import GradientConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
+from tasks.sanity import first_batches
 from tasks.sanity.gradients import check_gradients, measure_gradients, not_finite, without_gradient
+from tasks.train.model import Classifier, build_classifier
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
 
@@ -24,15 +28,24 @@ def test_all_of_a_network_learns(make_cache: Callable[..., CacheRef]) -> None:
     assert len({found.name for found in report.parameters}) == len(report.parameters) > 100
 
 
-def test_what_the_loss_does_not_depend_on_is_named(make_cache: Callable[..., CacheRef]) -> None:
-    """The auxiliary classifiers of googlenet are trained by nobody here."""
+def test_what_the_loss_does_not_depend_on_is_named(
+    make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that no picture goes through is trained by nobody."""
+
+    def with_more_layers(*given: Any, **named: Any) -> Classifier:
+        classifier = build_classifier(*given, **named)
+        classifier.network.unused = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+        return classifier
+
+    monkeypatch.setattr(first_batches, "build_classifier", with_more_layers)
     cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=32)
 
-    report = measure_gradients(TRAIN.model_copy(update={"model": "googlenet"}), cache, GradientConfig(num_batches=1))
+    report = measure_gradients(TRAIN, cache, GradientConfig(num_batches=1))
 
     names = without_gradient(report.parameters)
-    assert {name.split(".")[1] for name in names} == {"aux1", "aux2"}
-    with pytest.raises(WrongInput, match=r"14 of \d+ trained parameters got no gradient .*network.aux1.* and 6 more\)"):
+    assert names == [f"network.unused.{layer}.{kind}" for layer in range(5) for kind in ("weight", "bias")]
+    with pytest.raises(WrongInput, match=r"10 of \d+ trained parameters got no gradient .*unused.0.* and 2 more\)"):
         check_gradients(report)
 
 

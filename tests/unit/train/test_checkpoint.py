@@ -69,11 +69,16 @@ class Training:
         self._checkpoint_seconds = options.get("checkpoint_seconds", 0.0)
         self._budget = options.get("budget", float("inf"))
 
-    def run(self, after_batch: Callable[[int, int], None] = lambda epoch, step: None) -> None:
+    def run(
+        self,
+        after_batch: Callable[[int, int], None] = lambda epoch, step: None,
+        after_validated_batch: Callable[[int, int], None] = lambda epoch, step: None,
+    ) -> None:
         """Train to the end, with a checkpoint after every step; go on where the newest one is."""
         progress = self.progress
-        content = self.checkpoints.load()
-        if content is not None:
+        name, _run = self.checkpoints.newest()
+        if name is not None:
+            content = self.checkpoints.load(name)
             restore_progress(content, progress)
             restore(content, self.model, self.optimizer, SingleProcess())
 
@@ -87,7 +92,7 @@ class Training:
         fit(
             self.model,
             ShufflingLoader(after_batch),
-            ShufflingLoader(),
+            ShufflingLoader(after_validated_batch),
             self.optimizer,
             lambda step: 0.001 * (1 + step),
             progress,
@@ -238,9 +243,32 @@ def test_a_used_up_budget_ends_the_epoch_and_validates_it(tmp_path: Path) -> Non
     assert same_tensors(again.model.state_dict(), training.model.state_dict())
 
 
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 1e9])
+def test_killed_in_the_validation_after_the_budget_it_is_validated_when_resumed(
+    tmp_path: Path, checkpoint_seconds: float
+) -> None:
+    """The epoch counts that was cut short, be it the first one; asked to leave in its validation it is saved."""
+    for budget, validation in ((2, 1), (NUM_STEPS + 2, 2)):
+        options = {"budget": budget, "checkpoint_seconds": checkpoint_seconds}
+        unbroken = Training(tmp_path / f"unbroken-{budget}", **options)
+        unbroken.run()
+        began = iter(range(1, 10))
+
+        def kill(_epoch: int, step: int, began: Iterator[int] = began, validation: int = validation) -> None:
+            if step == 0 and next(began) == validation:
+                raise Killed
+
+        with pytest.raises(Killed):
+            Training(tmp_path / f"killed-{budget}", **options).run(after_validated_batch=kill)
+
+        resumed = Training(tmp_path / f"killed-{budget}", **options)
+        resumed.run()
+        assert_same(resumed, unbroken)
+
+
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     """A training that begins has nothing to go on from."""
-    assert Checkpoints(tmp_path / "none", 2, CONFIG).load() is None
+    assert Checkpoints(tmp_path / "none", 2, CONFIG).newest() == (None, None)
 
 
 def test_the_last_few_checkpoints_and_the_best_weights_stay(tmp_path: Path) -> None:
@@ -250,27 +278,52 @@ def test_the_last_few_checkpoints_and_the_best_weights_stay(tmp_path: Path) -> N
 
     names = sorted(path.name for path in tmp_path.iterdir())
 
+    (best,) = (name for name in names if name.startswith("best"))
     assert [name for name in names if name.startswith("step")] == [
-        "step-00-000003-000000000014.pt",
-        "step-00-000003-000000000021.pt",
+        f"step-00-000003-000000000014+{best}",
+        f"step-00-000003-000000000021+{best}",
     ]
-    bests = [name for name in names if name.startswith("best")]
-    assert 1 <= len(bests) <= 2
-    assert len(names) == 2 + len(bests)
-    content = Checkpoints(tmp_path, 2, CONFIG).load()
-    assert content is not None
-    assert content["run_id"] == "run"
-    assert content["best"] == bests[-1]
+    assert len(names) == 3
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (names[-1], "run")
+    assert Checkpoints(tmp_path, 2, CONFIG).load(names[-1])["best"] == best
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+def test_best_weights_stay_while_a_checkpoint_needs_them(tmp_path: Path) -> None:
+    """Also beside newer ones: of an epoch that a killed process had as best, and this one has not."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 2))
+    later = tmp_path / "best-00-000099.pt"
+    later.write_bytes(b"of an epoch whose checkpoint was never written")
+
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 4))
+
+    name, _run = Checkpoints(tmp_path, 2, CONFIG).newest()
+    assert name is not None
+    assert Checkpoints(tmp_path, 2, CONFIG).load(name)["best_state"]
+    assert not later.exists()
+
+
+def cut(content: bytes) -> bytes:
+    """Return the first bytes."""
+    return content[:1000]
+
+
+def spoil(content: bytes) -> bytes:
+    """Return the file with other bytes in the middle of its values' names."""
+    place = content.index(b"optimizer")
+    return content[:place] + b"\xff" * 9 + content[place + 9 :]
+
+
+@pytest.mark.parametrize("damage", [cut, spoil])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """It is told, and the training goes on from the older one to the same end."""
     unbroken = Training(tmp_path / "unbroken")
     unbroken.run()
     with pytest.raises(Killed):
         Training(tmp_path / "killed").run(kill_at(2, 3))
     newest = max((tmp_path / "killed").glob("step-*.pt"))
-    newest.write_bytes(newest.read_bytes()[:1000])
+    newest.write_bytes(damage(newest.read_bytes()))
 
     resumed = Training(tmp_path / "killed")
     resumed.run()
@@ -305,8 +358,7 @@ def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (tmp_path / "executed",))
 
-    torch.save({"run_id": Payload()}, tmp_path / "step-00-000001-000000000000.pt")
+    torch.save({"run_id": Payload()}, tmp_path / "step-00-000001-000000000000+.pt")
 
-    with pytest.raises(Exception, match=r"[Ww]eights"):
-        Checkpoints(tmp_path, 2, CONFIG).load()
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
     assert not (tmp_path / "executed").exists()

@@ -259,3 +259,16 @@ def test_mistakes_are_the_same_rows_with_and_without_features(
     assert len(fast.mistakes) == 9 - int(slow.confusion_KK.diagonal().sum()) > 0
     assert {mistake.row for mistake in fast.mistakes} == {mistake.row for mistake in slow.mistakes}
     assert fast.calibration.error == pytest.approx(slow.calibration.error, rel=1e-3)
+
+
+def test_features_of_jpeg_pictures_are_read_as_features(
+    make_cache: Callable[..., CacheRef], classifier: Classifier, tmp_path: Path
+) -> None:
+    """Their manifest is that of the pictures, and says how those are stored."""
+    url, features = materialize(make_cache({TRAIN: ROWS, VAL: 9}, image_size=32, format="jpeg"), classifier, tmp_path)
+
+    held = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
+    read = by_row(CacheLoader(url, features, TRAIN, 7), 0, nn.Identity())
+
+    assert held.keys() == read.keys() == set(range(ROWS))
+    assert all(torch.equal(held[row], read[row]) and len(held[row]) == 1024 for row in held)

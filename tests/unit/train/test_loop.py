@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.cache.loader import Batch
+from tasks.train import loop
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import Evaluation, evaluate
 from tasks.train.finite import Diverged
@@ -565,3 +566,32 @@ def test_finished_training_only_restores_the_best_weights() -> None:
 
     assert len(progress.history) == before
     assert torch.equal(model.weight, progress.best_state["weight"])
+
+
+def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it is seen later; the pictures are still those of the step in which it came."""
+    monkeypatch.setattr(loop, "is_look", lambda step, num_steps, device: step == num_steps - 1)
+    inputs, labels = separable(8)
+    inputs[3, 0] = float("nan")
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5], [6, 7]])
+
+    with pytest.raises(Diverged, match="of epoch 0, step 1 were no numbers, as seen after step 3") as diverged:
+        train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+
+    assert diverged.value.rows == [2, 3]
+
+
+def test_any_seed_of_the_form_can_be_trained_with() -> None:
+    """Every step draws from a seed of its own, made of this one."""
+    inputs, labels = separable(6)
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = StepSettings(seed=2**32 - 1)
+
+    loss = train_one_epoch(
+        model, TensorLoader(inputs, labels, [range(6)]), optimizer, Recorder(), 9999, CPU, SingleProcess(), settings
+    ).loss
+
+    assert math.isfinite(loss)

@@ -248,3 +248,16 @@ def test_no_weights_are_drawn_from_the_seed() -> None:
 def test_networks_with_their_own_normalization_keep_it(name: str) -> None:
     """Torchvision sets transform_input where it loads pretrained weights of these two: they expect (x - 0.5) / 0.5."""
     assert build_classifier(name, "none", 3, freeze_backbone=False).network.transform_input
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_auxiliary_classifiers_are_left_out(name: str) -> None:
+    """No loss of ours reaches them: every weight that is there gets a gradient."""
+    torch.manual_seed(1)
+    classifier = build_classifier(name, "none", 3, freeze_backbone=False).train()
+
+    logits = classifier(torch.zeros(2, 80, 80, 3, dtype=torch.uint8))
+    logits.sum().backward()
+
+    assert logits.shape == (2, 3)
+    assert not [key for key, value in classifier.named_parameters() if value.grad is None]

@@ -9,8 +9,14 @@ from tasks.cache.manifest import open_cache
 from tasks.config import CacheConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, MetricPair
-from tasks.train.repeat import FirstTraining, check_same_data, compare_metrics, differences_now
-from tasks.train.run import run_key
+from tasks.train.identity import run_key
+from tasks.train.repeat import (
+    FirstTraining,
+    check_same_data,
+    compare_metrics,
+    differences_now,
+    differences_of,
+)
 
 TRAIN = TrainConfig(weights="none", freeze_backbone=False)
 
@@ -28,6 +34,8 @@ def first(**values: object) -> FirstTraining:
         "content_digest": "content",
         "weights_digest": "none",
         "device": "cpu",
+        "precision": "float32",
+        "batch_sizes": {},
         "versions": tracking.package_versions(),
         "code_version": tracking.code_commit(),
         "metrics": {},
@@ -57,6 +65,19 @@ def test_what_is_different_is_named() -> None:
         f"the code was abc and is {tracking.code_commit()}",
         "train.weights 'none' were 123 and are none",
         "train.label_smoothing was no setting then, and has its default",
+    ]
+
+
+def test_what_a_training_finds_for_itself_is_compared() -> None:
+    """Device, number format, and the batch sizes that it chose."""
+    before = first(batch_sizes={"0": "64"})
+
+    assert differences_of(before, before) == []
+    assert differences_of(before, first(device="cuda:0", precision="bfloat16", batch_sizes={"0": "32", "1": "16"})) == [
+        "the batch size of stage 0 was 64 and is 32",
+        "the batch size of stage 1 was not chosen and is 16",
+        "the device was cpu and is cuda:0",
+        "the precision was float32 and is bfloat16",
     ]
 
 

@@ -16,6 +16,7 @@ from tests.unit.conftest import noise
 from tests.unit.train.finished import CONFUSION, evaluation_of, facts_of
 
 CLASSES = ("ant", "bee", "cat")
+COUNTS = [3, 3, 3]
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -85,7 +86,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
     """By the names under which the README shows them."""
     run = RecordingRun()
 
-    log_report(run, facts_of(cache), storage)  # type: ignore[arg-type]
+    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
 
     assert run.tables.keys() == {"test_classes.json", "test_mistakes.json"}
     assert run.figures.keys() == {
@@ -102,7 +103,7 @@ def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storag
     """Rows 5 and 0 of the split test, whatever the batches held; no table names their files, so the rows are named."""
     run = RecordingRun()
 
-    log_report(run, facts_of(cache), storage)  # type: ignore[arg-type]
+    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
 
     shown = [axes for axes in run.figures["test_mistakes.png"].axes if axes.images]
     assert [axes.images[0].get_array().tolist() for axes in shown] == [noise(row, 16).tolist() for row in (5, 0)]
@@ -113,7 +114,8 @@ def test_without_mistakes_there_is_no_gallery(cache: CacheRef, storage: Storage)
     """And everything else is there."""
     run = RecordingRun()
 
-    log_report(run, facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 4, 4])), ())), storage)  # type: ignore[arg-type]
+    facts = facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 4, 4])), ()))
+    log_report(run, facts, COUNTS, storage)  # type: ignore[arg-type]
 
     assert run.tables.keys() == {"test_classes.json"}
     assert "test_mistakes.png" not in run.figures

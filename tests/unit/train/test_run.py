@@ -10,7 +10,7 @@ from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.train.device import choose_device, make_optimizer
-from tasks.train.run import run_key
+from tasks.train.identity import run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
 

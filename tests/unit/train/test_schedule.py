@@ -123,3 +123,10 @@ def test_a_stage_has_its_own_rate_and_length() -> None:
     assert rate(0) == pytest.approx(0.01)
     assert rate(10) == pytest.approx(0.005)
     assert rate(20) == pytest.approx(0.0)
+
+
+def test_less_than_the_least_change_is_no_improvement() -> None:
+    """As early stopping sees it, which would end the training before the rate fell."""
+    rising = [0.5, 0.501, 0.502, 0.503]
+    assert count_plateaus(rising, epochs=2, higher_is_better=True) == 0
+    assert count_plateaus(rising, epochs=2, higher_is_better=True, min_delta=0.01) == 1

@@ -1,0 +1,45 @@
+"""MLflow runs of data validations: written, and found again."""
+
+from typing import Any
+
+import mlflow
+
+from tasks.refs import RunRef
+from tasks.storage import Storage
+from tasks.tracking.runs import KEY_TAG, end_abandoned_runs, find_finished_run
+from tasks.tracking.server import client_of, prepare_tracking
+
+CHECKS_FILE = "data_validation.json"
+
+
+def log_data_checks(
+    storage: Storage,
+    key: str,
+    checks: dict[str, Any],
+    tables: dict[str, list[dict[str, Any]]],
+    metrics: dict[str, float],
+    tags: dict[str, str],
+) -> RunRef:
+    """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
+    end_abandoned_runs(storage, key, None)
+    experiment, client = prepare_tracking(storage), client_of(storage)
+    run = client.create_run(experiment, tags={KEY_TAG: key, **tags}, run_name="data-validation")
+    run_id = run.info.run_id
+    for name, value in metrics.items():
+        client.log_metric(run_id, name, value)
+    for name, rows in tables.items():
+        if rows:
+            client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{name}.json")
+    # Last: a run that has finished has all of it.
+    client.log_dict(run_id, checks, CHECKS_FILE)
+    client.set_terminated(run_id)
+    return RunRef(run_id=run_id)
+
+
+def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Return what `log_data_checks` logged under this key, or None."""
+    found = find_finished_run(storage, key)
+    if found is None:
+        return None
+    logged: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{CHECKS_FILE}")
+    return logged

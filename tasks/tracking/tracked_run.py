@@ -1,0 +1,144 @@
+"""An MLflow run while it is written."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import RunStatus
+from mlflow.models import ModelSignature
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.types import ColSpec, DataType, Schema
+
+import tasks
+from tasks.storage import Storage
+from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
+from tasks.tracking.server import prepare_tracking
+
+MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
+"""What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
+
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec(DataType.binary, "content")]),
+    outputs=Schema(
+        [
+            ColSpec(DataType.string, "label", required=False),
+            ColSpec(DataType.double, "probability", required=False),
+            ColSpec(DataType.string, "error", required=False),
+        ]
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A running MLflow run."""
+
+    run_id: str
+    code_version: str | None = None
+    """The commit of the code that began it, where it is known."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Log metrics of an epoch, but for those that the run has already with these values."""
+        there = mlflow.get_run(self.run_id).data.metrics
+        new = {name: value for name, value in metrics.items() if there.get(name) != value}
+        mlflow.log_metrics(new, step=step, run_id=self.run_id)
+
+    def set_tag(self, name: str, value: str) -> None:
+        """Set a tag; one of that name is replaced."""
+        mlflow.MlflowClient().set_tag(self.run_id, name, value)
+
+    def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
+        """Log a table, columns by name, as JSON that the UI shows; one of that name is replaced."""
+        if name in artifact_names(self.run_id):
+            # MLflow would append, and a training that was resumed here have each row twice.
+            data = [list(row) for row in zip(*rows.values(), strict=True)]
+            mlflow.log_dict({"columns": list(rows), "data": data}, name, run_id=self.run_id)
+        else:
+            mlflow.log_table(rows, name, run_id=self.run_id)
+
+    def log_figure(self, figure: Any, name: str) -> None:
+        """Log a matplotlib figure."""
+        with warnings.catch_warnings():
+            # Of a script that the font lacks each letter is an empty box, and a line in the log.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            mlflow.log_figure(figure, name)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Log a text file."""
+        mlflow.log_text(text, name, run_id=self.run_id)
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Log the files of a folder into the folder `name` of the artifacts."""
+        mlflow.log_artifacts(str(folder), name, run_id=self.run_id)
+
+    def log_model(self, folder: Path) -> None:
+        """Log the model package around what `save_classifier` wrote into `folder`."""
+        package = Path(tasks.__file__).parent
+        # An environment made by uv has no pip, which MLflow remarks on with every model.
+        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            # The signature is stated; an example picture in every model would add nothing to it.
+            warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
+            mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(package / "predict" / "pyfunc.py"),
+                artifacts={"classifier": str(folder)},
+                code_paths=[str(package)],
+                signature=SIGNATURE,
+                pip_requirements=[f"{name}=={version(name)}" for name in MODEL_PACKAGES],
+            )
+
+
+@contextmanager
+def tracked_run(
+    storage: Storage, name: str, key: str, config: dict[str, Any], tags: dict[str, str], resume: str | None
+) -> Iterator[TrackedRun]:
+    """Open an MLflow run, or go on with the run `resume`; it ends as finished, failed or killed.
+
+    Args:
+        storage: Where tracking lies.
+        name: Name of a new run.
+        key: Names the inputs; `find_begun_run` and `find_finished_run` look for it.
+        config: What the training was given; of a run that is gone on with, what is there already stays.
+        tags: Tags beside the key's.
+        resume: Id of a run to go on with.
+    """
+    experiment = prepare_tracking(storage)
+    # A training of a few seconds has samples, too; MLflow takes one every 10 s and none at the end.
+    os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
+    mlflow.enable_system_metrics_logging()
+    # Named by its key from the first moment: no kill leaves a run that nobody finds.
+    key_and_tags = {KEY_TAG: key, **tags}
+    with mlflow.start_run(resume, experiment, None if resume else name, tags=key_and_tags) as run:
+        given = flat_params(config) | version_params()
+        missing = {name: value for name, value in given.items() if name not in run.data.params}
+        tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit())
+        if missing:
+            # The parameters last: where a process was killed on the way here, the next one finds some missing.
+            mlflow.log_dict(config, CONFIG_FILE)
+            if tracked.code_version:
+                mlflow.set_tag(CODE_TAG, tracked.code_version)
+            mlflow.log_params(missing)
+        try:
+            yield tracked
+        except KeyboardInterrupt:
+            mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
+            raise
+
+
+def resume_system_metrics(run_id: str) -> None:
+    """Go on with the machine's metrics of a running run, whose thread has ended: a server did not take a sample."""
+    monitors = mlflow.tracking.fluent.run_id_to_system_metrics_monitor
+    monitor = monitors.get(run_id)
+    if monitor is None or monitor._process is None or monitor._process.is_alive():
+        return
+    monitor.finish()
+    monitors[run_id] = SystemMetricsMonitor(run_id, resume_logging=True)
+    monitors[run_id].start()

@@ -1,0 +1,41 @@
+"""What rank 0 does while the others wait for it, for longer than Horovod waits for a rank."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from tasks.train.reduce import Reducer
+
+T = TypeVar("T")
+
+TELL_SECONDS = 5.0
+"""Between two messages that rank 0 is still busy; Horovod ends ranks that wait for another for minutes."""
+
+
+def alone(reducer: Reducer, work: Callable[[], T]) -> T:
+    """Do something on rank 0, and return what it gave on every rank; all of them call this.
+
+    What it raises ends rank 0, and the launcher the others.
+    """
+    if reducer.num_ranks == 1:
+        return work()
+    if reducer.rank != 0:
+        while True:
+            is_done, value = reducer.broadcast(None)
+            if is_done:
+                return value  # type: ignore[no-any-return]
+    finished = threading.Event()
+
+    def tell() -> None:
+        while not finished.wait(TELL_SECONDS):
+            reducer.broadcast((False, None))
+
+    teller = threading.Thread(target=tell, name="rank-0-is-busy")
+    teller.start()
+    try:
+        value = work()
+    finally:
+        finished.set()
+        teller.join()
+    reducer.broadcast((True, value))
+    return value
