@@ -1,7 +1,7 @@
 # The front door: `make demo` and `make test` work on a fresh machine; the rest is for every day.
 SHELL := /bin/bash
 python := .venv/bin/python
-benchmarks := demo etl loader train
+benchmarks := demo etl loader train accuracy
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 
@@ -41,6 +41,9 @@ test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
 
 bench: setup  ## all benchmarks
 	@for name in $(benchmarks); do $(python) tests/benchmarks/$$name.py $(BENCH_ARGS) || exit 1; done
+
+bench-train: setup  ## training's speed, and its time to the best accuracy
+	@for name in train accuracy; do $(python) tests/benchmarks/$$name.py $(BENCH_ARGS) || exit 1; done
 
 bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
 	@$(python) tests/benchmarks/$*.py $(BENCH_ARGS)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import shutil
 from dataclasses import dataclass
 
 import fsspec
@@ -20,11 +19,12 @@ from tasks.cache.manifest import (
     whole_cache,
     write_manifest,
 )
+from tasks.cache.sizes import FILE_BYTES, cache_bytes, check_disk, rows_per_group
 from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
 from tasks.config import CacheConfig, SparkConfig
-from tasks.disk import check_writable, existing_folder, full_disk_named
+from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import snapshots
 from tasks.refs import CacheRef, TableRef
@@ -34,15 +34,6 @@ from tasks.storage import Storage
 from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.cache")
-
-FILE_BYTES = 64 << 20
-"""Size of one cache file, so that many tasks write and many ranks read at once."""
-
-MIN_ROW_GROUPS = 64
-"""Row groups a split is cut into at least, where it has the rows: room for shuffling, and for as many ranks."""
-
-JPEG_SHARE = 0.25
-"""A JPEG picture's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
 
 
 @dataclass(frozen=True)
@@ -100,35 +91,6 @@ def cache_key(content: Content, cache: CacheConfig) -> str:
     """Name a cache by what decides its bytes: content and settings, not the version, which OPTIMIZE changes as well."""
     decisive = {"format": FORMAT, "content": content.digest, "settings": cache.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def rows_per_group(rows: int, cache: CacheConfig) -> int:
-    """Return the size of a row group: bounded by `row_group_megabytes`, and small enough for MIN_ROW_GROUPS."""
-    fits = (cache.row_group_megabytes << 20) // cache.pixel_bytes
-    return max(1, min(fits, rows // MIN_ROW_GROUPS))
-
-
-def cache_bytes(rows: int, cache: CacheConfig) -> int:
-    """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    picture_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
-    return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
-
-
-def check_disk(url: str, needed: int) -> None:
-    """Refuse a cache that the disk cannot hold.
-
-    Raises:
-        WrongInput: Says how much is needed and how much is free.
-    """
-    folder = existing_folder(url)
-    if folder is None:
-        return
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise WrongInput(
-            f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
-            "make room, lower cache.image_size, or set storage.cache to another disk"
-        )
 
 
 def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig) -> DataFrame:

@@ -6,7 +6,7 @@ from itertools import islice
 import torch
 
 from tasks import tracking
-from tasks.cache.materialize import cache_bytes, check_disk
+from tasks.cache.sizes import cache_bytes, check_disk
 from tasks.config import CacheConfig, PipelineConfig, TrainConfig, TuneRun
 from tasks.config.tune import MOST_CORNERS, corners, with_values
 from tasks.disk import check_writable

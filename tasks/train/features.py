@@ -22,7 +22,7 @@ from tasks.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from tasks.cache.materialize import MIN_ROW_GROUPS, check_disk
+from tasks.cache.sizes import FEATURE_GROUP_BYTES, check_disk, rows_in_group
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import RowFileWriter
 from tasks.refs import CacheRef
@@ -191,7 +191,7 @@ def _whole(url: str, settings: FeatureSettings) -> CacheManifest | None:
 
 
 def _rows_per_group(rows: int, settings: FeatureSettings) -> int:
-    return max(1, min((4 << 20) // (4 * settings.num_features), rows // MIN_ROW_GROUPS))
+    return rows_in_group(rows, 4 * settings.num_features, FEATURE_GROUP_BYTES)
 
 
 def _write_share(

@@ -118,7 +118,7 @@ class Training:
                 test = self._test(setting)
             except BaseException:
                 # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
-                with suppress(tracking.TrackingAway):
+                with suppress(tracking.TrackingAway, tracking.RunDeleted):
                     self._sender.close(LEAVE_SECONDS)
                 raise
             result = alone(self._reducer, lambda: self._end(run, setting, test))

@@ -1,17 +1,12 @@
-"""Training beside its peers: time to the best accuracy, images a second, the loop's own cost, time outside the steps.
+"""Training beside its peers: images a second, the loop's own cost, the time outside the steps.
 
-Peers in the same run: the published recipe (frozen backbone on every picture in every epoch, float32, petastorm's own
-loader), torchvision's reference loop on an ImageFolder, Lightning in an environment of its own (left out where there is
-no network), and torch's bare forward, backward and step. The time to the best accuracy needs the photos and weights of
-$LAKEVISION_TEST_DATA, and is left out without. Figures of a GPU are printed where there is one.
-Run: `make bench-train`; BENCH_ARGS=--quick for fewer rounds and a shorter training.
+Peers in the same run: torchvision's reference loop on an ImageFolder, Lightning in an environment of its own (left out
+where there is no network), and torch's bare forward, backward and step. Where there is a GPU, its figures are printed.
+Run: `make bench-train`, which goes on with accuracy.py; BENCH_ARGS=--quick for fewer rounds and a shorter training.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -32,9 +27,6 @@ from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
 from tests.benchmarks.train_gpu import gpu_figures  # noqa: E402
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
-
-WITHIN = 0.005
-"""An epoch whose accuracy is so close to the best of all is one that reached it."""
 
 
 def speed(peer: Peer) -> float:
@@ -154,102 +146,11 @@ def loop_cost(num_rounds: int) -> Figure:
     )
 
 
-def run_to_best(name: str, folder: Path, weights: Path, seed: int, log: Any) -> list[dict[str, float]]:
-    """Train in a process of its own; return what it said."""
-    script = str(ROOT / "tests/benchmarks/train_to_best.py")
-    done = subprocess.run(
-        [sys.executable, script, name, str(folder), str(weights), str(seed)],
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def reached(said: list[dict[str, float]], accuracy: float) -> float:
-    """Return when an epoch first came within WITHIN of an accuracy, in seconds; infinite where none did."""
-    return next((row["at"] for row in said if row.get("accuracy", 0.0) >= accuracy - WITHIN), float("inf"))
-
-
-def time_to_best(data: Path, folder: Path, num_rounds: int, log: Any) -> list[Figure]:
-    """Train to the best validation accuracy, ours and the recipe's two steps, in turns."""
-    weights = data / "weights" / "mobilenet_v2.pth"
-    train_data.write_photos(data / "photos", folder)
-    times: dict[str, list[float]] = {"ours": [], "recipe-3": []}
-    ours_best, ours_test, recipe_best = [], [], []
-    step_1 = 0.0
-    for seed in range(1, num_rounds + 1):
-        mine = run_to_best("ours", folder, weights, seed, log)
-        theirs = run_to_best("recipe-3", folder, weights, seed, log)
-        best = max(row.get("accuracy", 0.0) for row in mine + theirs)
-        times["ours"].append(reached(mine, best))
-        # One that never comes so close is taken at its own best, in its favour.
-        own = max(row["accuracy"] for row in theirs)
-        times["recipe-3"].append(min(reached(theirs, best), reached(theirs, own + WITHIN)))
-        ours_best.append(max(row.get("accuracy", 0.0) for row in mine))
-        ours_test.append(mine[-1]["test_accuracy"])
-        recipe_best.append(own)
-        print(
-            f"seed {seed}: ours {times['ours'][-1]:.1f} s, val {ours_best[-1]:.4f}, test {ours_test[-1]:.4f}; "
-            f"recipe {times['recipe-3'][-1]:.1f} s, val {own:.4f}",
-            flush=True,
-        )
-        if seed == 1:
-            epochs = run_to_best("recipe-1", folder, weights, seed, log)
-            step_1 = 60 * (epochs[-1]["at"] - epochs[0]["at"])
-    ratio = statistics.median(b / a for a, b in zip(times["ours"], times["recipe-3"], strict=True))
-    ours_seconds = statistics.median(times["ours"])
-    accuracy, others = 100 * statistics.mean(ours_best), 100 * statistics.mean(recipe_best)
-    test = 100 * statistics.mean(ours_test)
-    return [
-        Figure(
-            "time to the best accuracy, frozen mobilenet_v2",
-            ours_seconds,
-            "s",
-            "the recipe, step 3",
-            statistics.median(times["recipe-3"]),
-            ratio,
-            7.0,
-            ratio >= 7.0,
-        ),
-        Figure(
-            "time to the best accuracy, frozen mobilenet_v2",
-            ours_seconds,
-            "s",
-            "the recipe, step 1, two of its 60 epochs multiplied out",
-            step_1,
-            step_1 / ours_seconds,
-            None,
-            None,
-        ),
-        Figure(
-            f"best validation accuracy, mean of {num_rounds} seeds",
-            accuracy,
-            "%",
-            "the recipe, step 3",
-            others,
-            accuracy / others,
-            None,
-            accuracy >= 96.5,
-        ),
-        Figure(
-            f"test accuracy, mean of {num_rounds} seeds",
-            test,
-            "%",
-            "0.965, of a split that chose nothing",
-            96.5,
-            test / 96.5,
-            1.0,
-            test >= 96.5,
-        ),
-    ]
-
-
 def time_outside(folder: Path, seconds: int) -> Figure:
     """Train for so long with everything a training logs; return the share outside training and validation steps."""
     import mlflow
 
+    from tasks import tracking
     from tasks.cache.manifest import read_manifest
     from tasks.config import StorageConfig, TrainConfig
     from tasks.distributed.launch import launch_ranks
@@ -264,6 +165,7 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     train = TrainConfig(
         model="mobilenet_v2", weights="none", freeze_backbone=False, max_epochs=1000, patience=1000, max_seconds=seconds
     )
+    tracking.prepare_tracking(storage)  # As every flow does before its first stage.
     began = time.perf_counter()
     spec = RankSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)
@@ -290,13 +192,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a shorter training, for a first look")
     quick = parser.parse_args().quick
     figures: list[Figure] = []
-    data = os.environ.get("LAKEVISION_TEST_DATA")
     with TemporaryDirectory() as scratch, log_file("train").open("w") as log:
-        if data and (Path(data) / "photos").is_dir():
-            folder = Path(scratch) / "photos"
-            figures += time_to_best(Path(data).resolve(), folder, 1 if quick else 3, log)
-        else:
-            print("LAKEVISION_TEST_DATA names no photos: the time to the best accuracy is left out", flush=True)
         train_data.write_noise(Path(scratch) / "noise", 1000)
         figures += compare_speeds(Path(scratch) / "noise", 2 if quick else 5, log)
         figures.append(loop_cost(5 if quick else 30))

@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 
 BATCH_SIZE = 32
 NUM_WORKERS = 2
-STEPS = 12
+STEPS = 6
 LEARNING_RATE = 1e-3
 CLASSES = 10
 MODEL = "mobilenet_v2"

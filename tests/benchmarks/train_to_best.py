@@ -1,6 +1,6 @@
 """One training to its best validation accuracy, in a process of its own; says on stdout what each epoch gave, and when.
 
-Run by tests/benchmarks/train.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is ours, recipe-1 or recipe-3.
+Run by tests/benchmarks/accuracy.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is ours, recipe-1 or recipe-3.
 """
 
 import io

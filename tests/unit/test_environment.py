@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.environment import (
+    MALLOC,
     code_version,
     download_cache,
     java_command,
@@ -90,6 +91,9 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     environment = rank_environment()
 
     assert passed.items() <= environment.items()
+    assert environment["GLIBC_TUNABLES"] == MALLOC
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    assert rank_environment()["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
     assert not kept_back.keys() & environment.keys()
     assert "secret" not in environment.values()
 

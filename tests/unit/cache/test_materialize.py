@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache.materialize import (
-    MIN_ROW_GROUPS,
-    Content,
-    cache_bytes,
-    cache_key,
-    check_content,
-    check_disk,
-    rows_per_group,
-)
+from tasks.cache.materialize import Content, cache_key, check_content
+from tasks.cache.sizes import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
 from tasks.config import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
