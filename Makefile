@@ -24,8 +24,9 @@ demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIG
 up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
+# Two files at a time: half of the time a test waits for a process that starts. The long ones first.
 test: setup lint types  ## lint, types, and all tests
-	@$(python) -m pytest --durations=10 tests/unit tests/integration tests/e2e
+	@$(python) -m pytest --durations=10 -n 2 --dist loadfile tests/e2e tests/integration tests/unit
 
 lint:  ## ruff, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .

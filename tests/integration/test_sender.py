@@ -92,18 +92,13 @@ def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, 
     assert [(metric.step, metric.value) for metric in history] == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
 
 
-def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, server, monkeypatch):
+def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, monkeypatch):
     """In one sentence with the way out, and not as a wrong input: run again, it goes on."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    url, start, end = server
-    storage = storage_of(tmp_path / "home", url)
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
-        sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
-        end()
-        sender.send({"val_loss": 1.0}, 0)
-        with pytest.raises(TrackingAway, match=r"has not answered for 1 s: the training is in its checkpoint; mend"):
-            sender.close(timeout_seconds=1)
-        start()
+    sender = MetricSender(storage_of(tmp_path, f"http://127.0.0.1:{free_port()}"), "run", retry_seconds=0.2)
+    sender.send({"val_loss": 1.0}, 0)
+    with pytest.raises(TrackingAway, match=r"has not answered for 1 s: the training is in its checkpoint; mend"):
+        sender.close(timeout_seconds=1)
 
 
 def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, pictures, server, monkeypatch):

@@ -6,8 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache as cache_results
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import psutil
@@ -29,6 +33,7 @@ from tasks.train.checkpoint import Checkpoints
 from tasks.train.evaluate import evaluate, evaluate_in_detail
 from tasks.train.reduce import SingleProcess
 from tasks.train.run import train_model
+from tests.conftest import write_pictures
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import rank_processes
 
@@ -50,6 +55,45 @@ def cache(source: Path, storage: Storage) -> CacheRef:
     return hand_made_cache(source, f"{storage.cache}/by-hand")
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A finished training of SMALL, which no test changes."""
+
+    storage: Storage
+    cache: CacheRef
+    runs: list[RunRef]
+    """One for each that wanted it."""
+    events: list[dict[str, Any]]
+    """Of the one that trained."""
+
+    def test_pictures(self) -> CacheLoader:
+        """Return the loader of the split `test`."""
+        return CacheLoader(self.cache.url, open_cache(self.cache), "test", 8)
+
+    def classifier(self) -> ImageClassifier:
+        """Return the model that was logged."""
+        return ImageClassifier.load(next(Path(self.storage.home).rglob("weights.pt")).parent)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int | None], Finished]:
+    """Return what trains by a number of ranks, or finds it done; two want those of two ranks at once."""
+
+    @cache_results
+    def make(num_ranks: int | None) -> Finished:
+        folder = tmp_path_factory.mktemp(f"finished-{num_ranks}")
+        write_pictures(folder / "source", 20)
+        storage = resolve_storage(StorageConfig(home=str(folder / "home")))
+        pictures = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
+        events: list[dict[str, Any]] = []
+        with ThreadPoolExecutor(2) as pool:
+            wanted = [pool.submit(train, pictures, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
+            runs = [one.result() for one in wanted]
+        return Finished(storage, pictures, runs, events)
+
+    return make
+
+
 def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
     """Train with the tests' settings."""
     distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
@@ -57,6 +101,13 @@ def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_ev
         RankSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
         on_event,
     )
+
+
+def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **settings) -> RunRef:
+    """Train as `train` does; where that is one process, in this one, which gives the same and has all imported."""
+    if num_ranks is not None:
+        return train(cache, storage, num_ranks, **settings)
+    return train_model(SMALL.model_copy(update=settings), cache, storage)
 
 
 def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
@@ -74,28 +125,27 @@ def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[in
     return [event.step for event in events.Scalars("loss/train")]
 
 
-def test_a_training_is_tracked_whole_and_not_repeated(cache, storage, tmp_path):
+def test_a_training_is_tracked_whole_and_not_repeated(finished):
     """Metrics of every epoch, parameters, data version and the model; the same inputs again find the run."""
-    events = []
-    run = train(cache, storage, on_event=events.append)
-    assert [event["epoch"] for event in events] == [1, 2]
-    metrics = tracking.run_metrics(storage, run)
+    found = finished(None)
+    assert [event["epoch"] for event in found.events] == [1, 2]
+    metrics = tracking.run_metrics(found.storage, found.runs[0])
     wanted = {"train_loss", "val_loss", "val_accuracy", "test_accuracy", "images_per_second", "learning_rate"}
     assert wanted <= metrics.keys()
-    assert train(cache, storage) == run
-    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
+    assert [train(found.cache, found.storage)] == found.runs
+    classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
     # What was logged is what was measured: the model in the run has the run's test accuracy.
-    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
-    again = evaluate(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    again = evaluate(classifier._classifier, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_leaves_a_report_that_is_true_of_its_model(cache, storage, tmp_path, num_ranks):
+def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_ranks):
     """Figures, tables, event file and card are in the run; one process measures what many ranks logged."""
-    run = train(cache, storage, num_ranks)
+    found = finished(num_ranks)
+    storage, run = found.storage, found.runs[0]
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     names = {file.path for file in client.list_artifacts(run.run_id)}
     assert {
@@ -108,9 +158,8 @@ def test_a_training_leaves_a_report_that_is_true_of_its_model(cache, storage, tm
     (events,) = client.list_artifacts(run.run_id, "tensorboard")
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
-    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
-    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
-    alone = evaluate_in_detail(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    network = found.classifier()._classifier
+    alone = evaluate_in_detail(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few to be right everywhere"
@@ -124,23 +173,23 @@ def test_a_training_leaves_a_report_that_is_true_of_its_model(cache, storage, tm
     assert ("flows.train_distributed" in card) == (num_ranks is not None)
 
 
-def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(cache, storage):
+def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(finished, cache, storage):
     """A single process is the case of one rank."""
-    alone = tracking.run_metrics(storage, train(cache, storage))
+    found = finished(None)
+    alone = tracking.run_metrics(found.storage, found.runs[0])
     ranked = tracking.run_metrics(storage, train(cache, storage, num_ranks=1))
     for name in ("train_loss", "val_loss", "test_loss", "val_accuracy"):
         assert alone[name] == ranked[name], name
 
 
-def test_two_ranks_count_every_picture_once_and_agree(cache, storage, tmp_path):
+def test_two_ranks_count_every_picture_once_and_agree(finished):
     """Unequal shards (5 and 5 row groups, one padded), averaged metrics, one MLflow run."""
-    events = []
-    run = train(cache, storage, num_ranks=2, on_event=events.append)
-    assert [event["epoch"] for event in events] == [1, 2]
-    metrics = tracking.run_metrics(storage, run)
-    classifier = ImageClassifier.load(next((tmp_path / "home").rglob("weights.pt")).parent)
-    loader = CacheLoader(cache.url, open_cache(cache), "test", 8)
-    alone = evaluate(classifier._classifier, loader, 3, torch.device("cpu"), SingleProcess())
+    found = finished(2)
+    storage = found.storage
+    assert [event["epoch"] for event in found.events] == [1, 2]
+    metrics = tracking.run_metrics(storage, found.runs[0])
+    network = found.classifier()._classifier
+    alone = evaluate(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
@@ -148,19 +197,20 @@ def test_two_ranks_count_every_picture_once_and_agree(cache, storage, tmp_path):
     assert rank_processes(storage.home) == []
 
 
-def test_two_that_want_the_same_ranks_train_once(cache, storage):
+def test_two_that_want_the_same_ranks_train_once(finished):
     """The second waits for the first, and no rank of it waits for another until Horovod gives up."""
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: train(cache, storage, num_ranks=2), range(2)))
-    assert both[0] == both[1]
-    assert len(tracking.promotable_runs(storage)) == 1
+    found = finished(2)
+    assert len(found.runs) == 2
+    assert found.runs[0] == found.runs[1]
+    assert len(tracking.promotable_runs(found.storage)) == 1
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
 def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights(cache, storage, tmp_path, num_ranks):
     """Resumed is never stopped, bit for bit, in the same MLflow run, for one process and for two ranks."""
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights(train(cache, other, num_ranks, max_epochs=4, schedule="cosine"), other, tmp_path)
+    settings = {"max_epochs": 4, "schedule": "cosine"}
+    undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
 
     def kill(event):
         if event["epoch"] == 2:
@@ -168,9 +218,9 @@ def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights
                 process.send_signal(signal.SIGKILL)
 
     with pytest.raises(RankFailed, match="was ended by signal 9"):
-        train(cache, storage, num_ranks, max_epochs=4, schedule="cosine", on_event=kill)
+        train(cache, storage, num_ranks, on_event=kill, **settings)
     events = []
-    run = train(cache, storage, num_ranks, max_epochs=4, schedule="cosine", on_event=events.append)
+    run = train(cache, storage, num_ranks, on_event=events.append, **settings)
     assert events[0]["epoch"] > 2
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
@@ -184,7 +234,7 @@ def test_a_training_asked_to_leave_writes_a_checkpoint_and_goes_on_from_it(cache
         "model": "shufflenet_v2_x0_5", "max_epochs": 3, "schedule": "cosine", "batch_size": 4, "precision": "fp32"
     }  # fmt: skip
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights(train(cache, other, num_ranks, **settings), other, tmp_path)
+    undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
 
     def ask_to_leave(event):
         for process in rank_processes(storage.home):
