@@ -26,7 +26,7 @@ up: setup  ## server, workers and MLflow UI until Ctrl-C
 
 # Two files at a time: half of the time a test waits for a process that starts. The long ones first.
 test: setup lint types  ## lint, types, and all tests
-	@$(python) -m pytest --durations=10 -n 2 --dist loadfile tests/e2e tests/integration tests/unit
+	@$(python) -m pytest --durations=10 -n 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
 
 lint:  ## ruff, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .

@@ -1,4 +1,4 @@
-"""MLflow runs: trainings and data validations, written, found again and ended."""
+"""MLflow runs: found again by what was trained, and ended."""
 
 import logging
 import subprocess

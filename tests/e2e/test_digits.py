@@ -46,7 +46,8 @@ def test_the_dag_runs_from_digits_to_predictions(demo):
     assert sum(summary["cache_rows"].values()) == 1797
     assert summary["single"]["val_accuracy"] >= 0.95
     assert summary["distributed"]["val_accuracy"] >= 0.95
-    assert summary["test_accuracy"] >= 0.95
+    # On the split that chose nothing, of the model that serves.
+    assert summary["test_accuracy"] >= 0.98
     assert (summary["model"], summary["version"]) == ("lakevision", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
     assert summary["predict_images_per_second"] > 0
