@@ -155,6 +155,13 @@ def make_reducer(num_ranks: int) -> Reducer:
     return HorovodReducer()
 
 
+def leave_ranks() -> None:
+    """Say goodbye to the other ranks: in those, one that is just gone would be an uncaught exception of Horovod's."""
+    import horovod.torch as hvd
+
+    hvd.shutdown()
+
+
 def run_rank(spec: RankSpec, reducer: Reducer) -> None:
     """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
 
@@ -192,6 +199,8 @@ def main(spec_path: str) -> int:
         if reducer.rank != 0:
             logging.getLogger("lakevision").setLevel(logging.WARNING)
         run_rank(spec, reducer)
+        if reducer.num_ranks > 1:
+            leave_ranks()
     except WrongInput as error:
         emit({"wrong_input": str(error), "diverged": isinstance(error, Diverged)})
         return EXIT_WRONG_INPUT
