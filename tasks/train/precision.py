@@ -41,12 +41,18 @@ def computes_bf16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def choose_precision(wanted: str, device: torch.device) -> torch.dtype | None:
+MIN_BF16_SIDE = 128
+"""Side of the pictures, in pixels, from which auto computes in bfloat16 on a CPU: on feature maps of a pixel or two, as
+small pictures end in, oneDNN's gradients of a convolution's weights read memory that nobody wrote, and are no numbers."""
+
+
+def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF16_SIDE) -> torch.dtype | None:
     """Return the number format of the network's sums: bfloat16, or None for that of the weights, float32.
 
     Args:
         wanted: auto, fp32 or bf16.
         device: Where it is trained.
+        image_size: Side of the pictures, in pixels.
 
     Raises:
         WrongInput: bf16 is asked for, and the device would emulate it.
@@ -57,6 +63,8 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype | None:
     if device.type == "cuda":
         # Sums that stay in float32 may use TF32, whose 10 bits of mantissa are more than bfloat16's 7.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
+    if wanted == "auto" and device.type == "cpu" and image_size < MIN_BF16_SIDE:
+        return None
     return torch.bfloat16 if able and wanted != "fp32" else None
 
 

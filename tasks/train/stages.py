@@ -67,7 +67,7 @@ class Setting:
     @cached_property
     def precision(self) -> torch.dtype | None:
         """Number format of the network's sums."""
-        return choose_precision(self.train.precision, self.device)
+        return choose_precision(self.train.precision, self.device, self.manifest.image_size)
 
     @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)

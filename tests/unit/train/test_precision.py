@@ -62,3 +62,8 @@ def test_the_largest_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("tasks.train.precision.psutil.virtual_memory", Memory)
     assert largest_batch(classifier, 64, num_rows=1_000_000, num_ranks=1, device=CPU) == 32
+
+
+def test_small_pictures_are_no_case_for_bf16_on_a_cpu() -> None:
+    """Gradients on feature maps of one pixel are not to be trusted there."""
+    assert choose_precision("auto", CPU, 32) is None
