@@ -97,7 +97,8 @@ class TrainConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for pictures of 128 pixels or more",
+        description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for "
+        "pictures of 128 pixels or more",
     )
     compile: bool = Field(
         False, description="Compile the network (torch.compile): minutes at the start, faster steps; needs a compiler"
