@@ -42,8 +42,8 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 MIN_BF16_SIDE = 128
-"""Side of the pictures, in pixels, from which auto computes in bfloat16 on a CPU: on feature maps of one pixel, as small
-pictures end in, oneDNN's gradients of a convolution's weights now and then are no numbers (resnet18 at 16 pixels)."""
+"""Side of the pictures, in pixels, from which auto computes in bfloat16 on a CPU: on feature maps of one pixel, where
+small pictures end, oneDNN gives gradients of a convolution's weights that are no numbers (resnet18 at 16 pixels)."""
 
 
 def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF16_SIDE) -> torch.dtype | None:
