@@ -13,7 +13,8 @@ from uuid import UUID
 
 import httpx
 
-from deployments.local_stack import HOST, PREFECT_PORT, LocalStack, local_stack, port_setting, say
+from deployments.local_stack import PREFECT_PORT, local_stack, port_setting, say
+from deployments.stack_processes import HOST, LocalStack
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput

@@ -4,7 +4,8 @@ import signal
 import sys
 import time
 
-from deployments.local_stack import HOST, PREFECT_PORT, local_stack, port_setting, say
+from deployments.local_stack import PREFECT_PORT, local_stack, port_setting, say
+from deployments.stack_processes import HOST
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on

@@ -59,7 +59,7 @@ _RANK_PREFIXES = (
 
 MALLOC = "glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
 """Keeps freed memory for the next step, in huge pages: a step allocates what the one before it has freed, and giving it
-back to the kernel and taking it again was a third of a step's CPU time (LOG.md). Other C libraries look past it."""
+back to the kernel and taking it again was a third of a training's CPU time (LOG.md). Other C libraries look past it."""
 
 
 def rank_environment() -> dict[str, str]:

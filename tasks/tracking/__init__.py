@@ -26,10 +26,10 @@ from tasks.tracking.runs import (
     run_metrics,
 )
 from tasks.tracking.searches import (
-    PARENT_TAG,
     ParentRun,
     mark_pruned,
     parent_run,
+    trial_tags,
 )
 from tasks.tracking.sender import MetricSender, RunDeleted, TrackingAway
 from tasks.tracking.server import (
@@ -48,7 +48,6 @@ from tasks.tracking.trained import (
 __all__ = [
     "BATCH_SIZE_TAG",
     "FLOW_RUN_TAG",
-    "PARENT_TAG",
     "REPEAT_TAG",
     "SYSTEM_METRICS",
     "LoggedTraining",
@@ -84,4 +83,5 @@ __all__ = [
     "to_json",
     "tracked_run",
     "trained_versions",
+    "trial_tags",
 ]

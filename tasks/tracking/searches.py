@@ -13,10 +13,8 @@ from tasks.storage import Storage
 from tasks.tracking.runs import CONFIG_FILE, KEY_TAG, flat_params, runs_with_key
 from tasks.tracking.server import client_of, prepare_tracking
 
-PARENT_TAG: str = MLFLOW_PARENT_RUN_ID
-"""Tag by which MLflow shows a run below another."""
-
 PRUNED_TAG = "lakevision.pruned"
+TRIAL_TAG = "lakevision.trial"
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,11 @@ def parent_run(
         client.set_terminated(run_id, RunStatus.to_string(RunStatus.KILLED))
         raise
     client.set_terminated(run_id)
+
+
+def trial_tags(parent_run_id: str, number: int | None) -> dict[str, str]:
+    """Return the tags of a trial's run, which MLflow shows below that of the search."""
+    return {MLFLOW_PARENT_RUN_ID: parent_run_id, TRIAL_TAG: str(number)}
 
 
 def mark_pruned(storage: Storage, key: str) -> str | None:

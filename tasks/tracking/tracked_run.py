@@ -45,7 +45,7 @@ class TrackedRun:
     """The commit of the code that began it, where it is known."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Log metrics of an epoch, but for those that the run has already with these values."""
+        """Log metrics at a step, but for those that the run has already with these values."""
         there = mlflow.get_run(self.run_id).data.metrics
         new = {name: value for name, value in metrics.items() if there.get(name) != value}
         mlflow.log_metrics(new, step=step, run_id=self.run_id)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tasks.train.reduce import Reducer
 
@@ -17,13 +17,10 @@ def alone(reducer: Reducer, work: Callable[[], T]) -> T:
 
     What it raises ends rank 0, and the launcher the others.
     """
+    if reducer.rank != 0:
+        return wait_for_rank_0(reducer)  # type: ignore[no-any-return]
     if reducer.num_ranks == 1:
         return work()
-    if reducer.rank != 0:
-        while True:
-            is_done, value = reducer.broadcast(None)
-            if is_done:
-                return value  # type: ignore[no-any-return]
     finished = threading.Event()
 
     def tell() -> None:
@@ -39,3 +36,11 @@ def alone(reducer: Reducer, work: Callable[[], T]) -> T:
         teller.join()
     reducer.broadcast((True, value))
     return value
+
+
+def wait_for_rank_0(reducer: Reducer) -> Any:
+    """Return what rank 0's work gave, on a rank that has none of its own to hand over."""
+    while True:
+        is_done, value = reducer.broadcast(None)
+        if is_done:
+            return value

@@ -41,6 +41,7 @@ class Checkpoints:
         self._keep = keep
         self._config = config
         self._best_written = ""
+        self._read: tuple[str, dict[str, Any]] | None = None
 
     def collect(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, reducer: Reducer
@@ -104,17 +105,25 @@ class Checkpoints:
         return True
 
     def newest(self) -> tuple[str | None, str | None]:
-        """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both."""
+        """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both.
+
+        What was read of it is kept for the `load` that follows.
+        """
         for path in reversed(self._steps()):
             try:
-                return path.name, str(self.load(path.name)["run_id"])
+                content = self.load(path.name)
+                self._read = path.name, content
+                return path.name, str(content["run_id"])
             except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # The last one also for a file with more in it than tensors and plain values, which is not run.
                 logger.warning("%s cannot be read (%s): the one before it is taken", path, type(error).__name__)
         return None, None
 
     def load(self, name: str) -> dict[str, Any]:
-        """Return a checkpoint, with `best_state`."""
+        """Return a checkpoint, with `best_state`; the tensors in it are the caller's."""
+        read, self._read = self._read, None
+        if read is not None and read[0] == name:
+            return read[1]
         content: dict[str, Any] = torch.load(self._folder / name, map_location="cpu", weights_only=True)
         best = content["best"]
         content["best_state"] = torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}

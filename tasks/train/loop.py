@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tasks.signals import held_back
 from tasks.train.evaluate import Loader, evaluate
@@ -28,32 +27,9 @@ from tasks.train.finite import (
 from tasks.train.pause import NoPauses
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
+from tasks.train.step import StepSettings, at_least_two, step_seed, summed_loss
 
 logger = logging.getLogger("lakevision.train")
-
-Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""From inputs and labels (B,) to other inputs, and labels (B,) or the probabilities of the classes, (B, K)."""
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What a step does beside the textbook's.
-
-    Attributes:
-        label_smoothing: Share of a target's probability that all classes get alike (Szegedy et al., "Rethinking the
-            Inception Architecture", 2016, section 7); 0 for none.
-        max_gradient_norm: Norm of all gradients together above which they are scaled down to it (Pascanu et al., "On
-            the difficulty of training recurrent neural networks", 2013, algorithm 1); None for no bound.
-        class_weights_K: How much each class counts in the loss, float32 (K,); None: all alike.
-        augment: Changes the batches; None leaves them as they are.
-        seed: Draws what a step draws: dropout, augmentation.
-    """
-
-    label_smoothing: float = 0.0
-    max_gradient_norm: float | None = None
-    class_weights_K: torch.Tensor | None = None
-    augment: Augment | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,16 +102,16 @@ def train_one_epoch(
             running.waited += time.perf_counter() - waiting_since
             set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
             # Seeded anew each step, so that a training resumed here draws the same dropout as one never stopped.
-            torch.manual_seed(_step_seed(settings.seed, epoch, step, reducer.rank))
+            torch.manual_seed(step_seed(settings.seed, epoch, step, reducer.rank))
             optimizer.zero_grad()
             looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
             num_global_rows = loader.num_global_rows(step - first_step, start)
             if len(batch.labels_B):
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
-                total = _forward(model, inputs, labels_B, settings, running)
+                total = summed_loss(model, inputs, labels_B, settings, running)
                 if looked_at and not bool(total.isfinite()):
-                    problem = describe_loss(model, _at_least_two(inputs), float(total.detach()), epoch, step)
+                    problem = describe_loss(model, at_least_two(inputs), float(total.detach()), epoch, step)
                     # An infinite loss may have finite gradients: so that every rank knows, in the same step.
                     total = total * math.nan
                 # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
@@ -163,36 +139,6 @@ def train_one_epoch(
         images_per_second=count / max(running.seconds, 1e-9),
         data_wait_share=running.waited / max(running.seconds, 1e-9),
     )
-
-
-def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
-    """Return another seed for every step of every rank, as torch takes it: below 2^64."""
-    return (((seed * 10_007 + epoch) * 1_000_003 + step) * 4_099 + rank) % 2**63
-
-
-def _forward(
-    model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
-) -> torch.Tensor:
-    """Return the summed loss of a batch, (), and count what it was."""
-    targets = labels_B
-    if settings.augment is not None:
-        inputs, targets = settings.augment(inputs, labels_B)
-    logits_BK = model(_at_least_two(inputs))[: len(inputs)]
-    losses_B = functional.cross_entropy(
-        logits_BK,
-        targets,
-        weight=settings.class_weights_K,
-        reduction="none",
-        label_smoothing=settings.label_smoothing,
-    )
-    correct = (logits_BK.argmax(1) == labels_B).sum()
-    running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
-    return losses_B.sum()
-
-
-def _at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, a lone picture's twice: batch norm has no variance of one value."""
-    return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -20,12 +20,12 @@ from tasks.train.augment import make_augment
 from tasks.train.device import make_optimizer
 from tasks.train.evaluate import Loader
 from tasks.train.features import ends_in_head, feature_loader, materialize_features
-from tasks.train.loop import StepSettings
 from tasks.train.model import Classifier
 from tasks.train.precision import choose_precision, largest_batch
 from tasks.train.progress import Progress
 from tasks.train.reduce import Reducer
 from tasks.train.schedule import learning_rate
+from tasks.train.step import StepSettings
 
 logger = logging.getLogger("lakevision.train")
 

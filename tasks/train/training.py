@@ -15,7 +15,7 @@ from tasks.config import DistributedConfig, TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
-from tasks.train.alone import alone
+from tasks.train.alone import alone, wait_for_rank_0
 from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, restore, restore_progress
 from tasks.train.device import choose_device
 from tasks.train.early_stopping import EarlyStopping
@@ -49,10 +49,6 @@ class Beginning:
     """Name of the checkpoint to go on from."""
     resume: str | None = None
     """The MLflow run to go on with."""
-
-
-def _unreachable() -> RunRef:
-    raise AssertionError("only rank 0 works alone")
 
 
 class Training:
@@ -104,7 +100,8 @@ class Training:
         if self._reducer.rank != 0:
             self._run_stages(setting, checkpoint)
             self._test(setting)
-            return alone(self._reducer, _unreachable)
+            run_of_rank_0: RunRef = wait_for_rank_0(self._reducer)
+            return run_of_rank_0
         name = f"{self._train.model}-{self._reducer.num_ranks}-ranks" if self._distributed else self._train.model
         config = run_config(setting)
         with tracking.tracked_run(self._storage, name, self.key, config, self._tags, beginning.resume) as run:
@@ -213,8 +210,8 @@ class Training:
         except KeyboardInterrupt:
             # Within the validation, when every rank has trained the whole epoch; else the checkpoint is there already.
             if self._run is not None and progress.running.is_trained:
-                alone = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
-                self.checkpoints.save(alone, progress, self._run.run_id)
+                content = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
+                self.checkpoints.save(content, progress, self._run.run_id)
             raise
         finally:
             reducer.release_optimizer(optimizer)

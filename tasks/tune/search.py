@@ -182,7 +182,7 @@ def search_parameters(
 
             def start_trial(number: int, values: dict[str, Any]) -> RunningTrial:
                 config = trial_config(train, tune, values)
-                under = tags | {tracking.PARENT_TAG: parent.run_id, "lakevision.trial": str(number)}
+                under = tags | tracking.trial_tags(parent.run_id, number)
                 spec = RankSpec(train=config, distributed=None, cache=cache, storage=storage, tags=under)
                 return start(TrialStart(spec, name, number, tune, parent.run_id))
 

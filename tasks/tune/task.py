@@ -85,7 +85,7 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     """Train as a trial of a study, or as none; the search decides whether a failed trial is done again."""
     tags = flow_run_tags()
     if config.parent_run_id is not None:
-        tags |= {tracking.PARENT_TAG: config.parent_run_id, "lakevision.trial": str(config.number)}
+        tags |= tracking.trial_tags(config.parent_run_id, config.number)
     spec = RankSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
     if config.study is None or config.number is None:
         run = launch_ranks(spec)

@@ -54,7 +54,7 @@ OURS = ("uint8", "jpeg")
 def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> None:
     """Write the same pictures in every form."""
     for pixel_format in OURS:
-        loader_data.write_cache(str(folder / pixel_format), num_rows, pixel_format)
+        loader_data.write_cache(str(folder / pixel_format), {"train": num_rows}, pixel_format)
     loader_data.write_image_folder(folder / "files", num_rows)
     loader_data.write_recipe(folder / "recipe", num_rows)
     (folder / "rows.json").write_text(json.dumps(num_rows))
@@ -155,7 +155,7 @@ def main() -> None:
         else:
             peers += ["streaming_raw", "streaming_jpeg"]
         write_data(scratch / "data", num_rows, streaming, log)
-        loader_data.write_cache(str(scratch / "large" / "uint8"), 4 * num_rows, "uint8")
+        loader_data.write_cache(str(scratch / "large" / "uint8"), {"train": 4 * num_rows}, "uint8")
         running = []
         for name in peers:
             python = streaming if streaming and name.startswith("streaming") else sys.executable

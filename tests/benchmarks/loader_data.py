@@ -32,13 +32,13 @@ def draw_picture(number: int) -> npt.NDArray[np.uint8]:
     return np.clip(gradient + draw.normal(0, 11, (SIDE, SIDE, 1)), 0, 255).astype(np.uint8)
 
 
-def write_cache(url: str, num_rows: int, pixel_format: str) -> CacheRef:
-    """Write a cache with the code that Spark tasks run, but without Spark."""
+def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef:
+    """Write a cache of so many pictures a split with the code that Spark tasks run, but without Spark."""
     settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
-    in_group = rows_per_group(num_rows, settings)
+    in_group = rows_per_group(splits["train"], settings)
     return caches.write_cache(
         url,
-        {"train": num_rows},
+        splits,
         lambda split, row: (draw_picture(row), row % len(CLASSES)),
         CLASSES,
         settings,

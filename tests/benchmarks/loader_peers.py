@@ -3,7 +3,6 @@
 Run by tests/benchmarks/loader.py as `loader_peers.py NAME FOLDER`.
 """
 
-import io
 import json
 import resource
 import sys
@@ -51,29 +50,11 @@ def cache(folder: Path, pixel_format: str, pool_megabytes: int = 256) -> Epoch:
 
 def recipe(folder: Path) -> Epoch:
     """Return petastorm's own loader with its default arguments, JPEG decoded in a TransformSpec."""
-    from petastorm import make_batch_reader
-    from petastorm.pytorch import DataLoader
-    from petastorm.transform import TransformSpec
-    from PIL import Image
-
-    from tests.benchmarks.loader_data import SIDE
-
-    def decode(frame: Any) -> Any:
-        frame["pixels"] = frame["content"].map(lambda content: np.asarray(Image.open(io.BytesIO(content))))
-        return frame.drop(columns="content")
-
-    spec = TransformSpec(
-        decode, edit_fields=[("pixels", np.uint8, (SIDE, SIDE, 3), False)], selected_fields=["pixels", "label"]
-    )
-    files = [f"file://{file}" for file in sorted((folder / "recipe").glob("*.parquet"))]
+    from tests.benchmarks.recipe import read_recipe
 
     def epoch(number: int) -> Iterator[torch.Tensor]:
-        with (
-            make_batch_reader(files, transform_spec=spec, num_epochs=1, seed=1 + number) as reader,
-            DataLoader(reader, batch_size=BATCH_SIZE) as loader,
-        ):
-            for batch in loader:
-                yield batch["pixels"]
+        for batch in read_recipe(folder / "recipe", BATCH_SIZE, 1 + number):
+            yield batch["pixels"]
 
     return epoch
 

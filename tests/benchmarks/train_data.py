@@ -20,17 +20,8 @@ SIDE = loader_data.SIDE
 
 def write_noise(folder: Path, num_rows: int) -> None:
     """Write drawn pictures of 10 classes as cache, split by split, and as files."""
-    settings = CacheConfig(image_size=SIDE)
-    in_group = rows_per_group(num_rows, settings)
-    caches.write_cache(
-        str(folder / "uint8"),
-        {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10},
-        lambda split, row: (loader_data.draw_picture(row), row % len(loader_data.CLASSES)),
-        loader_data.CLASSES,
-        settings,
-        rows_per_group=in_group,
-        groups_per_file=max(1, FILE_BYTES // (in_group * settings.pixel_bytes)),
-    )
+    splits = {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10}
+    loader_data.write_cache(str(folder / "uint8"), splits, "uint8")
     loader_data.write_image_folder(folder / "files", num_rows)
 
 

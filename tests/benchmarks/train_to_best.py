@@ -3,7 +3,6 @@
 Run by tests/benchmarks/accuracy.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is ours, recipe-1 or recipe-3.
 """
 
-import io
 import json
 import os
 import sys
@@ -11,7 +10,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 BEGAN = time.perf_counter()
 """The clock starts with the process: imports are part of a training."""
@@ -20,9 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-
-SIDE = 224
-
 
 answers = sys.stdout
 """What the benchmark reads, whatever petastorm prints."""
@@ -61,13 +56,10 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
 
 def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:
     """Train as the published recipe does: the frozen backbone on every picture in every epoch, its loader, float32."""
-    import numpy as np
     import torchvision
-    from petastorm import make_batch_reader
-    from petastorm.pytorch import DataLoader
-    from petastorm.transform import TransformSpec
-    from PIL import Image
     from torch import nn
+
+    from tests.benchmarks.recipe import read_recipe
 
     # Step 1: batch 2, 60 epochs, of which two are run here. Step 3: batch 16, early stopping, dropout 0.5.
     batch_size, max_epochs, patience, rate, dropout = (2, 2, 60, 0.001, 0.0) if step == 1 else (16, 60, 3, 0.004, 0.5)
@@ -80,23 +72,10 @@ def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:
     optimizer = torch.optim.Adam(model.classifier.parameters(), lr=rate)
     mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
-    def decode(frame: Any) -> Any:
-        frame["pixels"] = frame["content"].map(lambda content: np.asarray(Image.open(io.BytesIO(content))))
-        return frame.drop(columns="content")
-
-    spec = TransformSpec(
-        decode, edit_fields=[("pixels", np.uint8, (SIDE, SIDE, 3), False)], selected_fields=["pixels", "label"]
-    )
-
     def batches(split: str, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        files = [f"file://{file}" for file in sorted((folder / "recipe" / split).glob("*.parquet"))]
-        with (
-            make_batch_reader(files, transform_spec=spec, num_epochs=1, seed=seed + epoch) as reader,
-            DataLoader(reader, batch_size=batch_size) as loader,
-        ):
-            for batch in loader:
-                pixels = batch["pixels"].permute(0, 3, 1, 2).float().div(255)
-                yield pixels.sub(mean).div(std), batch["label"]
+        for batch in read_recipe(folder / "recipe" / split, batch_size, seed + epoch):
+            pixels = batch["pixels"].permute(0, 3, 1, 2).float().div(255)
+            yield pixels.sub(mean).div(std), batch["label"]
 
     best, waited = 0.0, 0
     for epoch in range(1, max_epochs + 1):

@@ -9,7 +9,8 @@ import filelock
 import psutil
 import pytest
 
-from deployments.local_stack import STACK_MARK, LocalStack, check_port, prefect_command
+from deployments.local_stack import check_port, prefect_command
+from deployments.stack_processes import STACK_MARK, LocalStack
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment, run_python
 

@@ -15,10 +15,11 @@ from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints, check_fits, restore, restore_progress
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import StepSettings, fit
+from tasks.train.loop import fit
 from tasks.train.pause import Pauses
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import SingleProcess
+from tasks.train.step import StepSettings
 
 MAX_EPOCHS = 5
 NUM_STEPS = 6

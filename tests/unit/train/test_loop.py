@@ -14,9 +14,10 @@ from tasks.train import loop
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import Evaluation, evaluate
 from tasks.train.finite import Diverged
-from tasks.train.loop import StepSettings, average_buffers, fit, train_one_epoch
+from tasks.train.loop import average_buffers, fit, train_one_epoch
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.step import StepSettings
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 
 CPU = torch.device("cpu")
