@@ -96,7 +96,7 @@ def _single() -> Iterator[list[dict[str, str]]]:
 
 def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "tasks.distributed.rank", str(spec_path)],
+        [sys.executable, "-u", "-m", "tasks.distributed.start_rank", str(spec_path)],
         # Nothing is ever written: the pipe closes when this process ends, and the rank with it.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

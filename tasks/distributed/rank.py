@@ -1,15 +1,13 @@
 """What one rank runs: the training loop of tasks.train with the other ranks behind its reducer.
 
-Started as a command, `python -m tasks.distributed.rank SPEC`, never as a pickled function: Horovod then keeps no second
-core busy, and nothing is unpickled. A single process is the case of one rank, without Horovod.
+Started as a command by tasks.distributed.start_rank, never as a pickled function: Horovod then keeps no second core
+busy, and nothing is unpickled. A single process is the case of one rank, without Horovod.
 """
 
 import json
 import logging
-import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,7 +32,6 @@ EVENT_MARK = "@lakevision "
 """Lines on stdout with this mark are events for the process that started the rank, as JSON."""
 
 EXIT_WRONG_INPUT = 2
-EXIT_ORPHANED = 3
 EXIT_ENDED = 130
 """Ended by a signal, as shells say it."""
 
@@ -132,19 +129,6 @@ def emit(event: dict[str, Any]) -> None:
     print(f"{EVENT_MARK}{json.dumps(event)}", flush=True)
 
 
-def end_with_parent() -> None:
-    """End this process as soon as the one that holds the other end of stdin is gone, however it went.
-
-    The parent never writes: the pipe closes when it ends, also by SIGKILL, and no rank is left behind.
-    """
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        os._exit(EXIT_ORPHANED)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
 def make_reducer(num_ranks: int) -> Reducer:
     """Return the reducer of this rank; Horovod is initialised before anything heavy is loaded, or Gloo gives up."""
     if num_ranks == 1:
@@ -185,7 +169,6 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
 
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
-    end_with_parent()
     # An exception, so that the MLflow run ends as killed and not as running for ever.
     interrupt_on(signal.SIGTERM)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
@@ -210,10 +193,3 @@ def main(spec_path: str) -> int:
         traceback.print_exc(file=sys.stdout)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    status = main(sys.argv[1])
-    sys.stdout.flush()
-    # Not sys.exit: the watching thread sits in a read that interpreter shutdown would wait for.
-    os._exit(status)

@@ -8,6 +8,7 @@ from tasks.config import GradientConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity.first_batches import first_batches
+from tasks.train.finite import WAY_OUT
 
 logger = logging.getLogger("lakevision.sanity")
 
@@ -75,8 +76,7 @@ def check_gradients(report: GradientReport) -> None:
     total = len(report.parameters)
     if names := not_finite(report.parameters):
         raise WrongInput(
-            f"the gradients of {len(names)} of {total} parameters are no numbers ({_shown(names)}): "
-            "lower train.learning_rate, or bound the gradients (train.max_gradient_norm)"
+            f"the gradients of {len(names)} of {total} parameters are no numbers ({_shown(names)}): {WAY_OUT}"
         )
     if names := without_gradient(report.parameters):
         raise WrongInput(

@@ -13,7 +13,7 @@ from tasks.train.reduce import Reducer
 STEPS_A_LOOK = 20
 """On a GPU a look at a value waits for all work before it: there it is taken after so many steps, else after each."""
 
-WAY_OUT = "lower train.learning_rate, or bound the gradients (train.max_gradient_norm)"
+WAY_OUT = "lower train.learning_rate, bound the gradients (train.max_gradient_norm), or set train.precision to fp32"
 
 
 class Diverged(WrongInput):

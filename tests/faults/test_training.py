@@ -57,7 +57,7 @@ def kill_after(seconds: float, draw: random.Random, done: threading.Event) -> th
     def wait_and_kill() -> None:
         if done.wait(seconds):
             return
-        ranks = [child for child in psutil.Process().children() if "tasks.distributed.rank" in child.cmdline()]
+        ranks = [child for child in psutil.Process().children() if "tasks.distributed.start_rank" in child.cmdline()]
         if ranks:
             os.kill(draw.choice(ranks).pid, signal.SIGKILL)
 
@@ -93,7 +93,7 @@ def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache,
     runs = client.search_runs([client.get_run(run.run_id).info.experiment_id])
     assert [(found.info.run_id, found.info.status) for found in runs] == [(run.run_id, "FINISHED")]
     assert not list(storage.checkpoints.glob("*/*.pt"))
-    assert not [child for child in psutil.Process().children() if "tasks.distributed.rank" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "tasks.distributed.start_rank" in child.cmdline()]
 
 
 def fill(filler: Path) -> None:

@@ -1,6 +1,5 @@
 """What one rank does beside training: it ends with its parent, and speaks in lines."""
 
-import inspect
 import json
 import subprocess
 import sys
@@ -13,22 +12,20 @@ from pydantic import ValidationError
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.distributed.rank import (
     EVENT_MARK,
-    EXIT_ORPHANED,
     RankSpec,
     emit,
-    end_with_parent,
     gpu_obstacle,
     make_reducer,
 )
+from tasks.distributed.start_rank import EXIT_ORPHANED
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.reduce import SingleProcess
 
-# A rank that sleeps instead of training. It has the function's source: importing all that a rank needs takes seconds.
-RANK = f"""
-import os, sys, threading, time
-EXIT_ORPHANED = {EXIT_ORPHANED}
-{inspect.getsource(end_with_parent)}
+# A rank that sleeps instead of training.
+RANK = """
+import os, time
+from tasks.distributed.start_rank import end_with_parent
 end_with_parent()
 print(os.getpid(), flush=True)
 time.sleep(300)
