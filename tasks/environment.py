@@ -30,6 +30,11 @@ def code_version() -> str | None:
     return os.environ.get("LAKEVISION_CODE_VERSION") or None
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process is told to see, $CUDA_VISIBLE_DEVICES; none named means all that there are."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+
 # What a rank or a JVM needs from its parent; the rest (credentials of other services, tokens) stays behind.
 _RANK_NAMES = frozenset(
     {

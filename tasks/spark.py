@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
+from tasks.cores import num_cores
 from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder, java_options
 from tasks.scratch import Scratch, scratch_root
 from tasks.spark_failure import failure_in_text
@@ -32,7 +33,7 @@ STOP_SECONDS = 120
 
 
 def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java: str) -> dict[str, str]:
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

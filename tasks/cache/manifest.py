@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.config import CacheConfig
+from tasks.cores import num_cores
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import local_path
 
@@ -189,7 +190,7 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
         )
 
     # Hashing lets go of Python's lock.
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=num_cores()) as pool:
         found = [
             said for said in pool.map(damage, (f for part in manifest.splits.values() for f in part.files)) if said
         ]

@@ -19,6 +19,7 @@ from typing import Any
 
 import filelock
 
+from tasks.cores import num_cores, share_of_gpus
 from tasks.distributed.rank import EVENT_MARK, RankSpec
 from tasks.environment import rank_environment
 from tasks.errors import OutOfTime, WrongInput
@@ -197,8 +198,10 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
         spec_path.write_text(spec.model_dump_json())
         common = rank_environment() | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, (os.cpu_count() or 1) // num_ranks)),
+            "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, num_cores() // (num_ranks * spec.num_slots))),
         }
+        if spec.num_slots > 1:
+            common |= share_of_gpus(spec.slot)
         if spec.distributed:
             common["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(spec.distributed.stall_timeout_seconds)
         try:

@@ -48,6 +48,10 @@ class RankSpec(BaseModel):
     tags: dict[str, str] = {}
     repetition: str | None = None
     """Names a repetition, which is trained although the same was trained before."""
+    slot: int = 0
+    """Number of this training among those that run at once on this machine."""
+    num_slots: int = 1
+    """How many those are: each has its share of the cores, and a GPU in turn."""
 
     @property
     def key(self) -> str:

@@ -1,7 +1,6 @@
 """Batch inference: the model package in a Spark iterator pandas UDF, over the pictures that have no prediction yet."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks import tracking
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
+from tasks.cores import num_cores
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta, snapshots
@@ -194,7 +194,7 @@ def _predict_pending(
 ) -> int:
     """Predict and merge, in one commit; return how many pictures have an error instead of a label."""
     parallelism = spark.sparkContext.defaultParallelism
-    num_threads = max(1, (os.cpu_count() or 1) // parallelism)
+    num_threads = max(1, num_cores() // parallelism)
     predictor = make_predictor(package, batch_size, num_threads)
     rows = (
         # A worker loads the model once a task: as many tasks as cores, not as many as files.

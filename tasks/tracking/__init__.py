@@ -13,6 +13,7 @@ from tasks.tracking.models import (
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
     FLOW_RUN_TAG,
+    GONE_ON_TAG,
     SYSTEM_METRICS,
     code_commit,
     end_abandoned_runs,
@@ -48,6 +49,7 @@ from tasks.tracking.trained import (
 __all__ = [
     "BATCH_SIZE_TAG",
     "FLOW_RUN_TAG",
+    "GONE_ON_TAG",
     "REPEAT_TAG",
     "SYSTEM_METRICS",
     "LoggedTraining",

@@ -32,6 +32,9 @@ VERSION_PARAM = "version."
 BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
 """What the tags begin with that say which batch size was chosen in a stage, where that was left to the training."""
 
+GONE_ON_TAG = "lakevision.gone_on"
+"""Of a training that was begun on one device or in one number format and ended on another: which."""
+
 SYSTEM_METRICS = "system/"
 """What the names of MLflow's own metrics of the machine begin with."""
 

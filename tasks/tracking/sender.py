@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import mlflow
-from mlflow.entities import Metric
+from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
 from tasks.storage import Storage
@@ -37,6 +37,7 @@ class _Sent(NamedTuple):
     step: int
     timestamp_ms: int
     values: dict[str, float]
+    tags: dict[str, str]
 
 
 class MetricSender:
@@ -55,7 +56,8 @@ class MetricSender:
         self._waiting: queue.Queue[_Sent | None] = queue.Queue()
         self._closing = threading.Event()
         self._deleted = False
-        self._thread = threading.Thread(target=self._send_all, name="metric-sender", daemon=True)
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="metric-sender", daemon=True)
         self._thread.start()
 
     def steps_sent(self, metric: str) -> set[int]:
@@ -64,7 +66,11 @@ class MetricSender:
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Send the metrics of a step as soon as the server takes them."""
-        self._waiting.put(_Sent(step, int(time.time() * 1000), dict(values)))
+        self._waiting.put(_Sent(step, int(time.time() * 1000), dict(values), {}))
+
+    def send_tag(self, name: str, value: str) -> None:
+        """Send a tag as soon as the server takes it; one of that name is replaced."""
+        self._waiting.put(_Sent(0, 0, {}, {name: value}))
 
     def close(self, timeout_seconds: float = FLUSH_SECONDS) -> None:
         """Wait until all is sent.
@@ -72,6 +78,7 @@ class MetricSender:
         Raises:
             TrackingAway: The server did not answer for so long.
             RunDeleted: The run is not there any more.
+            Exception: What else ended the thread, whose metrics are not all sent.
         """
         self._closing.set()
         self._waiting.put(None)
@@ -81,11 +88,19 @@ class MetricSender:
                 f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training is in "
                 "its checkpoint; mend the server and run again, and what is missing is sent"
             )
+        if self._failed is not None:
+            raise self._failed
         if self._deleted:
             raise RunDeleted(
                 f"MLflow run {self._run_id} of '{self._shown}' was deleted while it was trained: the training is in "
                 "its checkpoint; run again, and it goes on from there in a new run"
             )
+
+    def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:  # Raised by `close`: nobody sees what ends a thread.
+            self._failed = error
 
     def _send_all(self) -> None:
         while (item := self._waiting.get()) is not None:
@@ -100,12 +115,15 @@ class MetricSender:
 
     def _try(self, item: _Sent, *, told: bool) -> bool:
         metrics = [Metric(name, value, item.timestamp_ms, item.step) for name, value in item.values.items()]
+        tags = [RunTag(name, value) for name, value in item.tags.items()]
         try:
-            self._client.log_batch(self._run_id, metrics=metrics)
-        except (MlflowException, OSError) as error:
-            if self._is_deleted(error):
+            try:
+                self._client.log_batch(self._run_id, metrics=metrics, tags=tags)
+            except MlflowException as error:
+                if not self._is_deleted(error):
+                    raise
                 self._deleted = True
-                return True
+        except (MlflowException, OSError) as error:  # Also where the server went while it was asked for the run.
             if not told:
                 logger.warning(
                     "the tracking server '%s' does not take metrics (%s): the training goes on, they are sent later",
@@ -115,6 +133,6 @@ class MetricSender:
             return False
         return True
 
-    def _is_deleted(self, error: Exception) -> bool:
-        refused = getattr(error, "error_code", None) in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+    def _is_deleted(self, error: MlflowException) -> bool:
+        refused = error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
         return refused and not has_run(self._storage, self._run_id)

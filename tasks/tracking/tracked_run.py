@@ -50,10 +50,6 @@ class TrackedRun:
         new = {name: value for name, value in metrics.items() if there.get(name) != value}
         mlflow.log_metrics(new, step=step, run_id=self.run_id)
 
-    def set_tag(self, name: str, value: str) -> None:
-        """Set a tag; one of that name is replaced."""
-        mlflow.MlflowClient().set_tag(self.run_id, name, value)
-
     def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
         """Log a table, columns by name, as JSON that the UI shows; one of that name is replaced."""
         if name in artifact_names(self.run_id):

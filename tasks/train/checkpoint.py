@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import pickle
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from tasks.train.reduce import Reducer
 logger = logging.getLogger("lakevision.train")
 
 PARTIAL = ".partial"
+
+FORM = [field.name for kind in (EarlyStopping, EpochMetrics, RunningEpoch) for field in fields(kind)]
+"""Names of what a checkpoint holds in these: one written by code that held other things cannot be gone on from."""
 
 
 class Checkpoints:
@@ -75,6 +78,8 @@ class Checkpoints:
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
+            "computed_on": progress.computed_on,
+            "form": FORM,
         }
 
     def save(self, content: dict[str, Any], progress: Progress, run_id: str) -> bool:
@@ -112,11 +117,12 @@ class Checkpoints:
         for path in reversed(self._steps()):
             try:
                 content = self.load(path.name)
+                _check_form(content)
                 self._read = path.name, content
                 return path.name, str(content["run_id"])
             except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # The last one also for a file with more in it than tensors and plain values, which is not run.
-                logger.warning("%s cannot be read (%s): the one before it is taken", path, type(error).__name__)
+                logger.warning("%s cannot be read (%r): the one before it is taken", path, error)
         return None, None
 
     def load(self, name: str) -> dict[str, Any]:
@@ -169,6 +175,11 @@ def _write(path: Path, content: dict[str, Any]) -> None:
         raise
 
 
+def _check_form(content: dict[str, Any]) -> None:
+    if content["form"] != FORM:
+        raise ValueError("written by another version of this code")
+
+
 def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:
     """Refuse a checkpoint of another training.
 
@@ -197,6 +208,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
+    progress.computed_on = content["computed_on"]
 
 
 def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:

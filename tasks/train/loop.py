@@ -204,6 +204,9 @@ def fit(
                 running.is_trained = True
         began = time.perf_counter()
         validation = evaluate(model, val_loader, num_classes, device, reducer)
+        if not math.isfinite(validation.loss):
+            # Of weights that the epoch's last step spoilt, or of batch norm's statistics: the steps saw no such number.
+            raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}: {WAY_OUT}")
         metrics = EpochMetrics(
             epoch=epoch,
             train_loss=trained.loss,

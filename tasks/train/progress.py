@@ -69,3 +69,5 @@ class Progress:
     """Weights of the best epoch."""
     seconds: float = 0.0
     """Training time of the epochs that ended, over all starts."""
+    computed_on: str = ""
+    """Device and number format of the last start."""

@@ -1,9 +1,7 @@
 """One training on one rank: its stages, its checkpoints, and what of it goes to MLflow."""
 
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +26,7 @@ from tasks.train.loop import fit
 from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
+from tasks.train.precision import precision_name
 from tasks.train.progress import EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.results import log_results, run_config
@@ -97,6 +96,8 @@ class Training:
             check_fits(checkpoint, self._identity)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
+        computed_before = self.progress.computed_on
+        self.progress.computed_on = f"{setting.device.type} in {precision_name(setting.precision)}"
         if self._reducer.rank != 0:
             self._run_stages(setting, checkpoint)
             self._test(setting)
@@ -110,13 +111,22 @@ class Training:
                 self._num_told = len(self.progress.history)
                 self._sent = self._sender.steps_sent("val_loss")
                 self._send_new()  # What the process before had saved and the server did not get.
+            if computed_before not in ("", self.progress.computed_on):
+                logger.warning(
+                    "begun on the %s, this training goes on on the %s: its weights will be those of neither",
+                    computed_before,
+                    self.progress.computed_on,
+                )
+                self._sender.send_tag(tracking.GONE_ON_TAG, f"{computed_before}, then {self.progress.computed_on}")
             try:
                 self._run_stages(setting, checkpoint)
                 test = self._test(setting)
             except BaseException:
                 # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
-                with suppress(tracking.TrackingAway, tracking.RunDeleted):
+                try:
                     self._sender.close(LEAVE_SECONDS)
+                except Exception as error:
+                    logger.warning("not all metrics were sent: %s", error)
                 raise
             result = alone(self._reducer, lambda: self._end(run, setting, test))
         remove_checkpoints(self.folder)
@@ -134,7 +144,8 @@ class Training:
         train, reducer = self._train, self._reducer
         manifest = open_cache(self._cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
-        torch.set_num_threads(train.num_threads or max(1, (os.cpu_count() or 1) // reducer.num_ranks))
+        if train.num_threads:
+            torch.set_num_threads(train.num_threads)  # Else as many as the launcher's $OMP_NUM_THREADS, or all cores.
         torch.manual_seed(train.seed)
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
         classifier = classifier.to(device)
@@ -159,8 +170,8 @@ class Training:
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state = {name: value.cpu().clone() for name, value in classifier.state_dict().items()}
             trainable = prepare_stage(setting, stage, progress)
-            if self._run is not None and self._train.batch_size == "auto":
-                self._run.set_tag(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
+            if self._sender is not None and self._train.batch_size == "auto":
+                self._sender.send_tag(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["stage"] == stage.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
             if self._fit(setting, stage.max_epochs, trainable):

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import optuna
@@ -60,11 +60,27 @@ class SearchResult:
     """The MLflow run under which those of the trials are."""
 
 
+class TrialThreads:
+    """Begins trials in this process, each in a slot of its own: its share of the cores, and a GPU in turn."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._free = list(range(num_slots))
+
+    def __call__(self, start: TrialStart) -> "TrialThread":
+        """Begin a trial, of which no more than the slots run at once."""
+        slot = min(self._free)
+        self._free.remove(slot)
+        spec = start.spec.model_copy(update={"slot": slot, "num_slots": self._num_slots})
+        return TrialThread(replace(start, spec=spec), lambda: self._free.append(slot))
+
+
 class TrialThread:
     """A trial in this process: its ranks are processes of their own, and a thread watches them."""
 
-    def __init__(self, start: TrialStart) -> None:
+    def __init__(self, start: TrialStart, on_end: Callable[[], None]) -> None:
         self._start = start
+        self._on_end = on_end
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"trial-{start.number}", daemon=True)
@@ -75,6 +91,8 @@ class TrialThread:
             run_trial(self._start.spec, self._start.study, self._start.number, self._start.tune, self._stop)
         except BaseException as error:  # Raised in the thread that looks at the trials.
             self._error = error
+        finally:
+            self._on_end()
 
     def ended(self) -> bool:
         """Say whether it ended well.

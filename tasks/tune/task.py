@@ -16,7 +16,7 @@ from tasks.preflight.check import check_search
 from tasks.refs import CacheRef, RunRef, TrialReport
 from tasks.storage import Storage
 from tasks.train.identity import run_key
-from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
+from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
 from tasks.tune.trial import run_trial
 
 
@@ -43,7 +43,7 @@ def _submit_trial(start: TrialStart) -> SubmittedRun:
 
 
 def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
-    return _submit_trial if where_to_run(tune) == "work_pool" else TrialThread
+    return _submit_trial if where_to_run(tune) == "work_pool" else TrialThreads(tune.parallel)
 
 
 @stage("search", timeout_seconds=None)

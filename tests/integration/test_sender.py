@@ -12,11 +12,15 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import torch
+import torchvision
+from mlflow.exceptions import MlflowException
 
 from tasks import tracking
-from tasks.config import StorageConfig, TrainConfig
+from tasks.config import FineTuneStage, StorageConfig, TrainConfig
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender, RunDeleted, TrackingAway
+from tasks.tracking.runs import has_run
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment
@@ -102,11 +106,13 @@ def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, monkeypatch):
 
 
 def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, pictures, server, monkeypatch):
-    """Away after its first epoch and back after its third: each epoch is there once, and the model behind them."""
+    """Away after its first epoch and back after its third, another stage between: each epoch is there once."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
     cache = hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+    weights = tmp_path / "weights.pt"
+    torch.save(torchvision.models.get_model("squeezenet1_1", weights=None).state_dict(), weights)
     trained = []
 
     def go_away_and_come_back(metrics):
@@ -118,7 +124,12 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
 
     run = train_model(
         TrainConfig(
-            model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=4, patience=4
+            model="squeezenet1_1",
+            weights=str(weights),
+            batch_size="auto",
+            max_epochs=2,
+            patience=4,
+            fine_tune=[FineTuneStage(unfreeze_from="features.12", max_epochs=2)],
         ),
         cache,
         storage,
@@ -128,7 +139,9 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
     client = mlflow.MlflowClient(tracking_uri=url)
     for name in ("val_loss", "train_loss", "gradient_norm"):
         assert [metric.step for metric in client.get_metric_history(run.run_id, name)] == trained
-    assert client.get_run(run.run_id).info.status == "FINISHED"
+    finished = client.get_run(run.run_id)
+    assert finished.info.status == "FINISHED"
+    assert {f"{tracking.BATCH_SIZE_TAG}{stage}" for stage in (0, 1)} <= finished.data.tags.keys()
     assert tracking.read_artifact(storage, run, "model_card.md") is not None
 
 
@@ -153,3 +166,40 @@ def test_a_run_that_was_deleted_is_told_as_such_and_not_waited_for(tmp_path):
         with pytest.raises(RunDeleted, match=r"was deleted while it was trained: the training is in its checkpoint"):
             sender.close(timeout_seconds=60)
         sender._client.restore_run(run.run_id)
+
+
+def test_a_server_that_goes_while_it_is_asked_for_the_run_is_away(tmp_path, monkeypatch):
+    """The thread lives on: what the server says when it is back counts."""
+    storage = storage_of(tmp_path)
+    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+        sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
+        sender._client.delete_run(run.run_id)
+        asked = []
+
+        def gone_at_first(storage, run_id):
+            asked.append(run_id)
+            if len(asked) == 1:
+                raise MlflowException("connection refused")
+            return has_run(storage, run_id)
+
+        monkeypatch.setattr("tasks.tracking.sender.has_run", gone_at_first)
+        sender.send({"val_loss": 1.0}, 0)
+        with pytest.raises(RunDeleted):
+            sender.close(timeout_seconds=60)
+        assert len(asked) == 2
+        sender._client.restore_run(run.run_id)
+
+
+def test_what_ends_the_senders_thread_is_raised_at_the_end(tmp_path, monkeypatch):
+    """No training is finished whose metrics were not sent."""
+    storage = storage_of(tmp_path)
+    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+        sender = MetricSender(storage, run.run_id)
+
+        def fail(*_given, **_named):
+            raise ValueError("no such thing")
+
+        monkeypatch.setattr(sender._client, "log_batch", fail)
+        sender.send({"val_loss": 1.0}, 0)
+        with pytest.raises(ValueError, match="no such thing"):
+            sender.close(timeout_seconds=60)

@@ -332,6 +332,20 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, dam
     assert_same(resumed, unbroken)
 
 
+def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It holds other things by other names: told, and the one before it is taken."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(2, 3))
+    older, newest = sorted(tmp_path.glob("step-*.pt"))
+    content = torch.load(newest, weights_only=True)
+    torch.save(content | {"form": [*content["form"], "more"]}, newest)
+
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (older.name, "run")
+    assert "written by another version of this code" in caplog.text
+
+
 def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     """What a process killed within the write leaves behind is removed by the next checkpoint."""
     with pytest.raises(Killed):

@@ -584,6 +584,19 @@ def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(m
     assert diverged.value.rows == [2, 3]
 
 
+def test_validation_that_is_no_number_ends_the_training() -> None:
+    """Whatever is watched: the steps may have seen numbers alone, and accuracy is one of any logits."""
+
+    class Spoilt(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) * (1.0 if self.training else float("nan"))
+
+    inputs, labels = separable()
+    loader = TensorLoader(inputs, labels, steps_of(len(labels), 10))
+    with pytest.raises(Diverged, match=r"the loss on the split 'val' is nan after epoch 0: lower train.learning_rate"):
+        fit_simply(Spoilt(4, NUM_CLASSES, dtype=torch.float64), loader, loader, new_progress())
+
+
 def test_any_seed_of_the_form_can_be_trained_with() -> None:
     """Every step draws from a seed of its own, made of this one."""
     inputs, labels = separable(6)

@@ -1,6 +1,8 @@
 """The search on a real study, with trials that end when they are told to."""
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 from optuna.trial import TrialState
 
 from tasks.config import Range, TrainConfig, TuneConfig
+from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
+from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.tune.search import RunningTrial, run_trials
+from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials
 from tasks.tune.study import counted_trials, open_study, redo_lost_trials, trial_rows
 from tasks.tune.trial import Pruned, fail_trial, reporter, trial_of
 
@@ -187,3 +191,27 @@ def test_a_study_that_is_not_there_is_named(storage: Storage, study: optuna.Stud
         open_study(storage, "none", TRAIN, TUNE, create=False)
     with pytest.raises(WrongInput, match="number is 7, but the study 'study' has no such trial"):
         trial_of(study, 7)
+
+
+def test_trials_at_once_have_slots_of_their_own(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two that run share one, and one that ended leaves its slot to the next."""
+    ends = {number: threading.Event() for number in range(3)}
+    slots: dict[int, tuple[int, int]] = {}
+
+    def run(spec: RankSpec, _study: str, number: int, _tune: TuneConfig, _stop: threading.Event) -> None:
+        slots[number] = (spec.slot, spec.num_slots)
+        ends[number].wait(30)
+
+    monkeypatch.setattr("tasks.tune.search.run_trial", run)
+    spec = RankSpec(train=TRAIN, distributed=None, cache=CacheRef(url="cache", digest="digest"), storage=storage)
+    begin = TrialThreads(2)
+    running = {number: begin(TrialStart(spec, "study", number, TUNE, "parent")) for number in (0, 1)}
+    ends[1].set()
+    while not running[1].ended():
+        time.sleep(0.01)
+    running[2] = begin(TrialStart(spec, "study", 2, TUNE, "parent"))
+    for end in ends.values():
+        end.set()
+    while not all(trial.ended() for trial in running.values()):
+        time.sleep(0.01)
+    assert slots == {0: (0, 2), 1: (1, 2), 2: (1, 2)}
