@@ -128,6 +128,8 @@ def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRe
 @stage("read-training", timeout_seconds=1800)
 def read_first_training(run_id: str | None, storage: Storage) -> FirstTraining:
     """Read what a finished MLflow run trained, and from what."""
+    # Or a server that is away would be one that does not have the run.
+    tracking.check_tracking(storage)
     return read_training(run_id, storage)
 
 

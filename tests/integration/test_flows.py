@@ -17,9 +17,26 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
+from flows.decorator import DagFlow
 from flows.etl import etl
+from flows.repeat import repeat
+from flows.train import train
+from flows.train_distributed import train_distributed
+from flows.train_trial import train_trial
+from flows.tune import tune
 from tasks import tracking
-from tasks.config import EtlConfig, EtlRun, StorageConfig, TrainConfig
+from tasks.config import (
+    EtlConfig,
+    EtlRun,
+    RepeatRun,
+    StorageConfig,
+    TrainConfig,
+    TrainDistributedRun,
+    TrainRun,
+    TrialRun,
+    TuneRun,
+)
+from tasks.config.storage import Settings
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
 from tasks.refs import RunRef
@@ -74,6 +91,28 @@ def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
 
     both(return_state=True)
     assert calls == {"wrong": 1, "lost": 3}
+
+
+@pytest.mark.parametrize(
+    ("begun", "config"),
+    [
+        (train, TrainRun()),
+        (train_distributed, TrainDistributedRun()),
+        (train_trial, TrialRun()),
+        (tune, TuneRun()),
+        (repeat, RepeatRun()),
+        (repeat, RepeatRun(run_id="some")),
+    ],
+    ids=lambda given: given.name if isinstance(given, DagFlow) else "",
+)
+def test_a_training_refuses_a_tracking_server_that_is_away(
+    begun: DagFlow[Any, Any], config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it looks at the tables or the network, and not as one that has no such run."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9")
+    with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
+        begun(config.model_copy(update={"storage": away}))
 
 
 def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage):
