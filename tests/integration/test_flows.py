@@ -1,8 +1,10 @@
 """Flows as plain Python calls, under Prefect's test harness."""
 
 import base64
+import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -12,7 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
+from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
@@ -167,8 +171,13 @@ def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, stora
 
 
 def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
-    """With figures in the text as far as there is room, and a link to the run that has all."""
-    card, small, large = "# a card", b"\x89PNG small", b"\x89PNG" + bytes(MAX_PICTURE_BYTES)
+    """With figures in the text, a smaller rendition of what is too large, and a link to the run that has all."""
+    card, small = "# a card", b"\x89PNG small"
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "PNG")
+    large = buffer.getvalue()
+    assert len(large) > MAX_PICTURE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5}, step=0)
         tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
@@ -189,4 +198,10 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     assert data["shown-model-card"].startswith(card)
     assert base64.b64encode(small).decode() in data["shown-model-card"]
     assert base64.b64encode(large[:90]).decode() not in data["shown-model-card"]
+    gallery = re.search(r"!\[test_mistakes.png\]\(data:image/jpeg;base64,([^)]+)\)", data["shown-model-card"])
+    assert gallery is not None
+    content = base64.b64decode(gallery[1])
+    assert len(small) + len(content) <= MAX_PICTURE_BYTES
+    with Image.open(io.BytesIO(content)) as rendition:
+        assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id})" in data["shown-model-card"]
