@@ -16,7 +16,7 @@ from tasks.tune.task import check_searchable, search_best, submit_best
 def tune(config: TuneRun = TuneRun()) -> RunRef:
     """Find the settings with the best `train.monitor`, and train with them to the end."""
     storage = resolve_storage(config.storage)
-    run_stage(check_searchable, config)
+    run_stage(check_searchable, config, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     cache = run_stage(materialize, config.cache, images, storage, config.spark)
     best = run_stage(search_best, config.train, config.tune, cache, storage)

@@ -1,6 +1,7 @@
 """The one place that reads the environment."""
 
 import os
+import sys
 from pathlib import Path
 
 MLFLOW_PORT = 5000
@@ -23,6 +24,11 @@ def java_command() -> str:
     """Return the java that Spark starts: $JAVA_HOME/bin/java, or the one on PATH."""
     java_home = os.environ.get("JAVA_HOME")
     return str(Path(java_home) / "bin" / "java") if java_home else "java"
+
+
+def cxx_compiler() -> str:
+    """Return the one C++ compiler that `torch.compile` tries for a CPU: $CXX, or else g++, on macOS clang++."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def code_version() -> str | None:
@@ -51,6 +57,8 @@ _RANK_NAMES = frozenset(
             "VIRTUAL_ENV",
             "DO_NOT_TRACK",
             "GLIBC_TUNABLES",
+            "CUBLAS_WORKSPACE_CONFIG",
+            "CXX",
         ),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CUDA_VISIBLE_DEVICES", "XDG_CACHE_HOME"),
@@ -67,9 +75,14 @@ MALLOC = "glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17
 back to the kernel and taking it again was a third of a training's CPU time (LOG.md). Other C libraries look past it."""
 
 
+CUBLAS_WORKSPACE = ":4096:8"
+"""Eight buffers of 4,096 KiB, one of the two settings with which cuBLAS gives the same result each time also where it
+runs in several streams at once: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility."""
+
+
 def rank_environment() -> dict[str, str]:
-    """Return what a rank starts with: the part of the environment that it needs, and how it keeps its memory."""
-    return {"GLIBC_TUNABLES": MALLOC} | {
+    """Return what a rank starts with: the part of the environment that it needs, its memory, and cuBLAS's."""
+    return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | {
         name: value for name, value in os.environ.items() if name in _RANK_NAMES or name.startswith(_RANK_PREFIXES)
     }
 

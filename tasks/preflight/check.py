@@ -1,6 +1,7 @@
 """Refuse before any work what would fail after hours of it."""
 
 import logging
+import shutil
 from itertools import islice
 
 import torch
@@ -10,6 +11,7 @@ from tasks.cache.sizes import cache_bytes, check_disk
 from tasks.config import CacheConfig, PipelineConfig, TrainConfig, TuneRun
 from tasks.config.tune import MOST_CORNERS, corners, with_values
 from tasks.disk import check_writable
+from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
@@ -24,12 +26,15 @@ logger = logging.getLogger("lakevision.preflight")
 
 
 def check_training(train: TrainConfig, cache: CacheConfig) -> None:
-    """Refuse a model, weights, layers, device, precision or image size that cannot be trained, before a cache is built.
+    """Refuse a model, weights, layers, device, precision, size or compiler that cannot be, before a cache is built.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    choose_precision(train.precision, choose_device(train.device, 0))
+    device = choose_device(train.device, 0)
+    choose_precision(train.precision, device)
+    if train.compile and device.type == "cpu":
+        _check_compiler()
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
@@ -42,6 +47,15 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
+
+
+def _check_compiler() -> None:
+    compiler = cxx_compiler()
+    if shutil.which(compiler) is None:
+        raise WrongInput(
+            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' is not there: install g++, "
+            "name another one in $CXX, or set train.compile to false"
+        )
 
 
 def check_search(config: TuneRun) -> None:

@@ -14,7 +14,9 @@ from tasks.refs import CacheRef
 from tasks.schema import TRAIN
 from tasks.train.device import choose_device, make_optimizer
 from tasks.train.model import Classifier, build_classifier
+from tasks.train.precision import choose_precision
 from tasks.train.schedule import REFERENCE_BATCH
+from tasks.train.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,26 @@ class FirstBatches:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), max_norm)
 
 
-def first_batches(train: TrainConfig, cache: CacheRef, num_batches: int) -> FirstBatches:
+def first_batches(train: TrainConfig, stage: Stage, cache: CacheRef, num_batches: int) -> FirstBatches:
     """Build what a training would, and read its first batches; as many as there are, where there are fewer.
 
+    Args:
+        train: Model, optimizer, precision, batch size and seed, as a training has them.
+        stage: Which of its stages: what learns, and with what learning rate.
+        cache: Where the pictures come from.
+        num_batches: How many.
+
     Raises:
-        WrongInput: Weights, model or device that cannot be.
+        WrongInput: Weights, model, layer, device or precision that cannot be.
         CacheDamaged: The cache is not what it was.
     """
     manifest = open_cache(cache)
     device = choose_device(train.device, 0)
     torch.manual_seed(train.seed)
     classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
+    if stage.unfreeze_from is not None:
+        classifier.unfreeze_from(stage.unfreeze_from)
+    classifier.precision = choose_precision(train.precision, device, manifest.image_size)
     batch_size = REFERENCE_BATCH if train.batch_size == "auto" else train.batch_size
     loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
     # Cloned: the loader uses a batch's memory again.
@@ -57,4 +68,4 @@ def first_batches(train: TrainConfig, cache: CacheRef, num_batches: int) -> Firs
         (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
         for batch in islice(loader.epoch(0), num_batches)
     ]
-    return FirstBatches(classifier.train(), make_optimizer(train, classifier, train.learning_rate), batches)
+    return FirstBatches(classifier.train(), make_optimizer(train, classifier, stage.learning_rate), batches)

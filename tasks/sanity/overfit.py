@@ -6,6 +6,7 @@ from tasks.config import OverfitConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.sanity.first_batches import first_batches
+from tasks.train.stages import stages_of
 
 logger = logging.getLogger("lakevision.sanity")
 
@@ -13,17 +14,18 @@ logger = logging.getLogger("lakevision.sanity")
 def overfit_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -> OverfitReport:
     """Train on the first batch alone, at `train.learning_rate`, until its loss has fallen far enough or steps run out.
 
-    After Karpathy, "A Recipe for Training Neural Networks" (2019), "overfit one batch".
+    After Karpathy, "A Recipe for Training Neural Networks" (2019), "overfit one batch". It is the first stage that
+    trains: with the learning rates of later ones, which are for a head that has learnt before, a new one learns little.
 
     Args:
-        train: Model, optimizer, learning rate, batch size and seed, as a training has them.
+        train: Model, optimizer, learning rate, precision, batch size and seed, as a training has them.
         cache: Where the pictures come from.
         overfit: How many steps, and how far the loss is to fall.
 
     Raises:
         WrongInput: As `first_batches`.
     """
-    few = first_batches(train, cache, 1)
+    few = first_batches(train, stages_of(train)[0], cache, 1)
     losses: list[float] = []
     # Once more than there are steps: the last loss is that after the last step.
     for step in range(overfit.max_steps + 1):

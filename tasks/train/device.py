@@ -34,6 +34,21 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def make_deterministic(device: torch.device) -> None:
+    """Ask for the same result of the same training each time; a CPU gives it without being asked.
+
+    Where CUDA has no such kernel for an operation torch warns and takes the other: a training that is not repeated to
+    the last bit is better than none. cuBLAS is asked by a variable (`rank_environment`).
+    """
+    if device.type != "cuda":
+        return
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # It takes what was fastest just now, another kernel each time.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Else torch fills each new tensor with NaN, to show who reads what nobody wrote: a pass over memory for nothing.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of its class
+
+
 def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """Return the optimizer over the parameters that are not frozen, with its first learning rate."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,6 +1,5 @@
 """The training stage as a Prefect task: one process, outside the flow's own, so that its heartbeats go on."""
 
-import base64
 import json
 from typing import Any
 from uuid import UUID
@@ -35,6 +34,7 @@ from tasks.train.report import (
     MISTAKES_FILE,
     MODEL_CARD_FILE,
 )
+from tasks.train.thumbnails import fit_pictures
 
 MAX_PICTURE_BYTES = 200_000
 """Of all pictures together that go into a Prefect artifact, which is a row of its server's database."""
@@ -86,21 +86,18 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
 
 
 def _pictures(run: RunRef, storage: Storage, page: str) -> str:
-    """Return the figures of a run as Markdown, as far as there is room, and where all of them are.
+    """Return the figures of a run as Markdown, smaller where there is little room, and where they are in full.
 
     In the text itself, as data: an image artifact is no more than a URL, and MLflow may be a database that nobody
     serves, or a server that this process reaches and the reader's browser does not. Last, so that a UI that shows no
     such picture still shows everything else.
     """
-    shown, left = ["## Figures"], MAX_PICTURE_BYTES
-    for name in (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE):
-        content = tracking.read_artifact(storage, run, name)
-        if content is not None and len(content) <= left:
-            left -= len(content)
-            shown.append(f"![{name}](data:image/png;base64,{base64.b64encode(content).decode()})")
-    return "\n\n".join(
-        [*shown, f"All figures, tables and event files are among the artifacts of [the MLflow run]({page})."]
-    )
+    names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
+    contents = {name: tracking.read_artifact(storage, run, name) for name in names}
+    figures = {name: content for name, content in contents.items() if content is not None}
+    shown = [f"![{name}]({uri})" for name, uri in fit_pictures(figures, MAX_PICTURE_BYTES).items()]
+    where = f"All figures in full, tables and event files are among the artifacts of [the MLflow run]({page})."
+    return "\n\n".join(["## Figures", *shown, where])
 
 
 def existing_run_key(
@@ -128,6 +125,8 @@ def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRe
 @stage("read-training", timeout_seconds=1800)
 def read_first_training(run_id: str | None, storage: Storage) -> FirstTraining:
     """Read what a finished MLflow run trained, and from what."""
+    # Or a server that is away would be one that does not have the run.
+    tracking.check_tracking(storage)
     return read_training(run_id, storage)
 
 

@@ -1,6 +1,7 @@
 """The search for hyper-parameters as Prefect tasks: its trials run on the GPU pool, or right here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
@@ -21,8 +22,9 @@ from tasks.tune.trial import run_trial
 
 
 @stage("check-search", timeout_seconds=1800)
-def check_searchable(config: TuneRun) -> None:
-    """Refuse models, weights and pools that cannot be, before a cache is built for them."""
+def check_searchable(config: TuneRun, storage: Storage) -> None:
+    """Refuse tracking, models, weights and pools that cannot be, before a cache is built for them."""
+    tracking.check_tracking(storage)
     check_search(config)
     if where_to_run(config.tune) == "work_pool":
         check_pool(config.tune, "tune", "the search")
@@ -50,14 +52,23 @@ def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
 def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> TrainConfig:
     """Try settings until there are trials enough, show all of them, and return the best."""
     result = search_parameters(train, tune, cache, storage, _starter(tune), flow_run_tags())
-    publish_search(result, train.monitor, storage)
+    publish_search(result, sorted(tune.space), storage)
     return result.best
 
 
-def publish_search(result: SearchResult, monitor: str, storage: Storage) -> None:
-    """Publish every trial as a table, and a link to the MLflow run that the trials are under."""
+def publish_search(result: SearchResult, searched: Sequence[str], storage: Storage) -> None:
+    """Publish every trial as a table, the best values as another, and a link to the run that the trials are under."""
+    monitor = result.best.monitor
     create_table_artifact(
         table=result.rows, key="tune-trials", description=f"Trials by {monitor}, MLflow run {result.run_id}"
+    )
+    best: list[dict[str, Any]] = [
+        {"setting": f"train.{name}", "value": getattr(result.best, name)} for name in searched
+    ]
+    reached = [row["value"] for row in result.rows if row["state"] == "complete"]
+    best.append({"setting": monitor, "value": min(reached) if monitor == "val_loss" else max(reached)})
+    create_table_artifact(
+        table=best, key="tune-best", description=f"Best settings and their {monitor}, MLflow run {result.run_id}"
     )
     link = mlflow_ui(storage.tracking) + tracking.run_location(storage, RunRef(run_id=result.run_id))
     create_link_artifact(link=link, link_text="MLflow run of the search", key="tune-run")

@@ -1,8 +1,10 @@
 """Flows as plain Python calls, under Prefect's test harness."""
 
 import base64
+import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -12,14 +14,33 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
+from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
+from flows.decorator import DagFlow
 from flows.etl import etl
+from flows.repeat import repeat
+from flows.train import train
+from flows.train_distributed import train_distributed
+from flows.train_trial import train_trial
+from flows.tune import tune
 from tasks import tracking
-from tasks.config import EtlConfig, EtlRun, StorageConfig, TrainConfig
+from tasks.config import (
+    EtlConfig,
+    EtlRun,
+    RepeatRun,
+    StorageConfig,
+    TrainConfig,
+    TrainDistributedRun,
+    TrainRun,
+    TrialRun,
+    TuneRun,
+)
+from tasks.config.storage import Settings
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
 from tasks.refs import RunRef
@@ -76,6 +97,28 @@ def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
     assert calls == {"wrong": 1, "lost": 3}
 
 
+@pytest.mark.parametrize(
+    ("begun", "config"),
+    [
+        (train, TrainRun()),
+        (train_distributed, TrainDistributedRun()),
+        (train_trial, TrialRun()),
+        (tune, TuneRun()),
+        (repeat, RepeatRun()),
+        (repeat, RepeatRun(run_id="some")),
+    ],
+    ids=lambda given: given.name if isinstance(given, DagFlow) else "",
+)
+def test_a_training_refuses_a_tracking_server_that_is_away(
+    begun: DagFlow[Any, Any], config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it looks at the tables or the network, and not as one that has no such run."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9")
+    with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
+        begun(config.model_copy(update={"storage": away}))
+
+
 def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage):
     """Killed as soon as its MLflow run is there, and again after an epoch: no other run begins, no epoch is twice."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
@@ -128,8 +171,13 @@ def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, stora
 
 
 def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
-    """With figures in the text as far as there is room, and a link to the run that has all."""
-    card, small, large = "# a card", b"\x89PNG small", b"\x89PNG" + bytes(MAX_PICTURE_BYTES)
+    """With figures in the text, a smaller rendition of what is too large, and a link to the run that has all."""
+    card, small = "# a card", b"\x89PNG small"
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "PNG")
+    large = buffer.getvalue()
+    assert len(large) > MAX_PICTURE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5}, step=0)
         tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
@@ -150,4 +198,10 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     assert data["shown-model-card"].startswith(card)
     assert base64.b64encode(small).decode() in data["shown-model-card"]
     assert base64.b64encode(large[:90]).decode() not in data["shown-model-card"]
+    gallery = re.search(r"!\[test_mistakes.png\]\(data:image/jpeg;base64,([^)]+)\)", data["shown-model-card"])
+    assert gallery is not None
+    content = base64.b64decode(gallery[1])
+    assert len(small) + len(content) <= MAX_PICTURE_BYTES
+    with Image.open(io.BytesIO(content)) as rendition:
+        assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id})" in data["shown-model-card"]

@@ -1,5 +1,7 @@
 """The search in place, with real ranks, and flows around a training under Prefect's test harness."""
 
+import json
+
 import mlflow
 import optuna
 import pytest
@@ -104,8 +106,15 @@ def test_flows_around_a_training(spark, storage, source):
     with pytest.raises(WrongInput, match="run_id is 'none', which '.*' does not have"):
         repeat(RepeatRun(storage=home, run_id="none"))
     with get_client(sync_client=True) as client:
-        wanted = ArtifactFilter.model_validate({"key": {"any_": ["tune-trials", "repeat-comparison", "gradients"]}})
+        wanted = ArtifactFilter.model_validate(
+            {"key": {"any_": ["tune-trials", "tune-best", "repeat-comparison", "gradients"]}}
+        )
         found = {artifact.key: str(artifact.data) for artifact in client.read_artifacts(artifact_filter=wanted)}
     assert f'"run_id": "{best.run_id}"' in found["tune-trials"]
+    trained = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(best.run_id).data
+    assert json.loads(found["tune-best"]) == [
+        {"setting": "train.learning_rate", "value": float(trained.params["train.learning_rate"])},
+        {"setting": "val_accuracy", "value": trained.metrics["val_accuracy"]},
+    ]
     assert '"agrees": true' in found["repeat-comparison"]
     assert '"finite": true' in found["gradients"]

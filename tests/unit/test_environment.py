@@ -20,6 +20,8 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of what the machine that runs the tests has set."""
     for name in ("LAKEVISION_HOME", "LAKEVISION_CACHE", "LAKEVISION_CODE_VERSION", "XDG_CACHE_HOME", "JAVA_HOME"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +83,7 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
         "LAKEVISION_HOME": "/home",
         "HOROVOD_CYCLE_TIME": "1",
         "NCCL_DEBUG": "INFO",
+        "CXX": "clang++",
         "MLFLOW_TRACKING_TOKEN": "t",
         "AWS_ACCESS_KEY_ID": "k",
     }
@@ -91,9 +94,13 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     environment = rank_environment()
 
     assert passed.items() <= environment.items()
-    assert environment["GLIBC_TUNABLES"] == MALLOC
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
-    assert rank_environment()["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
+    for name, given, own in (
+        ("GLIBC_TUNABLES", MALLOC, "glibc.malloc.arena_max=1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", ":16:8"),
+    ):
+        assert environment[name] == given
+        monkeypatch.setenv(name, own)
+        assert rank_environment()[name] == own
     assert not kept_back.keys() & environment.keys()
     assert "secret" not in environment.values()
 

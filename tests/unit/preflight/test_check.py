@@ -35,3 +35,20 @@ def test_a_precision_that_the_device_has_not_is_refused() -> None:
     )
     with pytest.raises(WrongInput, match="train.precision is 'bf16' and cpu has no instructions"):
         check_training(train, SMALL)
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a CPU, with the one that is looked for; one that $CXX names will do."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    train = TrainConfig(model="shufflenet_v2_x0_5", weights="none", freeze_backbone=False, compile=True, device="cpu")
+    with pytest.raises(WrongInput, match=r"train.compile is true, which needs .* and '(g|clang)\+\+' is not there"):
+        check_training(train, SMALL)
+    check_training(train.model_copy(update={"compile": False}), SMALL)
+
+    monkeypatch.setenv("CXX", "mine")
+    with pytest.raises(WrongInput, match="and 'mine' is not there: install"):
+        check_training(train, SMALL)
+    compiler = tmp_path / "mine"
+    compiler.touch(mode=0o755)
+    check_training(train, SMALL)
