@@ -15,7 +15,7 @@ from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.train.alone import alone, wait_for_rank_0
 from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, restore, restore_progress
-from tasks.train.device import choose_device
+from tasks.train.device import choose_device, make_deterministic
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.features import BATCH
@@ -146,6 +146,7 @@ class Training:
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
         if train.num_threads:
             torch.set_num_threads(train.num_threads)  # Else as many as the launcher's $OMP_NUM_THREADS, or all cores.
+        make_deterministic(device)
         torch.manual_seed(train.seed)
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
         classifier = classifier.to(device)
