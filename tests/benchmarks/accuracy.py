@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tasks.environment import rank_environment  # noqa: E402
 from tests.benchmarks import train_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
 from tests.benchmarks.peers import log_file  # noqa: E402
@@ -118,6 +119,31 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, log: Any) -> list[Fi
     ]
 
 
+def beside_probe(data: Path, test: float, log: Any) -> list[Figure]:
+    """Return the test accuracy, in percent, beside that of linear probes of the same backbone, split and photos."""
+    script, weights = str(ROOT / "tests/benchmarks/linear_probe.py"), data / "weights" / "mobilenet_v2.pth"
+    figures = []
+    for name, title in (("letterbox", "our letterbox"), ("crop", "torchvision's own preprocessing")):
+        command = [sys.executable, script, str(data / "photos"), str(weights), name]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, check=True, env=rank_environment()
+        )
+        value = 100 * float(done.stdout)
+        figures.append(
+            Figure(
+                "test accuracy, mean of the seeds",
+                test,
+                "%",
+                f"linear probe, {title}",
+                value,
+                test / value,
+                None,
+                None,
+            )
+        )
+    return figures
+
+
 def main() -> None:
     """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,6 +155,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as scratch, log_file("accuracy").open("w") as log:
         figures = time_to_best(Path(data).resolve(), Path(scratch), 1 if quick else 3, log)
+        figures += beside_probe(Path(data).resolve(), figures[-1].value, log)
     write_figures("accuracy", figures, note="median of seeds in turns; " + ("one seed" if quick else "three seeds"))
 
 

@@ -1,0 +1,75 @@
+"""What a linear probe of the frozen backbone reaches on the photos: the bound that a trained head is held against.
+
+Logistic regression on the features of every picture, with our letterbox or with torchvision's own preprocessing of these
+weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
+`linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; says the accuracy on the split `test`.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import torchvision  # noqa: E402
+from PIL import Image  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+from torchvision.transforms._presets import ImageClassification  # noqa: E402
+
+from tasks.etl.decode import decode_pixels  # noqa: E402
+from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
+
+BATCH = 64
+
+Prepare = Callable[[Path], torch.Tensor]
+"""From a file to what the network takes, float32 (3, SIDE, SIDE)."""
+
+
+def letterboxed(file: Path) -> torch.Tensor:
+    """Return a picture as our cache has it, normalised as the weights were trained."""
+    pixels_HWC = torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return (pixels_HWC.permute(2, 0, 1).float() / 255 - mean) / std
+
+
+def cropped(file: Path) -> torch.Tensor:
+    """Return a picture as torchvision prepares it."""
+    with Image.open(file) as image:
+        prepared: torch.Tensor = ImageClassification(crop_size=SIDE)(image.convert("RGB"))
+    return prepared
+
+
+def features_of(files: list[Path], backbone: torch.nn.Module, prepare: Prepare) -> Any:
+    """Return the backbone's features, float32 (N, F)."""
+    with torch.inference_mode():
+        batches = [
+            backbone(torch.stack([prepare(file) for file in files[begin : begin + BATCH]]))
+            for begin in range(0, len(files), BATCH)
+        ]
+    return torch.cat(batches).numpy()
+
+
+def probe(photos: Path, weights: Path, prepare: Prepare) -> float:
+    """Return the accuracy on the split `test` of a probe that saw the split `train`."""
+    backbone = torchvision.models.mobilenet_v2(weights=None)
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    backbone.classifier = torch.nn.Identity()
+    backbone.eval()
+    rows: dict[str, tuple[list[Path], list[int]]] = {"train": ([], []), "test": ([], [])}
+    for label, folder in enumerate(sorted(path for path in photos.iterdir() if path.is_dir())):
+        for file in sorted(folder.iterdir()):
+            if (split := split_of(file.read_bytes())) in rows:
+                rows[split][0].append(file)
+                rows[split][1].append(label)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+    model.fit(features_of(rows["train"][0], backbone, prepare), rows["train"][1])
+    return float(model.score(features_of(rows["test"][0], backbone, prepare), rows["test"][1]))
+
+
+if __name__ == "__main__":
+    print(probe(Path(sys.argv[1]), Path(sys.argv[2]), letterboxed if sys.argv[3] == "letterbox" else cropped))
