@@ -6,7 +6,7 @@ import os
 import pickle
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -160,12 +160,22 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_suffix(PARTIAL)
     try:
         with partial.open("wb") as file:
-            torch.save(content, file)
+            _save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
+        raise
+
+
+def _save(content: dict[str, Any], file: IO[bytes]) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # torch ends its zip file even after a write that failed, and raises what it then finds instead of the failure.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
 
 
