@@ -6,7 +6,7 @@ import os
 import pickle
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -79,7 +79,6 @@ class Checkpoints:
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
             "computed_on": progress.computed_on,
-            "form": FORM,
         }
 
     def save(self, content: dict[str, Any], progress: Progress, run_id: str) -> bool:
@@ -97,7 +96,7 @@ class Checkpoints:
             if best and best != self._best_written:
                 _write(self._folder / best, progress.best_state)
                 self._best_written = best
-            _write(self._folder / name, content | {"run_id": run_id, "best": best})
+            _write(self._folder / name, content | {"run_id": run_id, "best": best, "form": FORM})
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -166,7 +165,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_suffix(PARTIAL)
     try:
         with partial.open("wb") as file:
-            torch.save(content, file)
+            _save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -178,6 +177,16 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 def _check_form(content: dict[str, Any]) -> None:
     if content["form"] != FORM:
         raise ValueError("written by another version of this code")
+
+
+def _save(content: dict[str, Any], file: IO[bytes]) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # torch ends its zip file even after a write that failed, and raises what it then finds instead of the failure.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:

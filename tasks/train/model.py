@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
-from urllib.error import URLError
 
 import torch
 import torchvision
@@ -142,7 +141,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     if weights == "DEFAULT":
         try:
             return dict(torchvision.models.get_model_weights(name)["DEFAULT"].get_state_dict(check_hash=True))
-        except (URLError, OSError) as error:
+        except (OSError, RuntimeError) as error:  # A RuntimeError: what came has another digest.
             raise WrongInput(
                 f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
                 "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"

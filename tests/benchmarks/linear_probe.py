@@ -1,7 +1,7 @@
 """What a linear probe of the frozen backbone reaches on the photos: the bound that a trained head is held against.
 
-Logistic regression on the features of every picture, with our letterbox or with torchvision's own preprocessing of these
-weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
+Logistic regression on the features of every picture, with our letterbox or with torchvision's own preprocessing of
+these weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
 `linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; says the accuracy on the split `test`.
 """
 

@@ -16,6 +16,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -44,6 +45,8 @@ from tasks.config.storage import Settings
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
 from tasks.refs import RunRef
+from tasks.storage import Storage, resolve_storage
+from tasks.train.run import train_model
 from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import rank_processes
@@ -119,8 +122,18 @@ def test_a_training_refuses_a_tracking_server_that_is_away(
         begun(config.model_copy(update={"storage": away}))
 
 
-def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage):
-    """Killed as soon as its MLflow run is there, and again after an epoch: no other run begins, no epoch is twice."""
+def logged_weights(storage: Storage) -> dict[str, torch.Tensor]:
+    """Return the weights of the one training of a storage."""
+    (file,) = Path(storage.home).rglob("weights.pt")
+    weights: dict[str, torch.Tensor] = torch.load(file, weights_only=True)
+    return weights
+
+
+def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage, tmp_path):
+    """Killed as soon as its MLflow run is there, and again after an epoch: no other run begins, no epoch is twice.
+
+    Its losses and weights are those of the same training that nobody kills, bit for bit.
+    """
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
@@ -142,7 +155,7 @@ def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, stora
     killer = threading.Thread(target=kill_twice)
     killer.start()
     train = TrainConfig(
-        model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=30, patience=30
+        model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=10, patience=10
     )
     once = train_single.with_options(retry_delay_seconds=0)
     run = flow(lambda: once(train, cache, storage), name="killed-twice")()
@@ -150,7 +163,14 @@ def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, stora
     assert len(killed) == 2
     found = client.search_runs([experiment])
     assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(30))
+    losses = [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, "val_loss")]
+    assert [epoch for epoch, _loss in losses] == list(range(10))
+    elsewhere = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
+    other = train_model(train, cache, elsewhere)
+    its_client = mlflow.MlflowClient(tracking_uri=elsewhere.tracking)
+    assert losses == [(metric.step, metric.value) for metric in its_client.get_metric_history(other.run_id, "val_loss")]
+    undisturbed, killed_twice = logged_weights(elsewhere), logged_weights(storage)
+    assert all(torch.equal(killed_twice[name], undisturbed[name]) for name in undisturbed)
 
 
 def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, storage, source):

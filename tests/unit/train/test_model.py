@@ -1,6 +1,9 @@
 """The network: new heads, frozen backbones, and weights that are refused."""
 
+from collections.abc import Callable
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -206,6 +209,32 @@ def test_missing_file_of_weights_is_refused(tmp_path: Path) -> None:
     for given in (str(tmp_path / "gone.pt"), str(tmp_path), "default"):
         with pytest.raises(WrongInput, match="which is no file: give none, DEFAULT, or the path of a state dict"):
             load_weights(SMALL, given)
+
+
+def no_network(_request: Request) -> object:
+    """Fail as a machine without a network does."""
+    raise URLError("no route to host")
+
+
+def another_page(_request: Request) -> object:
+    """Answer as a proxy does that wants a login."""
+    return urlopen("data:text/html,log in")  # noqa: S310  # the address is ours
+
+
+@pytest.mark.parametrize(("answer", "why"), [(no_network, "no route to host"), (another_page, "invalid hash value")])
+def test_default_weights_that_do_not_come_are_told_with_two_ways_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Callable[[Request], object], why: str
+) -> None:
+    """Without a network, or with something else in their place, of which nothing is kept."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.urlopen", answer)
+    with pytest.raises(
+        WrongInput,
+        match=rf"train.weights is DEFAULT and the weights of {SMALL} could not be downloaded \(.*{why}.*\): set "
+        r"train.weights to the path of a state dict, or to none with train.freeze_backbone false",
+    ):
+        load_weights(SMALL, "DEFAULT")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_file_that_holds_no_state_dict_is_refused(tmp_path: Path) -> None:
