@@ -7,11 +7,12 @@ from pathlib import Path
 from tasks.environment import visible_gpus
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Quota and period of this process's control group, in microseconds (Linux's cgroup v2 documentation)."""
+"""Quota and period of a container's control group, in microseconds (Linux's cgroup v2 documentation). A machine has no
+such file at the root of its own groups."""
 
 
 def num_cores() -> int:
-    """Return the cores this process may use: those it is bound to, and no more than its control group's quota.
+    """Return the cores this process may use: those it is bound to, and no more than its container's quota.
 
     A container of two cores' time on a machine of 64 has two: with 64 threads it would mostly wait for its next period.
     """

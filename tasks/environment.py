@@ -36,6 +36,12 @@ def code_version() -> str | None:
     return os.environ.get("LAKEVISION_CODE_VERSION") or None
 
 
+def given_threads() -> int | None:
+    """Return the threads that a launcher of ranks gave this process to compute with ($OMP_NUM_THREADS), or None."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else None
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process is told to see, $CUDA_VISIBLE_DEVICES; none named means all that there are."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

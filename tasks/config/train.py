@@ -149,6 +149,11 @@ class TrainConfig(Settings):
         """Upper bound of the epochs of all stages."""
         return self.max_epochs + sum(stage.max_epochs for stage in self.fine_tune)
 
+    @property
+    def is_head_alone(self) -> bool:
+        """Whether the head learns from features that are made once, in every stage."""
+        return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on and not self.fine_tune
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide the result: all but when it is saved and how long it may take."""
         return self.model_dump(exclude={"timeout_seconds", "checkpoint_seconds", "keep_checkpoints"})

@@ -193,7 +193,10 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
     lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
     ranks: list[_Rank] = []
     run_id: str | None = None
-    with TemporaryDirectory() as scratch, _rendezvous(num_ranks) if num_ranks > 1 else _single() as environments:
+    with (
+        TemporaryDirectory() as scratch,
+        _rendezvous(num_ranks) if num_ranks > 1 else _single() as environments,
+    ):
         spec_path = Path(scratch, "spec.json")
         spec_path.write_text(spec.model_dump_json())
         common = rank_environment() | {

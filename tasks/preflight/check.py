@@ -33,7 +33,7 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
     """
     device = choose_device(train.device, 0)
     choose_precision(train.precision, device)
-    if train.compile and device.type == "cpu":
+    if train.compile and device.type == "cpu" and not train.is_head_alone:
         _check_compiler()
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:

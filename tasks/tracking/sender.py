@@ -100,6 +100,7 @@ class MetricSender:
         try:
             self._send_all()
         except Exception as error:  # Raised by `close`: nobody sees what ends a thread.
+            logger.exception("no more metrics are sent: the training goes on, and fails at its end")
             self._failed = error
 
     def _send_all(self) -> None:
@@ -110,7 +111,10 @@ class MetricSender:
                 # At the end of a training somebody waits.
                 time.sleep(min(1.0, self._retry_seconds) if self._closing.wait(self._retry_seconds) else 0.0)
             if away and not self._deleted:
-                resume_system_metrics(self._run_id)
+                try:
+                    resume_system_metrics(self._run_id)
+                except Exception as error:  # Those of the machine, which are no part of the training.
+                    logger.warning("the machine's metrics are not sent any more: %s", error)
                 logger.info("the tracking server '%s' is back: metrics are sent", self._shown)
 
     def _try(self, item: _Sent, *, told: bool) -> bool:

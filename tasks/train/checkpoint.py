@@ -19,10 +19,16 @@ from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
 
-PARTIAL = ".partial"
+PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
-FORM = [field.name for kind in (EarlyStopping, EpochMetrics, RunningEpoch) for field in fields(kind)]
-"""Names of what a checkpoint holds in these: one written by code that held other things cannot be gone on from."""
+CONTENT = (
+    *("config", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running", "batch_size"),
+    *("stopping", "history", "seconds", "computed_on", "tags"),
+)
+"""What a checkpoint holds."""
+
+FORM = [*CONTENT, *(field.name for kind in (EarlyStopping, EpochMetrics, RunningEpoch) for field in fields(kind))]
+"""Names of all that is in one: what was written by code that held other things cannot be gone on from."""
 
 
 class Checkpoints:
@@ -65,7 +71,7 @@ class Checkpoints:
             if _differ(progress, reducer)
             else []
         )
-        return {
+        content = {
             "config": self._config,
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -79,7 +85,10 @@ class Checkpoints:
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
             "computed_on": progress.computed_on,
+            "tags": progress.tags,
         }
+        assert tuple(content) == CONTENT, "CONTENT says what a checkpoint holds"
+        return content
 
     def save(self, content: dict[str, Any], progress: Progress, run_id: str) -> bool:
         """Write a checkpoint aside and rename it: killed at any moment, the previous one is still whole.
@@ -111,7 +120,8 @@ class Checkpoints:
     def newest(self) -> tuple[str | None, str | None]:
         """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both.
 
-        What was read of it is kept for the `load` that follows.
+        What was read of it is kept for the `load` that follows. One that cannot be gone on from is renamed: its number
+        may be higher than of those that come now, and it would be taken for the newer one.
         """
         for path in reversed(self._steps()):
             try:
@@ -121,7 +131,9 @@ class Checkpoints:
                 return path.name, str(content["run_id"])
             except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # The last one also for a file with more in it than tensors and plain values, which is not run.
-                logger.warning("%s cannot be read (%r): the one before it is taken", path, error)
+                logger.warning("%s cannot be gone on from (%r): the one before it is taken, if any", path, error)
+                path.rename(path.with_suffix(UNREADABLE))
+                self._best_written = ""
         return None, None
 
     def load(self, name: str) -> dict[str, Any]:
@@ -153,7 +165,7 @@ class Checkpoints:
 
 def remove_checkpoints(folder: Path) -> None:
     """Remove all checkpoints of a training that is finished, or given up."""
-    for path in [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}")]:
+    for path in [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]:
         path.unlink(missing_ok=True)
 
 
@@ -209,7 +221,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.stage = content["stage"]
     progress.first_epoch = content["first_epoch"]
     progress.next_epoch = content["next_epoch"]
-    progress.batch_size = content.get("batch_size")
+    progress.batch_size = content["batch_size"]
     progress.running = RunningEpoch(**content["running"])
     if rank != 0:
         progress.running.totals = torch.zeros_like(progress.running.totals)
@@ -218,6 +230,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
     progress.computed_on = content["computed_on"]
+    progress.tags = content["tags"]
 
 
 def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:

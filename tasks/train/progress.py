@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from tasks.refs import RunRef
 from tasks.train.early_stopping import EarlyStopping
 
 
@@ -71,3 +72,17 @@ class Progress:
     """Training time of the epochs that ended, over all starts."""
     computed_on: str = ""
     """Device and number format of the last start."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """What the MLflow run is to say of the training, by tag."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a training begins."""
+
+    finished: RunRef | None = None
+    """The run of exactly this training, where it is done."""
+    checkpoint: str | None = None
+    """Name of the checkpoint to go on from."""
+    resume: str | None = None
+    """The MLflow run to go on with."""

@@ -40,6 +40,8 @@ class FirstTraining(Ref):
     weights_digest: str
     device: str
     precision: str
+    num_threads: int | None = None
+    """That it computed with on each rank; None of runs that did not log it."""
     batch_sizes: dict[str, str]
     """By stage, where the training chose them itself."""
     versions: dict[str, str]
@@ -86,6 +88,7 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
         weights_digest=config["weights_digest"],
         device=config["device"],
         precision=config["precision"],
+        num_threads=config.get("num_threads"),
         batch_sizes=logged.batch_sizes,
         versions=logged.versions,
         code_version=logged.code_version,
@@ -134,6 +137,7 @@ def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
     """Return what both trainings found for themselves and what is not alike; a sentence each."""
     before, now = (
         {"device": run.device, "precision": run.precision}
+        | ({} if first.num_threads is None else {"number of threads": str(run.num_threads)})
         | {f"batch size of stage {stage}": size for stage, size in run.batch_sizes.items()}
         for run in (first, second)
     )

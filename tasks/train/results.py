@@ -5,6 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from tasks.predict.model import save_classifier
 from tasks.schema import TRAIN
 from tasks.storage import Storage
@@ -42,6 +44,7 @@ def run_config(setting: Setting) -> dict[str, Any]:
         "num_ranks": setting.reducer.num_ranks,
         "device": str(setting.device),
         "precision": precision_name(setting.precision),
+        "num_threads": torch.get_num_threads(),
     }
 
 

@@ -11,9 +11,9 @@ from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.alone import alone
 from tasks.train.checkpoint import remove_checkpoints
-from tasks.train.progress import EpochMetrics
+from tasks.train.progress import Beginning, EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.training import Beginning, Training
+from tasks.train.training import Training
 
 
 def train_model(

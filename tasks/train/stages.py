@@ -93,11 +93,15 @@ class Setting:
             WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
         """
         rows, train, num_ranks = self.manifest.splits[TRAIN].rows, self.train, self.reducer.num_ranks
+        if rows < num_ranks:
+            raise WrongInput(
+                f"distributed.num_ranks is {num_ranks}, and the split 'train' has {rows} pictures: give at most {rows}"
+            )
         if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
             ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
             raise WrongInput(
                 f"train.batch_size is {train.batch_size}{ranks}, and the split 'train' has {rows} pictures: that "
-                f"would be a step an epoch; give at most {rows // num_ranks or 1}, a tenth of it or less to learn well"
+                f"would be a step an epoch; give at most {rows // num_ranks}, a tenth of it or less to learn well"
             )
         if train.monitor == "val_top5_accuracy" and len(self.manifest.classes) <= 5:
             raise WrongInput(

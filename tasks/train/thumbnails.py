@@ -16,8 +16,8 @@ QUALITIES = (85, 70)
 def fit_pictures(pictures: Mapping[str, bytes], most_bytes: int) -> dict[str, str]:
     """Return pictures as data URIs, of at most `most_bytes` together before they are encoded as text.
 
-    Each has a fair share: what a small one does not need is the larger ones'. One that is no picture, or that no
-    rendition of fits, is left out.
+    Each has a fair share: what a small one does not need is the larger ones'. One that is too large,
+    and that no rendition of fits, is left out.
 
     Args:
         pictures: PNG files by name.

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config import DistributedConfig, TrainConfig
+from tasks.cores import num_cores
+from tasks.environment import given_threads
 from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
@@ -27,7 +29,7 @@ from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
 from tasks.train.precision import precision_name
-from tasks.train.progress import EpochMetrics, Progress
+from tasks.train.progress import Beginning, EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.results import log_results, run_config
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
@@ -36,18 +38,6 @@ logger = logging.getLogger("lakevision.train")
 
 LEAVE_SECONDS = 2.0
 """How long a training that ends before its end waits until its metrics are sent."""
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Where a training begins."""
-
-    finished: RunRef | None = None
-    """The run of exactly this training, where it is done."""
-    checkpoint: str | None = None
-    """Name of the checkpoint to go on from."""
-    resume: str | None = None
-    """The MLflow run to go on with."""
 
 
 class Training:
@@ -110,14 +100,17 @@ class Training:
             if checkpoint is not None:
                 self._num_told = len(self.progress.history)
                 self._sent = self._sender.steps_sent("val_loss")
-                self._send_new()  # What the process before had saved and the server did not get.
+                # What the process before had saved and the server did not get.
+                self._send_new()
+                for tag, text in self.progress.tags.items():
+                    self._sender.send_tag(tag, text)
             if computed_before not in ("", self.progress.computed_on):
                 logger.warning(
                     "begun on the %s, this training goes on on the %s: its weights will be those of neither",
                     computed_before,
                     self.progress.computed_on,
                 )
-                self._sender.send_tag(tracking.GONE_ON_TAG, f"{computed_before}, then {self.progress.computed_on}")
+                self._tell(tracking.GONE_ON_TAG, f"{computed_before}, then {self.progress.computed_on}")
             try:
                 self._run_stages(setting, checkpoint)
                 test = self._test(setting)
@@ -144,8 +137,7 @@ class Training:
         train, reducer = self._train, self._reducer
         manifest = open_cache(self._cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
-        if train.num_threads:
-            torch.set_num_threads(train.num_threads)  # Else as many as the launcher's $OMP_NUM_THREADS, or all cores.
+        torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // reducer.num_ranks))
         make_deterministic(device)
         torch.manual_seed(train.seed)
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
@@ -172,7 +164,7 @@ class Training:
                 progress.best_state = {name: value.cpu().clone() for name, value in classifier.state_dict().items()}
             trainable = prepare_stage(setting, stage, progress)
             if self._sender is not None and self._train.batch_size == "auto":
-                self._sender.send_tag(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
+                self._tell(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["stage"] == stage.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
             if self._fit(setting, stage.max_epochs, trainable):
@@ -227,6 +219,12 @@ class Training:
             raise
         finally:
             reducer.release_optimizer(optimizer)
+
+    def _tell(self, tag: str, text: str) -> None:
+        """Say something of the training in its MLflow run, however often it is killed before it is sent."""
+        assert self._sender is not None, "a run has a sender"
+        self.progress.tags[tag] = text
+        self._sender.send_tag(tag, text)
 
     def _send_new(self) -> None:
         """Send the epochs that the run has not, each once, whichever process trained them."""

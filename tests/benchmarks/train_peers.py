@@ -4,7 +4,6 @@ Run by tests/benchmarks/train.py as `train_peers.py NAME FOLDER`; all train the 
 """
 
 import json
-import os
 import sys
 import time
 import warnings
@@ -187,7 +186,9 @@ def main() -> None:
     """Train whenever told to; each answer is the seconds of the steps."""
     warnings.filterwarnings("ignore")
     name, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(os.cpu_count() or 1)
+    from tasks.cores import num_cores
+
+    torch.set_num_threads(num_cores())
     torch.manual_seed(1)
     run = PEERS[name](folder)
     answers = sys.stdout

@@ -101,7 +101,9 @@ def main() -> None:
     """Train."""
     warnings.filterwarnings("ignore")
     name, folder, weights, seed = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(os.cpu_count() or 1)
+    from tasks.cores import num_cores
+
+    torch.set_num_threads(num_cores())
     if name == "ours":
         ours(folder, weights, seed)
     else:

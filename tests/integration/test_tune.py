@@ -31,7 +31,7 @@ from tasks.config import (
     TuneRun,
 )
 from tasks.errors import WrongInput
-from tasks.tune.search import TrialThread, search_parameters
+from tasks.tune.search import TrialThreads, search_parameters
 from tasks.tune.space import study_name
 from tasks.tune.study import open_study
 from tests.integration.hand_made import hand_made_cache
@@ -65,7 +65,7 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
             system_attrs={"completed_rung_0": 1.0},
         )
     )
-    result = search_parameters(SMALL, settings, cache, storage, TrialThread, {})
+    result = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
 
     assert result.best == SMALL.model_copy(update={"learning_rate": 1.5e-8})
     assert [row["state"] for row in result.rows] == ["complete", "pruned"]
@@ -79,7 +79,7 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
     assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
     assert list(storage.checkpoints.rglob("*.pt")) == []
     # Again: everything is done, in the same run.
-    again = search_parameters(SMALL, settings, cache, storage, TrialThread, {})
+    again = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
 
 

@@ -45,6 +45,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WrongInput, match=r"train.compile is true, which needs .* and '(g|clang)\+\+' is not there"):
         check_training(train, SMALL)
     check_training(train.model_copy(update={"compile": False}), SMALL)
+    assert train.model_copy(update={"freeze_backbone": True}).is_head_alone  # Which is never compiled.
 
     monkeypatch.setenv("CXX", "mine")
     with pytest.raises(WrongInput, match="and 'mine' is not there: install"):

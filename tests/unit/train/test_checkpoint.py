@@ -344,6 +344,13 @@ def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
 
     assert Checkpoints(tmp_path, 2, CONFIG).newest() == (older.name, "run")
     assert "written by another version of this code" in caplog.text
+    # It is out of the way of those that come: a training begun anew keeps its own, whose numbers are lower.
+    older.unlink()
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(1, 1))
+    name, _run = Checkpoints(tmp_path, 2, CONFIG).newest()
+    assert name is not None
+    assert name < newest.name
 
 
 def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:

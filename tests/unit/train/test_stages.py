@@ -1,6 +1,7 @@
 """What a stage of a training is made of: its model, its batches, its optimizer, and what is refused before it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,20 @@ def test_a_batch_larger_than_the_split_is_refused_with_what_is_possible(cache: C
 
     setting_of(cache, batch_size=45).check()
     setting_of(cache, batch_size="auto").check()
+
+
+def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
+    """A step is a batch on each rank; and each rank has a picture."""
+
+    class Many(SingleProcess):
+        def __init__(self, num_ranks: int) -> None:
+            self.num_ranks = num_ranks
+
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 16 on each of 3 ranks, .* give at most 15,"):
+        replace(setting_of(cache, batch_size=16), reducer=Many(3)).check()
+    replace(setting_of(cache, batch_size=15), reducer=Many(3)).check()
+    with pytest.raises(WrongInput, match=r"^distributed.num_ranks is 46, .* give at most 45$"):
+        replace(setting_of(cache, batch_size=1), reducer=Many(46)).check()
 
 
 def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
