@@ -150,9 +150,14 @@ class TrainConfig(Settings):
         return self.max_epochs + sum(stage.max_epochs for stage in self.fine_tune)
 
     @property
+    def makes_features(self) -> bool:
+        """Whether the first stage may learn from features made once: those of augmented pictures change each epoch."""
+        return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on
+
+    @property
     def is_head_alone(self) -> bool:
         """Whether the head learns from features that are made once, in every stage."""
-        return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on and not self.fine_tune
+        return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide the result: all but when it is saved and how long it may take."""

@@ -8,7 +8,6 @@ import json
 import logging
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -193,7 +192,4 @@ def main(spec_path: str) -> int:
         return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         return EXIT_ENDED
-    except Exception:
-        traceback.print_exc(file=sys.stdout)
-        return 1
     return 0

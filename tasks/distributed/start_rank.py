@@ -41,7 +41,7 @@ if __name__ == "__main__":
     end_with_parent()
     try:
         status = start_rank(sys.argv[1])
-    except BaseException:
+    except BaseException:  # Of the imports as of the training: the parent shows a failed rank's last lines.
         traceback.print_exc(file=sys.stdout)
         status = 1
     sys.stdout.flush()

@@ -204,11 +204,8 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
 
 
 def _takes_features(setting: Setting, stage: Stage) -> bool:
-    train = setting.train
-    if not train.freeze_backbone or stage.unfreeze_from is not None or not train.feature_cache:
+    if stage.unfreeze_from is not None or not setting.train.makes_features:
         return False
-    if train.augmentation.is_on:
-        return False  # Another picture in each epoch has other features.
     size = setting.manifest.image_size
     sample = torch.randint(0, 256, (2, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return ends_in_head(setting.classifier, sample.to(setting.device))

@@ -54,6 +54,8 @@ class SearchResult:
 
     best: TrainConfig
     """The settings of the best trial, with all of the epochs."""
+    value: float
+    """What the best trial reached of `train.monitor`."""
     rows: list[dict[str, Any]]
     """As `trial_rows`."""
     run_id: str
@@ -210,7 +212,7 @@ def search_parameters(
             parent.log_search(trial_rows(study), best.number, best.params, best.value, train.monitor)
             num_trials = len(counted_trials(study))
     logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, train.monitor, best.value)
-    return SearchResult(with_values(train, best.params), trial_rows(study), parent.run_id)
+    return SearchResult(with_values(train, best.params), best.value, trial_rows(study), parent.run_id)
 
 
 def _best_trial(study: optuna.Study) -> optuna.trial.FrozenTrial:

@@ -65,8 +65,7 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
     best: list[dict[str, Any]] = [
         {"setting": f"train.{name}", "value": getattr(result.best, name)} for name in searched
     ]
-    reached = [row["value"] for row in result.rows if row["state"] == "complete"]
-    best.append({"setting": monitor, "value": min(reached) if monitor == "val_loss" else max(reached)})
+    best.append({"setting": monitor, "value": result.value})
     create_table_artifact(
         table=best, key="tune-best", description=f"Best settings and their {monitor}, MLflow run {result.run_id}"
     )

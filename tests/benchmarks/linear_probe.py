@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from torchvision.transforms._presets import ImageClassification  # noqa: E402
 
 from tasks.etl.decode import decode_pixels  # noqa: E402
+from tasks.train.transforms import normalize  # noqa: E402
 from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
 
 BATCH = 64
@@ -32,9 +33,7 @@ Prepare = Callable[[Path], torch.Tensor]
 
 def letterboxed(file: Path) -> torch.Tensor:
     """Return a picture as our cache has it, normalised as the weights were trained."""
-    pixels_HWC = torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    return (pixels_HWC.permute(2, 0, 1).float() / 255 - mean) / std
+    return normalize(torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())[None])[0]
 
 
 def cropped(file: Path) -> torch.Tensor:
