@@ -37,7 +37,7 @@ class BatchMemory:
     def __init__(self, shape: tuple[int, int], max_batches: int, *, pin: bool) -> None:
         self.shape = shape
         self._max_batches = max_batches
-        self._pin = pin
+        self.pin = pin
         self._lock = threading.Lock()
         self._kept: list[Pixels] = []
 
@@ -48,7 +48,7 @@ class BatchMemory:
 
     def take(self) -> torch.Tensor:
         """Return uint8 memory of `shape` that holds anything."""
-        if self._pin:
+        if self.pin:
             return torch.empty(self.shape, dtype=torch.uint8, pin_memory=True)
         with self._lock:
             for pixels in self._kept:
@@ -69,7 +69,7 @@ class Assembly:
         self._rows_per_group = rows_per_group
         self._memory = memory
         self._index = {int(group): index for index, group in enumerate(share.groups)}
-        self._labels = np.empty(len(share.rows), dtype=np.int64)
+        self._labels = torch.empty(len(share.rows), dtype=torch.int64, pin_memory=memory.pin)
         self._filling: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
 
@@ -90,7 +90,7 @@ class Assembly:
 
     def set_labels(self, part: Part, labels: Integers) -> None:
         """Hand over the labels of a part."""
-        self._labels[part.pictures] = labels
+        self._labels.numpy()[part.pictures] = labels
 
     def take(self, step: int) -> tuple[torch.Tensor, torch.Tensor, Integers]:
         """Give a whole batch away: pixels (B, pixel bytes), labels and row numbers (B,)."""
@@ -102,7 +102,7 @@ class Assembly:
         with self._lock:
             pixels = self._filling.pop(step)
         own = slice(begin, begin + count)
-        return pixels[:count], torch.from_numpy(self._labels[own]), self._share.rows[own]
+        return pixels[:count], self._labels[own], self._share.rows[own]
 
     def _batch(self, step: int) -> Pixels:
         with self._lock:

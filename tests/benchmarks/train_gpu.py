@@ -1,5 +1,6 @@
 """What a GPU trains a second in each number format and memory order, and how busy it is; nothing without one."""
 
+import os
 import statistics
 import threading
 import time
@@ -13,8 +14,9 @@ import torch
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
 from tasks.config import TrainConfig
+from tasks.environment import rank_environment
 from tasks.schema import TRAIN
-from tasks.train.device import make_optimizer
+from tasks.train.device import make_deterministic, make_optimizer
 from tasks.train.loop import TrainedEpoch, train_one_epoch
 from tasks.train.model import build_classifier
 from tasks.train.precision import choose_precision
@@ -102,6 +104,7 @@ def our_loop(url: str, device: torch.device) -> tuple[list[TrainedEpoch], list[i
     """Train some epochs with our loop on our cache; return them without the first, and the GPU's utilisation."""
     manifest = read_manifest(url)
     assert manifest is not None
+    make_deterministic(device)  # As every training does.
     torch.manual_seed(1)
     train = TrainConfig(model=MODEL, weights="none", freeze_backbone=False, batch_size=BATCH_SIZE)
     classifier = build_classifier(MODEL, "none", len(manifest.classes), freeze_backbone=False).to(device)
@@ -130,6 +133,7 @@ def gpu_figures() -> list[Figure]:
     if not torch.cuda.is_available():
         print("no GPU here: its figures are left out", flush=True)
         return []
+    os.environ.update(rank_environment())  # As a training's ranks have it: cuBLAS reads it with its first kernel.
     found = {variant: images_a_second(**options) for variant, options in VARIANTS}
     with TemporaryDirectory() as scratch:
         url = str(Path(scratch) / "uint8")
