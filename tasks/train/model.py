@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 
 from tasks.errors import WrongInput
+from tasks.train.depthwise import speed_up_depthwise
 from tasks.train.transforms import normalize
 
 IMAGENET_CLASSES = 1000
@@ -182,6 +183,7 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     head = _new_head(network.get_submodule(last), num_classes)
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, head)
+    speed_up_depthwise(network)
     return Classifier(network, head, freeze_backbone)
 
 
