@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import HTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +20,7 @@ import filelock
 
 from tasks.cores import num_cores, share_of_gpus
 from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.distributed.rendezvous import ranks_environments
 from tasks.environment import rank_environment
 from tasks.errors import OutOfTime, WrongInput
 from tasks.refs import RunRef
@@ -54,45 +54,6 @@ class _Rank:
     number: int
     process: "subprocess.Popen[str]"
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-
-
-@contextmanager
-def _rendezvous(num_ranks: int) -> Iterator[list[dict[str, str]]]:
-    """Run the server over which Horovod's ranks find each other; yield the environment of each rank.
-
-    Horovod's own launcher binds this server to all interfaces, passes the environment on a command line, where `ps`
-    shows it, and leads each rank in a session of its own. Here it listens on the loopback interface alone.
-    """
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    assignments = get_host_assignments(parse_hosts(f"localhost:{num_ranks}"), num_ranks)
-    server: HTTPServer = RendezvousHTTPServer(("127.0.0.1", 0), RendezvousHandler, 0)
-    server.init(assignments)  # type: ignore[attr-defined]  # Horovod has no types
-    thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", daemon=True)
-    thread.start()
-    shared = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        # Ranks load data and weights before they first meet; Gloo's own limit of 30 s is too short for that.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
-    }
-    try:
-        yield [shared | create_slot_env_vars(assignment) for assignment in assignments]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@contextmanager
-def _single() -> Iterator[list[dict[str, str]]]:
-    yield [{}]
 
 
 def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
@@ -195,7 +156,7 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
     run_id: str | None = None
     with (
         TemporaryDirectory() as scratch,
-        _rendezvous(num_ranks) if num_ranks > 1 else _single() as environments,
+        ranks_environments(num_ranks) as environments,
     ):
         spec_path = Path(scratch, "spec.json")
         spec_path.write_text(spec.model_dump_json())

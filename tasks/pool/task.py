@@ -1,7 +1,7 @@
 """Submit a deployment to a work pool and watch it: say early when no worker takes it, and leave nothing behind."""
 
 import time
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -13,34 +13,11 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from tasks.errors import WrongInput
+from tasks.pool.settings import PoolSettings, worker_command
 
 POLL_SECONDS = 2.0
 SAY_AFTER_SECONDS = 20.0
 """A submitted run without a worker is reported after this long, well within a minute."""
-
-
-class PoolSettings(Protocol):
-    """What a person sets of work that may run on a pool."""
-
-    @property
-    def where(self) -> Literal["auto", "work_pool", "in_place"]:
-        """Whether to submit; auto does where a Prefect server is configured."""
-
-    @property
-    def work_pool(self) -> str:
-        """Name of the pool."""
-
-    @property
-    def deployment(self) -> str:
-        """Deployment to submit, flow/deployment."""
-
-    @property
-    def submit_timeout_seconds(self) -> int:
-        """How long the run may wait while no worker polls the pool."""
-
-    @property
-    def run_timeout_seconds(self) -> int:
-        """How long the run may take."""
 
 
 def where_to_run(settings: PoolSettings) -> Literal["work_pool", "in_place"]:
@@ -48,11 +25,6 @@ def where_to_run(settings: PoolSettings) -> Literal["work_pool", "in_place"]:
     if settings.where != "auto":
         return settings.where
     return "work_pool" if PREFECT_API_URL.value() else "in_place"
-
-
-def worker_command(pool: str) -> str:
-    """Return the command that starts a worker."""
-    return f"prefect worker start --pool {pool}"
 
 
 def live_workers(pool: str, group: str) -> int:

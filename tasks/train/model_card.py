@@ -5,7 +5,6 @@ is read off the training: what the numbers do not say is not said.
 """
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from tasks.config import CacheConfig, DistributedConfig, TrainConfig
 from tasks.refs import CacheRef
 from tasks.train.calibration import NUM_BINS
 from tasks.train.evaluate import DetailedEvaluation
+from tasks.train.markup import markdown_code, markdown_table, markdown_text
 from tasks.train.progress import EpochMetrics
 
 NUM_WEAKEST = 5
@@ -54,7 +54,7 @@ def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, c
         code_version: The commit of the code, where it is known.
     """
     chapters = [
-        f"# {_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
+        f"# {markdown_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
         _results(facts),
         _weakest(facts, train_counts),
         _limits(facts, train_counts),
@@ -91,7 +91,7 @@ def _results(facts: TrainingFacts) -> str:
     return "\n\n".join(
         [
             "## Results",
-            _table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
+            markdown_table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
             f"On {total} test pictures the accuracy is {accuracy:.4f}; its 95 % interval (Wilson) goes from {low:.4f} "
             f"to {high:.4f}. The model gives its predictions a probability of {sure:.4f} on average: it is {verdict} "
             f"by {abs(sure - accuracy):.4f}. The calibration error is the expected one over {NUM_BINS} bins (Guo et "
@@ -109,7 +109,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
         return "## Weakest classes\n\nNo test picture was classified wrongly."
     rows = [
         [
-            _text(classes[index]),
+            markdown_text(classes[index]),
             str(train_counts[index]),
             str(int(true[index])),
             f"{int(hits[index]) / max(1, int(predicted[index])):.4f}",
@@ -122,7 +122,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     cells = wrong_KK.flatten().argsort(descending=True, stable=True)[:NUM_CONFUSIONS].tolist()
     pairs = [divmod(cell, len(classes)) for cell in cells]
     confusions = [
-        f"- {_text(classes[is_one])} taken for {_text(classes[taken])}: "
+        f"- {markdown_text(classes[is_one])} taken for {markdown_text(classes[taken])}: "
         f"{int(wrong_KK[is_one, taken])} of {int(true[is_one])}"
         for is_one, taken in pairs
         if wrong_KK[is_one, taken] > 0
@@ -130,7 +130,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     return "\n\n".join(
         [
             "## Weakest classes",
-            _table(["class", "train pictures", "test pictures", "precision", "recall", "F1"], rows),
+            markdown_table(["class", "train pictures", "test pictures", "precision", "recall", "F1"], rows),
             "The most frequent confusions:",
             "\n".join(confusions),
         ]
@@ -139,7 +139,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
 
 def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     classes, size = facts.manifest.classes, facts.manifest.image_size
-    listed = ", ".join(map(_text, classes[:NUM_LISTED_CLASSES]))
+    listed = ", ".join(map(markdown_text, classes[:NUM_LISTED_CLASSES]))
     if len(classes) > NUM_LISTED_CLASSES:
         listed += f" and {len(classes) - NUM_LISTED_CLASSES} more"
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
@@ -147,11 +147,13 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
         f"It tells these classes apart: {listed}. Every picture gets one of them, also one that shows none.",
         f"Every picture is scaled to fit {size} x {size} pixels before the model sees it.",
         "It was measured on pictures from the source it was trained on; of pictures from elsewhere nothing is known.",
-        f"The class with the fewest training pictures is {_text(classes[fewest])} ({train_counts[fewest]}), the one "
-        f"with the most is {_text(classes[most])} ({train_counts[most]}).",
+        f"The class with the fewest training pictures is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
+        f"the one with the most is {markdown_text(classes[most])} ({train_counts[most]}).",
     ]
     counts = facts.test.confusion_KK.sum(dim=1).tolist()
-    few = [f"{_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_PICTURES]
+    few = [
+        f"{markdown_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_PICTURES
+    ]
     if few:
         shown = ", ".join(few[:NUM_LISTED_CLASSES])
         more = f" and {len(few) - NUM_LISTED_CLASSES} more" if len(few) > NUM_LISTED_CLASSES else ""
@@ -164,35 +166,38 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
 def _data(facts: TrainingFacts) -> str:
     manifest = facts.manifest
     rows = [
-        ["table", _code(manifest.table.path)],
+        ["table", markdown_code(manifest.table.path)],
         ["version", str(manifest.table.version)],
-        ["content digest", _code(manifest.content_digest)],
-        ["cache digest", _code(facts.cache.digest)],
+        ["content digest", markdown_code(manifest.content_digest)],
+        ["cache digest", markdown_code(facts.cache.digest)],
         *([f"pictures of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
     ]
-    return "## Data\n\n" + _table(["what", "value"], rows)
+    return "## Data\n\n" + markdown_table(["what", "value"], rows)
 
 
 def _training(facts: TrainingFacts) -> str:
     train, best = facts.train, facts.history[facts.best_epoch]
     trained = "the new head alone, on a frozen backbone" if train.freeze_backbone else "the whole network"
     for stage in train.fine_tune:
-        layers = "every layer" if stage.unfreeze_from == "all" else f"{_code(stage.unfreeze_from)} and all behind it"
+        layers = (
+            "every layer" if stage.unfreeze_from == "all" else f"{markdown_code(stage.unfreeze_from)} and all behind it"
+        )
         trained += f", then {layers}"
     rows = [
-        ["model", _code(train.model)],
-        ["weights it began with", _code(train.weights)],
-        ["their sha256", _code(facts.weights_digest)] if facts.weights_digest != train.weights else [],
+        ["model", markdown_code(train.model)],
+        ["weights it began with", markdown_code(train.weights)],
+        ["their sha256", markdown_code(facts.weights_digest)] if facts.weights_digest != train.weights else [],
         ["trained", trained],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
         ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
         ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
     ]
     settings = [
-        [_code(f"{stage}.{name}"), _code(value), _code(default)] for stage, name, value, default in _chosen(facts)
+        [markdown_code(f"{stage}.{name}"), markdown_code(value), markdown_code(default)]
+        for stage, name, value, default in _chosen(facts)
     ]
-    chosen = _table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
-    return "\n\n".join(["## Training", _table(["what", "value"], [row for row in rows if row]), chosen])
+    chosen = markdown_table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
+    return "\n\n".join(["## Training", markdown_table(["what", "value"], [row for row in rows if row]), chosen])
 
 
 def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
@@ -204,13 +209,16 @@ def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
     ]
     command = ["python", "-m", f"flows.{flow}", "--table_version", str(facts.manifest.table.version), *options]
     rows = [
-        ["MLflow run", _code(run_id)],
-        ["code version", _code(code_version) if code_version else "not known: no git checkout, and no image that says"],
+        ["MLflow run", markdown_code(run_id)],
+        [
+            "code version",
+            markdown_code(code_version) if code_version else "not known: no git checkout, and no image that says",
+        ],
     ]
     return "\n\n".join(
         [
             "## To repeat it",
-            _table(["what", "value"], rows),
+            markdown_table(["what", "value"], rows),
             "With this code and the storage that has the table (`--storage.home`, or as it was configured):",
             f"```sh\n{shlex.join(command)}\n```",
             "The run's `config.json` has every setting, its parameters the versions of the packages. The same settings "
@@ -234,20 +242,3 @@ def _chosen(facts: TrainingFacts) -> list[tuple[str, str, object, object]]:
         for name, value in sorted(settings.items())
         if value != (default := defaults.model_dump(mode="json")[name])
     ]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _text(name: object) -> str:
-    """Return a name from outside as Markdown text that shows it and does nothing else."""
-    # An underscore within a word is none of Markdown's: MLflow shows the card as it is written, to be read so.
-    marks = r"[\\`*{}\[\]<>|#~$&]|(?<![^\W_])_|_(?![^\W_])"
-    return re.sub(marks, r"\\\g<0>", " ".join(str(name).split()))
-
-
-def _code(value: object) -> str:
-    """Return a value as code within a table."""
-    return f"`{str(value).replace('`', '').replace('|', '/')}`"

@@ -10,8 +10,10 @@ from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig, StorageConfig
+from tasks.refs import CacheRef
 from tasks.spark import spark_session
 from tasks.storage import Storage, resolve_storage
+from tests.integration.hand_made import hand_made_cache
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +52,9 @@ def source(pictures) -> Path:  # type: ignore[no-untyped-def]
     """Return a folder with 3 classes of 20 pictures."""
     folder: Path = pictures()
     return folder
+
+
+@pytest.fixture
+def cache(source: Path, storage: Storage) -> CacheRef:
+    """Return a cache of 60 pictures: 10 row groups of 4, 2 and 3 of 4."""
+    return hand_made_cache(source, f"{storage.cache}/by-hand")

@@ -1,18 +1,16 @@
 """A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
 
-import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
 
-import filelock
 import psutil
 import pytest
 
 from deployments.local_stack import check_port, prefect_command
 from deployments.stack_processes import STACK_MARK, LocalStack
 from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, plain_environment, run_python
+from tests.processes import free_port, run_python
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +47,6 @@ def marked(stack: LocalStack) -> list[int]:
 def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
     """Run Python in a process of its own, against the stack's server."""
     return run_python("-c", code, environment=stack.environment, timeout=400)
-
-
-def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run a module as a person does who has no server, with these variables in the environment."""
-    return run_python("-m", module, *arguments, environment=plain_environment(**environment), timeout=240)
 
 
 def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
@@ -196,15 +189,6 @@ with get_client(sync_client=True) as client:
     assert submit(stack, read).stdout.strip() == "['CRASHED', 'RUNNING']"
 
 
-@pytest.mark.parametrize("port", ["abc", "0", "70000"])
-def test_what_is_no_port_is_one_sentence(port):
-    """Before anything starts."""
-    done = run_module("deployments.up", LAKEVISION_PORT=port)
-    assert done.returncode == 2
-    assert f"make up: LAKEVISION_PORT is '{port}', which is no port: give a number from 1 to 65535" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that uses it
     """Whatever led a session of its own is found by its mark."""
     stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
@@ -214,62 +198,3 @@ def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that u
     stray.wait(timeout=10)
     assert marked(stack) == []
     check_port(stack.port, "the Prefect server", "LAKEVISION_PORT")
-
-
-def test_a_port_in_use_is_one_sentence():
-    """Said before anything starts."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = run_module("deployments.demo", LAKEVISION_PORT=str(port))
-    assert done.returncode == 2
-    assert f"make demo: port {port} for the Prefect server is in use" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--etl.source", "/nowhere"], "source is '/nowhere', which does not exist"),
-        (["--cache.image_size", "2000"], "cache.image_size is '2000': input should be less than or equal to 1024"),
-        (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
-        (
-            ["--train.model", "resnet19", "--train.weights", "none", "--train.freeze_backbone", "false"],
-            "no torchvision classifier",
-        ),
-    ],
-)
-def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, arguments, said):
-    """The traceback stays in the log file."""
-    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = run_module("flows.pipeline", *arguments, **folders)
-    assert done.returncode == 2
-    sentences = [line for line in done.stderr.splitlines() if line.startswith("python -m flows.pipeline: ")]
-    assert len(sentences) == 1
-    assert said in sentences[0]
-    assert "Traceback" not in done.stdout + done.stderr
-    # What the temporary server wrote lies with the rest.
-    assert not (tmp_path / "prefect" / "prefect.db").exists()
-    assert (tmp_path / "home" / "prefect" / "temporary.db").exists() == (
-        "Beginning flow run" in done.stdout + done.stderr
-    )
-
-
-def test_a_second_stack_on_one_home_is_one_sentence(tmp_path):
-    """It would take the first one's runs for abandoned."""
-    (tmp_path / "prefect").mkdir()
-    with filelock.FileLock(tmp_path / "prefect" / "stack.lock"):
-        folders = {"LAKEVISION_HOME": str(tmp_path), "LAKEVISION_PORT": str(free_port())}
-        done = run_module("deployments.demo", **folders)
-    assert done.returncode == 2
-    assert f"make demo: another stack runs on '{tmp_path}': end that one" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_no_java_is_one_sentence(tmp_path):
-    """With the command that installs it."""
-    done = run_module("deployments.demo", JAVA_HOME=str(tmp_path), LAKEVISION_HOME=str(tmp_path / "home"))
-    assert done.returncode == 2
-    assert "Spark needs Java 17 or 21" in done.stderr
-    assert "Traceback" not in done.stderr

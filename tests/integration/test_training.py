@@ -1,10 +1,6 @@
-"""Training in processes of their own: one, two, killed, resumed, refused."""
+"""Training in processes of their own: one, two, refused."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,45 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import psutil
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import DistributedConfig, FineTuneStage, StorageConfig, TrainConfig
-from tasks.distributed.launch import RankFailed, launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.config import FineTuneStage, StorageConfig
 from tasks.errors import WrongInput
 from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.checkpoint import Checkpoints
 from tasks.train.evaluate import evaluate, evaluate_in_detail
 from tasks.train.reduce import SingleProcess
-from tasks.train.run import train_model
 from tests.conftest import write_pictures
 from tests.integration.hand_made import hand_made_cache
+from tests.integration.trainings import SMALL, train, weights
 from tests.processes import rank_processes
-
-SMALL = TrainConfig(
-    model="squeezenet1_1",
-    weights="none",
-    freeze_backbone=False,
-    batch_size=8,
-    max_epochs=2,
-    learning_rate=1e-3,
-    schedule="constant",
-    seed=3,
-)
-
-
-@pytest.fixture
-def cache(source: Path, storage: Storage) -> CacheRef:
-    """Return a cache of 60 pictures: 10 row groups of 4, 2 and 3 of 4."""
-    return hand_made_cache(source, f"{storage.cache}/by-hand")
 
 
 @dataclass(frozen=True)
@@ -92,37 +66,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int | None],
         return Finished(storage, pictures, runs, events)
 
     return make
-
-
-def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
-    """Train with the tests' settings."""
-    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
-    return launch_ranks(
-        RankSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
-        on_event,
-    )
-
-
-def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **settings) -> RunRef:
-    """Train as `train` does; where that is one process, in this one, which gives the same and has all imported."""
-    if num_ranks is not None:
-        return train(cache, storage, num_ranks, **settings)
-    return train_model(SMALL.model_copy(update=settings), cache, storage)
-
-
-def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights that the run logged."""
-    model = tracking.register_run(storage, run, f"model-{run.run_id}")
-    package = tracking.download_model(storage, model, folder / run.run_id)
-    file = next(package.rglob("weights.pt"))
-    return torch.load(file, weights_only=True)
-
-
-def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:
-    """Return the steps of the training loss as TensorBoard shows them."""
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    events = EventAccumulator(client.download_artifacts(run.run_id, "tensorboard", str(folder))).Reload()
-    return [event.step for event in events.Scalars("loss/train")]
 
 
 def test_a_training_is_tracked_whole_and_not_repeated(finished):
@@ -206,86 +149,6 @@ def test_two_that_want_the_same_ranks_train_once(finished):
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_killed_after_an_epoch_goes_on_and_ends_with_the_same_weights(cache, storage, tmp_path, num_ranks):
-    """Resumed is never stopped, bit for bit, in the same MLflow run, for one process and for two ranks."""
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    settings = {"max_epochs": 4, "schedule": "cosine"}
-    undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
-
-    def kill(event):
-        if event["epoch"] == 2:
-            for process in rank_processes(storage.home):
-                process.send_signal(signal.SIGKILL)
-
-    with pytest.raises(RankFailed, match="was ended by signal 9"):
-        train(cache, storage, num_ranks, on_event=kill, **settings)
-    events = []
-    run = train(cache, storage, num_ranks, on_event=events.append, **settings)
-    assert events[0]["epoch"] > 2
-    resumed = weights(run, storage, tmp_path)
-    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
-    assert epochs_in_event_file(run, storage, tmp_path) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_asked_to_leave_writes_a_checkpoint_and_goes_on_from_it(cache, storage, tmp_path, num_ranks):
-    """Between two steps, on all ranks after the same one; with batch norm, whose statistics are each rank's own."""
-    settings = {
-        "model": "shufflenet_v2_x0_5", "max_epochs": 3, "schedule": "cosine", "batch_size": 4, "precision": "fp32"
-    }  # fmt: skip
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
-
-    def ask_to_leave(event):
-        for process in rank_processes(storage.home):
-            process.terminate()
-
-    with pytest.raises(RankFailed, match="ended with status 130"):
-        train(cache, storage, num_ranks, on_event=ask_to_leave, **settings)
-    (newest,) = [max(folder.glob("step-*.pt")) for folder in storage.checkpoints.iterdir() if folder.is_dir()]
-    left_at = torch.load(newest, weights_only=True)["running"]["position"]
-    events = []
-    run = train(cache, storage, num_ranks, on_event=events.append, **settings)
-    assert [event["epoch"] for event in events] == list(range(4 - len(events), 4))
-    assert left_at > 0 or len(events) < 3
-    resumed = weights(run, storage, tmp_path)
-    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    # One run, a continuous curve, no epoch twice.
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
-    assert not list(storage.checkpoints.glob("*/*.pt"))
-
-
-def test_metrics_that_a_killed_process_did_not_send_are_sent_when_it_goes_on(cache, storage, monkeypatch):
-    """They are in the checkpoint; those that were sent are not sent again."""
-    sent = []
-    real = tracking.MetricSender.send
-
-    def lose_the_second(sender, values, step):
-        sent.append(step)
-        if step == 1:
-            raise SystemError("killed")
-        real(sender, values, step)
-
-    settings = SMALL.model_copy(update={"max_epochs": 3})
-    monkeypatch.setattr(tracking.MetricSender, "send", lose_the_second)
-    with pytest.raises(SystemError):
-        train_model(settings, cache, storage)
-    monkeypatch.setattr(tracking.MetricSender, "send", real)
-    run = train_model(settings, cache, storage)
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
-
-
-def test_a_disk_that_stays_full_loses_no_metric(cache, storage, monkeypatch):
-    """Metrics leave with a checkpoint that covers them, and at the end in any case."""
-    monkeypatch.setattr(Checkpoints, "save", lambda *_: False)
-    run = train_model(SMALL.model_copy(update={"max_epochs": 3}), cache, storage)
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("num_ranks", [None, 2])
 def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path, num_ranks):
     """The head first, then the last blocks with a rate of their own, from the best weights so far."""
     path = test_data / "weights" / "mobilenet_v2.pth"
@@ -318,58 +181,6 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
         if not name.startswith("classifier") and not torch.equal(trained[f"network.{name}"], original[name])
     }
     assert moved == {name for name in original if name.startswith(("features.17.", "features.18."))}
-
-
-def test_a_failing_rank_ends_the_others(cache, storage):
-    """No rank waits for one that is gone."""
-
-    def kill(event):
-        rank_processes(storage.home)[-1].send_signal(signal.SIGKILL)
-
-    with pytest.raises(RankFailed):
-        train(cache, storage, num_ranks=2, max_epochs=200, patience=200, on_event=kill)
-    assert rank_processes(storage.home) == []
-
-
-def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
-    """Also when it was killed and could clean nothing."""
-    spec = RankSpec(
-        train=SMALL.model_copy(update={"max_epochs": 10_000, "patience": 10_000}),
-        distributed=DistributedConfig(num_ranks=2),
-        cache=cache,
-        storage=storage,
-    )
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    code = (
-        "import sys; from pathlib import Path; from tasks.distributed.launch import launch_ranks;"
-        "from tasks.distributed.rank import RankSpec;"
-        "spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text());"
-        "launch_ranks(spec, lambda event: print('epoch', flush=True))"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "spec.json")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    )
-    assert parent.stdout is not None
-    assert parent.stdout.readline().strip() == "epoch"
-    ranks = rank_processes(storage.home)
-    assert len(ranks) == 2
-    parent.kill()
-    parent.wait()
-    _gone, alive = psutil.wait_procs(ranks, timeout=30)
-    assert alive == []
-
-
-def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_again(cache, storage):
-    """Its MLflow run is no longer running."""
-    with pytest.raises(TimeoutError, match="longer than train.timeout_seconds 25 and was ended"):
-        train(cache, storage, max_epochs=10_000, patience=10_000, timeout_seconds=25)
-    assert rank_processes(storage.home) == []
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    experiment = tracking.prepare_tracking(storage)
-    assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import threading
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,12 @@ from PIL import Image
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import fit_within
-from tasks.etl.extract import make_decoder, make_reader, read_picture, split_of
+from tasks.etl.extract import make_decoder, make_reader, read_picture
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget
-from tasks.schema import READ_ARROW, SPLITS, TEST, TRAIN, VAL
+from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.worker_log import WORKER_MARK
-
-HASHES = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(4000)]
-"""As good as those of 4,000 pictures."""
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
@@ -48,34 +44,6 @@ def part_target(folder: Path) -> PartTarget:
     """Return where parts of a run go."""
     folder.mkdir(exist_ok=True)
     return PartTarget(str(folder), "5eed", datetime(2026, 1, 2, tzinfo=UTC))
-
-
-def test_split_is_a_function_of_content_and_seed() -> None:
-    """Asked twice, in any order and company, a picture is on the same side."""
-    together = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in HASHES}
-
-    assert all(split_of(sha256, 1, 0.1, 0.1) == together[sha256] for sha256 in reversed(HASHES))
-
-
-def test_split_fractions_are_kept() -> None:
-    """4,000 pictures fall into the splits as asked, within what chance allows."""
-    counts = Counter(split_of(sha256, 1, 0.2, 0.1) for sha256 in HASHES)
-
-    assert set(counts) == set(SPLITS)
-    assert counts[VAL] / len(HASHES) == pytest.approx(0.2, abs=0.025)
-    assert counts[TEST] / len(HASHES) == pytest.approx(0.1, abs=0.025)
-
-
-def test_another_seed_is_another_split() -> None:
-    """The seed draws: about as many pictures change sides as chance says, not none and not all."""
-    moved = sum(split_of(sha256, 1, 0.25, 0.25) != split_of(sha256, 2, 0.25, 0.25) for sha256 in HASHES)
-
-    assert moved / len(HASHES) == pytest.approx(1 - (0.5**2 + 2 * 0.25**2), abs=0.04)
-
-
-def test_no_fraction_is_an_empty_split() -> None:
-    """With both fractions 0 every picture is trained on."""
-    assert {split_of(sha256, 1, 0.0, 0.0) for sha256 in HASHES} == {TRAIN}
 
 
 def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Short trainings, and what they left in MLflow, for the tests of them."""
+
+from pathlib import Path
+
+import mlflow
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tasks import tracking
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.distributed.launch import launch_ranks
+from tasks.distributed.rank import RankSpec
+from tasks.refs import CacheRef, RunRef
+from tasks.storage import Storage
+from tasks.train.run import train_model
+
+SMALL = TrainConfig(
+    model="squeezenet1_1",
+    weights="none",
+    freeze_backbone=False,
+    batch_size=8,
+    max_epochs=2,
+    learning_rate=1e-3,
+    schedule="constant",
+    seed=3,
+)
+
+
+def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
+    """Train with the tests' settings."""
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    return launch_ranks(
+        RankSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
+        on_event,
+    )
+
+
+def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **settings) -> RunRef:
+    """Train as `train` does; where that is one process, in this one, which gives the same and has all imported."""
+    if num_ranks is not None:
+        return train(cache, storage, num_ranks, **settings)
+    return train_model(SMALL.model_copy(update=settings), cache, storage)
+
+
+def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that the run logged."""
+    model = tracking.register_run(storage, run, f"model-{run.run_id}")
+    package = tracking.download_model(storage, model, folder / run.run_id)
+    file = next(package.rglob("weights.pt"))
+    return torch.load(file, weights_only=True)
+
+
+def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:
+    """Return the steps of the training loss as TensorBoard shows them."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    events = EventAccumulator(client.download_artifacts(run.run_id, "tensorboard", str(folder))).Reload()
+    return [event.step for event in events.Scalars("loss/train")]

@@ -1,0 +1,16 @@
+"""A cache with a split train."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tasks.refs import CacheRef
+
+ROWS = 23
+"""In groups of 3: 8 row groups, the last with one row of padding."""
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
+    """A cache of 23 rows in four files."""
+    return make_cache({"train": ROWS})

@@ -1,0 +1,95 @@
+"""Files that are no pictures we take: each has a reason, and none ends the work."""
+
+import io
+import random
+
+import pytest
+from PIL import Image
+
+from tasks.etl.decode import (
+    BadImage,
+    Reason,
+    decode_image,
+    decode_pixels,
+)
+from tests.unit.etl.picture_bytes import encoded, noise, png_header_only, reason_of
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_cut_file_is_truncated(file_format: str, share: float) -> None:
+    """A file that ends early is refused, never shown half gray."""
+    content = encoded(noise(64, 64), file_format)
+
+    assert reason_of(content[: int(len(content) * share)]) is Reason.TRUNCATED
+
+
+def test_png_with_a_wrong_checksum_is_refused() -> None:
+    """A flipped bit in the compressed pixels does not go unnoticed."""
+    content = bytearray(encoded(noise(64, 64)))
+    content[len(content) // 2] ^= 0xFF
+
+    assert reason_of(bytes(content)) is Reason.TRUNCATED
+
+
+def test_empty_file_is_refused() -> None:
+    """Zero bytes have a reason of their own."""
+    assert reason_of(b"") is Reason.ZERO_BYTES
+
+
+@pytest.mark.parametrize("content", [b"not a picture at all\n", b"\x00" * 100, b"<html></html>"])
+def test_other_file_is_not_an_image(content: bytes) -> None:
+    """Text, zeros and a web page are no image, whatever the file is called."""
+    assert reason_of(content) is Reason.NOT_AN_IMAGE
+
+
+def test_unsupported_mode_is_refused() -> None:
+    """Floating point samples have no range, so there is no right way to show them."""
+    with pytest.raises(BadImage):
+        decode_image(encoded(Image.new("F", (4, 4), 0.5), "TIFF"))
+
+
+@pytest.mark.parametrize("side", [20_000, 10_000, 200_000])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_decompression_bomb_is_refused_from_its_header(side: int) -> None:
+    """The header alone decides: there are no pixels behind it, and none are missed."""
+    assert reason_of(png_header_only(side, side)) is Reason.TOO_MANY_PIXELS
+
+
+def test_picture_of_exactly_the_bound_is_decoded() -> None:
+    """max_pixels is an upper bound, not the first size refused."""
+    content = encoded(noise(10, 10))
+
+    assert decode_image(content, max_pixels=100).size == (10, 10)
+    assert reason_of(content, max_pixels=99) is Reason.TOO_MANY_PIXELS
+
+
+def test_reason_and_detail_are_in_the_message() -> None:
+    """What a prediction's error says names the reason for machines and the detail for people."""
+    with pytest.raises(BadImage, match=r"^too_many_pixels: 10x10 is more than 99 pixels$"):
+        decode_image(encoded(noise(10, 10)), max_pixels=99)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_random_damage_gives_a_picture_or_a_reason(file_format: str) -> None:
+    """Whatever bytes are changed, nothing but BadImage comes out: one bad file must not end a Spark job."""
+    source, draw = encoded(noise(24, 16), file_format), random.Random(1)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(source)
+        for _ in range(draw.randint(1, 6)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        try:
+            assert decode_pixels(bytes(damaged), 16).shape == (16, 16, 3)
+        except BadImage:
+            refused += 1
+    assert refused > 0
+
+
+def test_postscript_is_no_picture() -> None:
+    """A .jpg that is PostScript is never handed to Ghostscript."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, format="EPS")
+
+    with pytest.raises(BadImage, match="^not_an_image"):
+        decode_image(buffer.getvalue())

@@ -1,0 +1,118 @@
+"""Tiny networks, loaders of tensors, and a training of them that takes no time."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.cache.loader import Batch
+from tasks.train.early_stopping import EarlyStopping
+from tasks.train.loop import fit
+from tasks.train.progress import EpochMetrics, Progress
+from tasks.train.reduce import Reducer, SingleProcess
+
+CPU = torch.device("cpu")
+NUM_CLASSES = 3
+
+
+class TensorLoader:
+    """Batches given as lists of row numbers of two tensors, the same in every epoch."""
+
+    def __init__(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        steps: Sequence[Sequence[int]],
+        global_rows: Sequence[int] | None = None,
+    ) -> None:
+        self._inputs = inputs
+        self._labels = labels
+        self._steps = steps
+        self._global_rows = global_rows or [len(rows) for rows in steps]
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many batches an epoch has."""
+        return len(self._steps)
+
+    def num_global_rows(self, step: int, start: int = 0) -> int:
+        """Return how many pictures all ranks have in the step."""
+        assert start == 0
+        return self._global_rows[step]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches."""
+        assert start == 0
+        for rows in self._steps:
+            chosen = torch.tensor(list(rows), dtype=torch.int64)
+            yield Batch(self._inputs[chosen], self._labels[chosen], np.array(rows, dtype=np.int64))
+
+
+class Recorder:
+    """A learning rate that remembers the steps it was asked for."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        self.rate = rate
+        self.steps: list[int] = []
+
+    def __call__(self, step: int) -> float:
+        """Return the rate, and remember the step."""
+        self.steps.append(step)
+        return self.rate
+
+
+def separable(num_rows: int = 30, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs (B, 4) in float64 and labels that a linear model learns."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num_rows) % NUM_CLASSES
+    inputs = torch.randn(num_rows, 4, generator=generator, dtype=torch.float64)
+    inputs[torch.arange(num_rows), labels] += 4.0
+    return inputs, labels
+
+
+def linear(seed: int = 1) -> nn.Linear:
+    """Return a linear model in float64."""
+    torch.manual_seed(seed)
+    return nn.Linear(4, NUM_CLASSES, dtype=torch.float64)
+
+
+def steps_of(num_rows: int, batch_size: int) -> list[list[int]]:
+    """Cut rows into batches."""
+    return [list(range(begin, min(num_rows, begin + batch_size))) for begin in range(0, num_rows, batch_size)]
+
+
+def fit_simply(
+    model: nn.Module,
+    train_loader: TensorLoader,
+    val_loader: TensorLoader,
+    progress: Progress,
+    *,
+    max_epochs: int = 5,
+    monitor: str = "val_accuracy",
+    rate: float = 0.1,
+    reducer: Reducer | None = None,
+    on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
+) -> None:
+    """Fit with plain gradient descent."""
+    reducer = reducer or SingleProcess()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    fit(
+        model,
+        train_loader,
+        val_loader,
+        reducer.wrap_optimizer(optimizer, model.named_parameters()),
+        lambda step: rate,
+        progress,
+        max_epochs=max_epochs,
+        monitor=monitor,
+        num_classes=NUM_CLASSES,
+        device=CPU,
+        reducer=reducer,
+        on_epoch=on_epoch,
+    )
+
+
+def new_progress(patience: int = 2, *, higher_is_better: bool = True) -> Progress:
+    """Return a training that has not begun."""
+    return Progress(EarlyStopping(patience, 0.0, higher_is_better))
