@@ -32,6 +32,10 @@ class BatchMemory:
 
     Fresh memory costs more than the copy into it: the kernel clears it page by page, and a virtual machine may have to
     ask its host. Pinned memory is torch's own to reuse, for only torch knows when a copy to the GPU is done with it.
+
+    Attributes:
+        shape: Of a batch: pictures, and bytes of a picture.
+        pin: Whether what goes to a GPU lies in page-locked memory.
     """
 
     def __init__(self, shape: tuple[int, int], max_batches: int, *, pin: bool) -> None:

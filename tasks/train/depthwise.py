@@ -1,12 +1,12 @@
 """Depthwise convolutions in bfloat16 on a CPU, by way of gradients that oneDNN has fast kernels for.
 
-It has none for the gradient of the inputs where the stride is above 1, nor for that of the weights where the kernel is
-above 3 x 3: there it takes its reference code, 6 to 70 times as long as the same in another form (LOG.md). In the
-mobile networks of torchvision, which have four to seven such layers, that was a third of a step.
+It has none for the gradient of the inputs where the stride is above 1, which takes 6 to 75 times as long as the same in
+another form, and slow ones for that of the weights where the kernel is above 3 x 3 (1.3 to 4 times, LOG.md). The mobile
+networks of torchvision have four to eleven such layers; they were half of a step of mobilenet_v2.
 """
 
-from types import MethodType
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ _backward = torch.ops.aten.convolution_backward
 
 
 class _Depthwise(torch.autograd.Function):
-    """y = x * w by channel: x (B, C, H, W), w (C, 1, k, k), both bfloat16."""
+    """Convolve each channel of inputs (B, C, H, W) with its own weight, of (C, 1, kh, kw); all of them are bfloat16."""
 
     @staticmethod
     def forward(
@@ -38,14 +38,14 @@ class _Depthwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        of_inputs, of_weight, of_bias = None, None, None
+        grad_inputs, grad_weight, grad_bias = None, None, None
         if ctx.needs_input_grad[0]:
-            of_inputs = _gradient_of_inputs(gradient, inputs, weight, *ctx.geometry)
+            grad_inputs = _gradient_of_inputs(gradient, inputs, weight, *ctx.geometry)
         if ctx.needs_input_grad[1]:
-            of_weight = _gradient_of_weight(gradient, inputs, weight, *ctx.geometry)
+            grad_weight = _gradient_of_weight(gradient, inputs, weight, *ctx.geometry)
         if ctx.needs_input_grad[2]:
-            of_bias = gradient.sum((0, 2, 3))
-        return of_inputs, of_weight, of_bias, None, None, None
+            grad_bias = gradient.sum((0, 2, 3), dtype=torch.float32).to(gradient.dtype)
+        return grad_inputs, grad_weight, grad_bias, None, None, None
 
 
 def _gradient_of_inputs(
@@ -56,14 +56,18 @@ def _gradient_of_inputs(
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> torch.Tensor:
-    """Return the gradient of the inputs, as that of a convolution of stride 1 most of whose outputs nobody took."""
+    """Return the gradient of the inputs, (B, C, H, W), from that of the outputs, (B, C, H', W').
+
+    It is that of a convolution of stride 1, most of whose outputs nobody took.
+    """
     if max(stride) > 1:
-        kernel, is_last = weight.shape[2:], inputs.is_contiguous(memory_format=torch.channels_last)
+        kernel = weight.shape[2:]
+        is_channels_last = inputs.is_contiguous(memory_format=torch.channels_last)
         sides = [inputs.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) for at in (0, 1)]
         spread = torch.empty(
             (*gradient.shape[:2], *sides),
             dtype=gradient.dtype,
-            memory_format=torch.channels_last if is_last else torch.contiguous_format,
+            memory_format=torch.channels_last if is_channels_last else torch.contiguous_format,
         )
         spread.zero_()[:, :, :: stride[0], :: stride[1]] = gradient
         gradient = spread
@@ -80,39 +84,40 @@ def _gradient_of_weight(
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> torch.Tensor:
-    """Return the gradient of the weights, of a large kernel computed in float32."""
-    number = torch.float32 if max(weight.shape[2:]) > LARGEST_FAST_KERNEL else weight.dtype
-    of_weight: torch.Tensor = _backward(
-        *(value.to(number) for value in (gradient, inputs, weight)),
+    """Return the gradient of the weights, (C, 1, kh, kw), of a large kernel computed in float32."""
+    dtype = torch.float32 if max(weight.shape[2:]) > LARGEST_FAST_KERNEL else weight.dtype
+    grad_weight: torch.Tensor = _backward(
+        *(value.to(dtype) for value in (gradient, inputs, weight)),
         *(None, stride, padding, dilation, False, (0, 0), len(weight), (False, True, False)),
     )[1]
-    return of_weight.to(weight.dtype)
+    return grad_weight.to(weight.dtype)
 
 
 def _conv_forward(
     self: nn.Conv2d, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute as Conv2d does; where gradients in bfloat16 on a CPU will be asked for, by the class above."""
-    number = torch.bfloat16
+    """Return what Conv2d does, (B, C, H', W'); where gradients in bfloat16 may be asked for, by another way."""
+    dtype = torch.bfloat16
     if not (
-        inputs.device.type == "cpu"
+        inputs.dim() == 4
+        and inputs.device.type == "cpu"
         and torch.is_grad_enabled()
         and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") is number
+        and torch.get_autocast_dtype("cpu") is dtype
     ):
         usual: torch.Tensor = nn.Conv2d._conv_forward(self, inputs, weight, bias)
         return usual
     with torch.autocast("cpu", enabled=False):
         outputs: torch.Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
-            inputs.to(number),
-            weight.to(number),
-            None if bias is None else bias.to(number),
+            inputs.to(dtype),
+            weight.to(dtype),
+            None if bias is None else bias.to(dtype),
             *(self.stride, self.padding, self.dilation),
         )
     return outputs
 
 
-def _is_slow(module: nn.Module) -> bool:
+def _is_slow(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     return (
         isinstance(module, nn.Conv2d)
         and module.groups == module.in_channels == module.out_channels > 1
@@ -134,5 +139,5 @@ def speed_up_depthwise(network: nn.Module) -> int:
     slow = [module for module in network.modules() if _is_slow(module)]
     for module in slow:
         # Of the layer, not a class of its own: what takes networks apart (torch.fx) knows layers by their class.
-        module._conv_forward = MethodType(_conv_forward, module)  # type: ignore[assignment]
+        module._conv_forward = partial(_conv_forward, module)  # type: ignore[method-assign]
     return len(slow)

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -186,11 +187,20 @@ PEERS: dict[str, Callable[[Path], Run]] = {
 
 
 def settle() -> None:
-    """Wait until no worker reads ahead any more: that would be in another peer's time."""
-    workers, seen = psutil.Process().children(recursive=True), -1.0
-    while (used := sum(sum(worker.cpu_times()[:2]) for worker in workers)) > seen:
+    """Wait until no worker process reads ahead any more: that would be in another peer's time."""
+    seen = -1.0
+    while (used := seconds_of_workers()) > seen:
         seen = used
         time.sleep(LOOK_SECONDS)
+
+
+def seconds_of_workers() -> float:
+    """Return the CPU time that this process's workers have used."""
+    used = 0.0
+    for worker in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended just now.
+            used += sum(worker.cpu_times()[:2])
+    return used
 
 
 def main() -> None:

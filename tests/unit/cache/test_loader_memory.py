@@ -99,5 +99,6 @@ def test_memory_of_batches_is_used_again_and_never_while_held(make_cache: Callab
 def test_batches_for_a_gpu_are_pinned(cache: CacheRef) -> None:
     """Their copies need not be waited for, and arrive whole."""
     for batch in load(cache, seed=7).epoch(0):
-        assert batch.inputs.is_pinned()
-        assert (batch.inputs.to("cuda", non_blocking=True).cpu() == batch.inputs).all()
+        for tensor in (batch.inputs, batch.labels_B):
+            assert tensor.is_pinned()
+            assert (tensor.to("cuda", non_blocking=True).cpu() == tensor).all()

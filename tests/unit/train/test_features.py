@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 
 from tasks.cache.held import HeldLoader
@@ -19,22 +18,13 @@ from tasks.train.model import Classifier, build_classifier
 from tasks.train.precision import computes_bf16
 from tasks.train.reduce import Reducer, SingleProcess
 from tests.thread_ranks import ThreadRanks
+from tests.unit.train.conftest import SMALL
 
 CPU = torch.device("cpu")
-SMALL = "shufflenet_v2_x0_5"
 ROWS = 70
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state dict of SMALL, drawn at random: stands for pretrained weights."""
-    torch.manual_seed(11)
-    path = tmp_path_factory.mktemp("weights") / "small.pt"
-    torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
-    return path
 
 
 @pytest.fixture
