@@ -63,3 +63,8 @@ def write_photos(source: Path, folder: Path) -> None:
         table = pa.table({"content": contents, "label": [label for _file, label in rows[split]]})
         groups = max(1, len(contents) // loader_data.RECIPE_GROUPS)
         pq.write_table(table, target / "part-00000.parquet", compression="none", row_group_size=groups)
+
+
+def home_of(folder: Path, seed: int) -> Path:
+    """Return the home of a training, in which MLflow's database is there: who made the cache has tracked it."""
+    return folder / f"home-{seed}"

@@ -4,7 +4,6 @@ Run by tests/benchmarks/accuracy.py as `train_to_best.py NAME FOLDER WEIGHTS SEE
 """
 
 import json
-import os
 import sys
 import time
 import warnings
@@ -37,11 +36,12 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     from tasks.distributed.rank import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tests.benchmarks import train_data
 
     url = str(folder / "uint8")
     manifest = read_manifest(url)
     assert manifest is not None
-    storage = resolve_storage(StorageConfig(home=str(folder / f"home-{os.getpid()}")))
+    storage = resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed))))
     run = launch_ranks(
         RankSpec(
             train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed),

@@ -1,11 +1,11 @@
-"""A network with its batch norms folded gives the logits of the network."""
+"""A network with its batch norms and activations folded gives the logits of the network."""
 
 import pytest
 import torch
 from torch import nn
 
 from tasks.train.features import ends_in_head
-from tasks.train.fold import fold_batch_norm
+from tasks.train.fold import ActivatedConv2d, fold_batch_norm
 from tasks.train.model import Classifier, build_classifier
 
 
@@ -61,3 +61,74 @@ def test_a_network_without_batch_norms_stays_as_it_is(name: str) -> None:
     classifier = build_classifier(name, "none", num_classes=3, freeze_backbone=False)
     assert fold_batch_norm(classifier) is classifier
     assert not classifier.training
+
+
+def activated(network: nn.Module) -> list[ActivatedConv2d]:
+    """Return the convolutions that activate."""
+    return [module for module in network.modules() if isinstance(module, ActivatedConv2d)]
+
+
+@pytest.mark.parametrize(("name", "layers"), [("mobilenet_v2", 35), ("resnet18", 9), ("efficientnet_b0", 0)])
+@pytest.mark.parametrize(("precision", "rounding"), [(None, 1e-5), (torch.bfloat16, 2**-7)])
+def test_activations_in_convolutions_change_nothing_but_the_order_of_sums(
+    name: str, layers: int, precision: torch.dtype | None, rounding: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed at once they give what one after the other does; SiLU stays by itself."""
+    folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    folded.precision = precision
+    pictures = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
+    assert len(activated(folded)) == layers
+
+    with torch.inference_mode():
+        found = folded(pictures)
+        monkeypatch.setattr("tasks.train.fold.FUSED_TYPES", ())
+        expected = folded(pictures)
+
+    assert float((found - expected).norm() / expected.norm()) < rounding
+
+
+def test_fused_activations_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients on a CPU; with gradients one follows the other."""
+    folded = fold_batch_norm(trained("resnet18"))
+    pictures = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8)
+    calls: list[int] = []
+    for layer in activated(folded):
+        monkeypatch.setattr(layer.activation, "forward", lambda value: (calls.append(1), value.relu())[1])
+
+    with torch.no_grad():
+        folded(pictures)
+    alone = len(calls)
+    folded(pictures)
+
+    assert alone == 8  # Behind the sums of resnet's blocks, where no convolution is.
+    assert len(calls) - alone == alone + len(activated(folded))
+
+
+class Shared(nn.Module):
+    """A convolution whose outputs two take, one that is used twice, and a batch norm for all that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.relu, self.head = nn.ReLU(), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 2) of (B, 3, H, W)."""
+        outputs = self.norm(self.first(inputs))
+        outputs = self.relu(outputs) - outputs
+        outputs = self.relu(self.second(self.relu(self.second(outputs))))
+        logits: torch.Tensor = self.head(outputs.mean((2, 3)))
+        return logits
+
+
+def test_what_others_take_too_is_not_activated() -> None:
+    """Neither the outputs that are needed as they are, nor a convolution that stands in two places."""
+    torch.manual_seed(3)
+    network = Shared()
+    classifier = Classifier(network, network.head, freeze_backbone=False)
+    folded = fold_batch_norm(classifier)
+    pictures = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
+
+    assert activated(folded) == []
+    with torch.no_grad():
+        assert torch.allclose(folded(pictures), classifier.eval()(pictures), atol=1e-5)
