@@ -70,6 +70,8 @@ class FeatureSettings(BaseModel):
     transform: tuple[tuple[float, ...], ...]
     """Mean and standard deviation of the channels that the backbone's inputs were normalized with."""
     num_features: int
+    form: int = 1
+    """Number of the form in which the backbone computed: another one rounds otherwise."""
 
 
 class CacheManifest(BaseModel):

@@ -37,6 +37,9 @@ from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.train")
 
+FORM = 2
+"""Of the folded network: raised by whoever changes what `fold_batch_norm` computes. 2: activated convolutions."""
+
 BATCH = 64
 """Pictures a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
 
@@ -124,6 +127,7 @@ def materialize_features(
         device=device.type,
         transform=(IMAGENET_MEAN, IMAGENET_STD),
         num_features=seen[0].shape[1],
+        form=FORM,
     )
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

@@ -69,12 +69,12 @@ def activated(network: nn.Module) -> list[ActivatedConv2d]:
     return [module for module in network.modules() if isinstance(module, ActivatedConv2d)]
 
 
-@pytest.mark.parametrize(("name", "layers"), [("mobilenet_v2", 35), ("resnet18", 9), ("efficientnet_b0", 0)])
+@pytest.mark.parametrize(("name", "layers"), [("mobilenet_v2", 35), ("resnet18", 9), ("regnet_y_400mf", 49)])
 @pytest.mark.parametrize(("precision", "rounding"), [(None, 1e-5), (torch.bfloat16, 2**-7)])
 def test_activations_in_convolutions_change_nothing_but_the_order_of_sums(
     name: str, layers: int, precision: torch.dtype | None, rounding: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Computed at once they give what one after the other does; SiLU stays by itself."""
+    """Computed at once they give what one after the other does."""
     if precision is not None and not computes_bf16(torch.device("cpu")):
         pytest.skip("needs a CPU with instructions for bfloat16")
     folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
@@ -107,31 +107,65 @@ def test_fused_activations_are_not_computed_again(monkeypatch: pytest.MonkeyPatc
     assert len(calls) - alone == alone + len(activated(folded))
 
 
-class Shared(nn.Module):
-    """A convolution whose outputs two take, one that is used twice, and a batch norm for all that."""
+class Made(nn.Module):
+    """A network with a batch norm and a head, and what the test is about between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, between: nn.Module) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
-        self.relu, self.head = nn.ReLU(), nn.Linear(4, 2)
+        self.first, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.between, self.head = between, nn.Linear(4, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return logits (B, 2) of (B, 3, H, W)."""
-        outputs = self.norm(self.first(inputs))
-        outputs = self.relu(outputs) - outputs
-        outputs = self.relu(self.second(self.relu(self.second(outputs))))
-        logits: torch.Tensor = self.head(outputs.mean((2, 3)))
+        logits: torch.Tensor = self.head(self.between(self.norm(self.first(inputs))).mean((2, 3)))
         return logits
 
 
-def test_what_others_take_too_is_not_activated() -> None:
-    """Neither the outputs that are needed as they are, nor a convolution that stands in two places."""
+class TwoTake(nn.Module):
+    """The outputs before the activation are needed, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.relu = nn.Conv2d(4, 4, 1), nn.ReLU()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return (B, 4, H, W)."""
+        outputs = self.convolution(inputs)
+        activated: torch.Tensor = self.relu(input=outputs)
+        return activated - outputs
+
+
+def spoilt() -> nn.Sequential:
+    """Return a convolution that gives NaN, and what would bound it to 0."""
+    layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU6())
+    nn.init.constant_(layers.get_parameter("0.bias"), float("nan"))
+    return layers
+
+
+TWICE = nn.Conv2d(4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("between", "layers"),
+    [
+        (nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), 1),
+        (TwoTake(), 0),
+        (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.ReLU()), 0),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.ReLU()), 0),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU()), 0),
+        (spoilt(), 0),
+    ],
+    ids=["two activations", "two take it", "twice the same", "padding by name", "padded by pixels", "no number"],
+)
+def test_only_what_stays_the_same_is_activated(between: nn.Module, layers: int) -> None:
+    """NaN stays NaN, and the network may be folded again."""
     torch.manual_seed(3)
-    network = Shared()
+    network = Made(between)
     classifier = Classifier(network, network.head, freeze_backbone=False)
     folded = fold_batch_norm(classifier)
     pictures = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
 
-    assert activated(folded) == []
+    assert len(activated(folded)) == layers
+    assert layers == 0 or fold_batch_norm(folded) is folded
     with torch.no_grad():
-        assert torch.allclose(folded(pictures), classifier.eval()(pictures), atol=1e-5)
+        assert torch.allclose(folded(pictures), classifier.eval()(pictures), atol=1e-5, equal_nan=True)
