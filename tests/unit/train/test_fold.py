@@ -93,7 +93,7 @@ def test_activations_in_convolutions_change_nothing_but_the_order_of_sums(
 def test_fused_activations_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients on a CPU; with gradients one follows the other."""
     folded = fold_batch_norm(trained("resnet18"))
-    pictures = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8)
+    pictures = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
     calls: list[int] = []
     for layer in activated(folded):
         monkeypatch.setattr(layer.activation, "forward", lambda value: (calls.append(1), value.relu())[1])
