@@ -6,7 +6,7 @@ networks of torchvision have four to eleven such layers; they were half of a ste
 """
 
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -15,7 +15,13 @@ from torch.nn import functional
 LARGEST_FAST_KERNEL = 3
 """Side of the kernel up to which the gradient of its weights is computed in bfloat16."""
 
-_backward = torch.ops.aten.convolution_backward
+
+class _Geometry(NamedTuple):
+    """Of a convolution, in pixels: height, width."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
 
 
 class _Depthwise(torch.autograd.Function):
@@ -32,7 +38,7 @@ class _Depthwise(torch.autograd.Function):
         dilation: tuple[int, int],
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.geometry = stride, padding, dilation
+        ctx.geometry = _Geometry(stride, padding, dilation)
         return functional.conv2d(inputs, weight, bias, stride, padding, dilation, groups=len(weight))
 
     @staticmethod
@@ -40,26 +46,22 @@ class _Depthwise(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         grad_inputs, grad_weight, grad_bias = None, None, None
         if ctx.needs_input_grad[0]:
-            grad_inputs = _gradient_of_inputs(gradient, inputs, weight, *ctx.geometry)
+            grad_inputs = _gradient_of_inputs(gradient, inputs, weight, ctx.geometry)
         if ctx.needs_input_grad[1]:
-            grad_weight = _gradient_of_weight(gradient, inputs, weight, *ctx.geometry)
+            grad_weight = _gradient_of_weight(gradient, inputs, weight, ctx.geometry)
         if ctx.needs_input_grad[2]:
             grad_bias = gradient.sum((0, 2, 3), dtype=torch.float32).to(gradient.dtype)
         return grad_inputs, grad_weight, grad_bias, None, None, None
 
 
 def _gradient_of_inputs(
-    gradient: torch.Tensor,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, geometry: _Geometry
 ) -> torch.Tensor:
     """Return the gradient of the inputs, (B, C, H, W), from that of the outputs, (B, C, H', W').
 
     It is that of a convolution of stride 1, most of whose outputs nobody took.
     """
+    stride, padding, dilation = geometry
     if max(stride) > 1:
         kernel = weight.shape[2:]
         is_channels_last = inputs.is_contiguous(memory_format=torch.channels_last)
@@ -71,26 +73,31 @@ def _gradient_of_inputs(
         )
         spread.zero_()[:, :, :: stride[0], :: stride[1]] = gradient
         gradient = spread
-    return _backward(  # type: ignore[no-any-return]
-        gradient, inputs, weight, None, (1, 1), padding, dilation, False, (0, 0), len(weight), (True, False, False)
-    )[0]
+    of_inputs, _of_weight = _backward(gradient, inputs, weight, geometry._replace(stride=(1, 1)), (True, False))
+    return of_inputs
 
 
 def _gradient_of_weight(
-    gradient: torch.Tensor,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, geometry: _Geometry
 ) -> torch.Tensor:
     """Return the gradient of the weights, (C, 1, kh, kw), of a large kernel computed in float32."""
     dtype = torch.float32 if max(weight.shape[2:]) > LARGEST_FAST_KERNEL else weight.dtype
-    grad_weight: torch.Tensor = _backward(
-        *(value.to(dtype) for value in (gradient, inputs, weight)),
-        *(None, stride, padding, dilation, False, (0, 0), len(weight), (False, True, False)),
-    )[1]
-    return grad_weight.to(weight.dtype)
+    _of_inputs, of_weight = _backward(gradient.to(dtype), inputs.to(dtype), weight.to(dtype), geometry, (False, True))
+    return of_weight.to(weight.dtype)
+
+
+def _backward(
+    gradient: torch.Tensor,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: _Geometry,
+    wanted: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of the inputs and of the weights as torch computes them, of which one is wanted."""
+    of_inputs, of_weight, _of_bias = torch.ops.aten.convolution_backward(
+        gradient, inputs, weight, None, *geometry, False, (0, 0), len(weight), (*wanted, False)
+    )
+    return of_inputs, of_weight
 
 
 def _conv_forward(

@@ -13,15 +13,15 @@ import psutil
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config import DistributedConfig, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
 from tasks.distributed.rank import RankSpec
-from tasks.refs import CacheRef, RunRef
+from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tests.faults.disks import mounted_disk
 from tests.integration.hand_made import hand_made_cache
+from tests.integration.trainings import weights
 
 TRAIN = TrainConfig(
     model="shufflenet_v2_x0_5",
@@ -41,14 +41,6 @@ MOMENTS = 3
 def cache(pictures, storage: Storage) -> CacheRef:
     """Return a cache of 60 pictures."""
     return hand_made_cache(pictures(), f"{storage.cache}/by-hand")
-
-
-def weights_of(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights that the run logged."""
-    model = tracking.register_run(storage, run, f"model-{run.run_id}")
-    package = tracking.download_model(storage, model, folder / run.run_id)
-    loaded: dict[str, torch.Tensor] = torch.load(next(package.rglob("weights.pt")), weights_only=True)
-    return loaded
 
 
 def kill_after(seconds: float, draw: random.Random, done: threading.Event) -> threading.Thread:
@@ -86,7 +78,7 @@ def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache,
         killer.join()
     run = launch_ranks(spec)
 
-    ours, theirs = weights_of(run, storage, tmp_path), weights_of(undisturbed, other, tmp_path)
+    ours, theirs = weights(run, storage, tmp_path), weights(undisturbed, other, tmp_path)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(6))
@@ -106,7 +98,7 @@ def fill(filler: Path) -> None:
 def test_a_full_disk_at_a_checkpoint_ends_no_training_and_spoils_no_checkpoint(cache, storage, tmp_path):
     """It is told; killed then, the training goes on from the one before; with room again it ends as if nothing was."""
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights_of(train_model(TRAIN, cache, other), other, tmp_path)
+    undisturbed = weights(train_model(TRAIN, cache, other), other, tmp_path)
     with mounted_disk(tmp_path / "small", storage, 60_000) as disk:
         small = resolve_storage(
             StorageConfig(
@@ -134,5 +126,5 @@ def test_a_full_disk_at_a_checkpoint_ends_no_training_and_spoils_no_checkpoint(c
         epochs = []
         run = train_model(TRAIN, cache, small, on_epoch=lambda metrics: epochs.append(metrics.epoch))
         assert epochs[0] in (1, 2)
-        resumed = weights_of(run, small, tmp_path)
+        resumed = weights(run, small, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.etl.decode import (
-    decode_image,
-    decode_pixels,
-)
+from tasks.etl.decode import decode_image, decode_pixels
 from tests.unit.etl.picture_bytes import encoded, noise
 
 WHITE = (255, 255, 255)
