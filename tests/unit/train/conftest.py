@@ -6,6 +6,8 @@ import pytest
 import torch
 import torchvision
 
+from tasks.train.model import Classifier, build_classifier
+
 SMALL = "shufflenet_v2_x0_5"
 """The smallest of torchvision's classifiers; it has batch norm."""
 
@@ -17,3 +19,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "small.pt"
     torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
     return path
+
+
+@pytest.fixture
+def classifier(weights: Path) -> Classifier:
+    """A frozen classifier whose head prefers no class."""
+    torch.manual_seed(2)
+    return build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)

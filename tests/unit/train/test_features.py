@@ -13,8 +13,8 @@ from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_f
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
 from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
-from tasks.train.features import backbone_digest, ends_in_head, feature_loader, materialize_features
-from tasks.train.model import Classifier, build_classifier
+from tasks.train.features import FORM, feature_loader, materialize_features
+from tasks.train.model import Classifier
 from tasks.train.precision import computes_bf16
 from tasks.train.reduce import Reducer, SingleProcess
 from tests.thread_ranks import ThreadRanks
@@ -25,13 +25,6 @@ ROWS = 70
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
-
-@pytest.fixture
-def classifier(weights: Path) -> Classifier:
-    """A frozen classifier whose head prefers no class."""
-    torch.manual_seed(2)
-    return build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
 
 
 @pytest.fixture
@@ -114,9 +107,25 @@ def test_features_are_made_once_and_found_by_another_process(
     assert materialize(cache, classifier, tmp_path) == (url, features)
     assert runs == [1]  # To know how many features there are.
 
+    assert materialize(cache, classifier, tmp_path, torch.bfloat16)[0] != url
     with torch.no_grad():
         next(classifier.network.parameters()).mul_(1.5)
     assert materialize(cache, classifier, tmp_path)[0] != url
+
+
+def test_features_of_another_form_of_the_network_are_not_taken(
+    cache: CacheRef, classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What older code computed in another way stays where it is, and new features are made beside it."""
+    url, features = materialize(cache, classifier, tmp_path)
+    monkeypatch.setattr("tasks.train.features.FORM", FORM + 1)
+    other_url, other = materialize(cache, classifier, tmp_path)
+
+    assert other_url != url
+    assert other.features is not None
+    assert other.features.form == FORM + 1
+    monkeypatch.undo()
+    assert materialize(cache, classifier, tmp_path) == (url, features)
 
 
 def test_features_are_a_cache_like_any_other(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
@@ -194,47 +203,6 @@ def test_features_can_be_trained_on(cache: CacheRef, classifier: Classifier, tmp
     assert next(classifier.head.parameters()).grad is not None
     after = by_row(loader, 2, nn.Identity())
     assert all(torch.equal(before[row], after[row]) for row in before)
-
-
-def test_the_digest_of_a_backbone_is_of_architecture_and_weights(classifier: Classifier) -> None:
-    """The head is no part of it."""
-    before = backbone_digest(SMALL, classifier)
-    nn.init.normal_(classifier.head.weight)
-    assert backbone_digest(SMALL, classifier) == before
-    assert backbone_digest("other", classifier) != before
-    with torch.no_grad():
-        next(classifier.network.buffers()).add_(1.0)
-    assert backbone_digest(SMALL, classifier) != before
-
-
-def test_pooled_classifier_ends_in_its_head(classifier: Classifier) -> None:
-    """The logits of a network that ends in a linear layer are its output, so that features can stand for pictures."""
-    pictures = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
-
-    assert ends_in_head(classifier, pictures)
-    assert not classifier.head._forward_hooks
-    assert not classifier.head._forward_pre_hooks
-
-
-def test_squeezenet_does_not_end_in_its_head() -> None:
-    """Squeezenet applies ReLU and pooling to what its last layer gives: its features are not cached."""
-    squeezenet = build_classifier("squeezenet1_1", "none", num_classes=3, freeze_backbone=True)
-    pictures = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
-
-    assert not ends_in_head(squeezenet, pictures)
-    assert not squeezenet.head._forward_hooks
-
-
-def test_network_that_changes_its_head_s_output_does_not_end_in_it() -> None:
-    """A ReLU behind a linear layer makes other logits than the layer, whatever its shape."""
-    head = nn.Linear(12, 3)
-    pictures = torch.randint(0, 256, (8, 2, 2, 3), dtype=torch.uint8)
-
-    plain = Classifier(nn.Sequential(nn.Flatten(), head), head, freeze_backbone=True)
-    changing = Classifier(nn.Sequential(nn.Flatten(), head, nn.ReLU()), head, freeze_backbone=True)
-
-    assert ends_in_head(plain, pictures)
-    assert not ends_in_head(changing, pictures)
 
 
 def test_mistakes_are_the_same_rows_with_and_without_features(
