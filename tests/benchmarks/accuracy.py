@@ -95,7 +95,7 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, num_pairs: int, log:
             "time to the best accuracy, frozen mobilenet_v2",
             ours_seconds,
             "s",
-            "the recipe, step 1, two of its 60 epochs multiplied out",
+            "the recipe, step 1: its second epoch taken 60 times",
             step_1,
             step_1 / ours_seconds,
             None,

@@ -9,6 +9,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,15 +59,15 @@ def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
                 for name, found in said.items():
                     speeds[name].append(found)
             print(", ".join(f"{name} {found:.1f}" for name, found in said.items()), "images/s", flush=True)
-    rivals = [name for name in ("reference", "lightning") if name in speeds]
-    best = max(rivals, key=lambda name: statistics.median(speeds[name]))
-    best_same = max((f"{name}_same" for name in rivals), key=lambda name: statistics.median(speeds[name]))
-    titles = {"reference": "torchvision's reference loop", "lightning": "Lightning"}
-    return [
-        beside(speeds, "ours", best, f"{titles[best]}, as it comes", 1.5),
-        beside(speeds, "ours", best_same, f"{titles[best_same[:-5]]}, our precision and memory format", 1.1),
-        beside(speeds, "ours_fp32", best, f"ours in float32 beside {titles[best]}", None),
-    ]
+    figures = []
+    for name, title in (("reference", "torchvision's reference loop"), ("lightning", "Lightning")):
+        if name in speeds:
+            figures += [
+                beside(speeds, "ours", name, f"{title}, as it comes", 1.5),
+                beside(speeds, "ours", f"{name}_same", f"{title}, our precision and memory format", 1.1),
+                beside(speeds, "ours_fp32", name, f"ours in float32 beside {title}", None),
+            ]
+    return figures
 
 
 def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
@@ -84,18 +85,27 @@ def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goa
     )
 
 
-def loop_cost(num_rounds: int) -> Figure:
-    """Time our loop's step on pictures in memory against the bare one, in turns, in one process."""
+def full_network() -> torch.nn.Module:
+    """Return what a full fine-tuning trains."""
+    from tasks.train.model import build_classifier
+
+    return build_classifier("resnet18", "none", 10, freeze_backbone=False).to(memory_format=torch.channels_last)
+
+
+def head_alone() -> torch.nn.Module:
+    """Return what is trained on the features of mobilenet_v2."""
+    return torch.nn.Linear(1280, 10)
+
+
+def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable[[], torch.nn.Module]) -> Figure:
+    """Time steps of our loop on inputs (B, ...) in memory against bare ones, in turns, in one process."""
     from tasks.cache.loader import Batch
     from tasks.train.loop import train_one_epoch
-    from tasks.train.model import build_classifier
     from tasks.train.reduce import SingleProcess
 
-    steps, device = 10, torch.device("cpu")
-    torch.manual_seed(1)
-    images = torch.randint(0, 256, (16, 128, 128, 3), dtype=torch.uint8)
-    labels = torch.arange(16) % 10
-    batch = Batch(images, labels, labels.numpy())
+    device = torch.device("cpu")
+    labels = torch.arange(len(inputs)) % 10
+    batch = Batch(inputs, labels, labels.numpy())
 
     class Memory:
         num_steps = steps
@@ -108,7 +118,7 @@ def loop_cost(num_rounds: int) -> Figure:
 
     def make() -> tuple[Any, torch.optim.Optimizer]:
         torch.manual_seed(1)
-        model = build_classifier("resnet18", "none", 10, freeze_backbone=False).to(memory_format=torch.channels_last)
+        model = build()
         return model, torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     mine, bare = make(), make()
@@ -121,7 +131,7 @@ def loop_cost(num_rounds: int) -> Figure:
         model.train()
         for _ in range(steps):
             optimizer.zero_grad()
-            functional.cross_entropy(model(images), labels).backward()
+            functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
 
     seconds: list[tuple[float, float]] = []
@@ -131,19 +141,21 @@ def loop_cost(num_rounds: int) -> Figure:
         for run in (ours, theirs) if number % 2 else (theirs, ours):
             began = time.perf_counter()
             run()
-            took[run] = (time.perf_counter() - began) / steps * 1000
+            took[run] = (time.perf_counter() - began) * 1000
         if number:
             seconds.append((took[ours], took[theirs]))
     ratio = statistics.median(a / b for a, b in seconds)
+    # Of steps of a tenth of a millisecond the loop's part is large, and its sum small: no goal.
+    goal = 1.03 if build is full_network else None
     return Figure(
-        "a step of the loop, pictures in memory",
+        f"{steps} steps of the loop, " + ("pictures" if inputs.ndim == 4 else "features") + " in memory",
         statistics.median(a for a, _ in seconds),
         "ms",
         "bare forward, backward, step",
         statistics.median(b for _, b in seconds),
         ratio,
-        1.03,
-        ratio <= 1.03,
+        goal,
+        None if goal is None else ratio <= goal,
     )
 
 
@@ -196,7 +208,10 @@ def main() -> None:
     with TemporaryDirectory() as scratch, log_file("train").open("w") as log:
         train_data.write_noise(Path(scratch) / "noise", 1000)
         figures += compare_speeds(Path(scratch) / "noise", 2 if quick else 5, log)
-        figures.append(loop_cost(5 if quick else 30))
+        torch.manual_seed(1)
+        images = torch.randint(0, 256, (16, 128, 128, 3), dtype=torch.uint8)
+        figures.append(loop_cost(5 if quick else 30, 10, images, full_network))
+        figures.append(loop_cost(5 if quick else 30, 1000, torch.randn(32, 1280), head_alone))
         figures.append(time_outside(Path(scratch) / "noise", 60 if quick else 270))
     figures += gpu_figures()
     write_figures("train", figures, note="median of rounds in turns; " + ("quick" if quick else "in full"))

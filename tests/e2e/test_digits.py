@@ -46,8 +46,10 @@ def test_the_dag_runs_from_digits_to_predictions(demo):
     assert sum(summary["cache_rows"].values()) == 1797
     assert summary["single"]["val_accuracy"] >= 0.95
     assert summary["distributed"]["val_accuracy"] >= 0.95
-    # On the split that chose nothing, of the model that serves.
-    assert summary["test_accuracy"] >= 0.98
+    # Of each training by itself: the champion's would be that of the better one.
+    assert summary["single"]["test_accuracy"] >= 0.98
+    assert summary["distributed"]["test_accuracy"] >= 0.98
+    assert summary["test_accuracy"] in {summary[name]["test_accuracy"] for name in ("single", "distributed")}
     assert (summary["model"], summary["version"]) == ("lakevision", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
     assert summary["predict_images_per_second"] > 0

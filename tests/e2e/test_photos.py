@@ -33,6 +33,7 @@ def test_photos_reach_what_a_linear_probe_reaches_and_none_is_lost(test_data, tm
     assert summary.prediction_errors == 0
     assert summary.single.val_accuracy >= 0.95
     assert summary.distributed.val_accuracy >= 0.95
-    # Of the champion. Three seeds gave 0.966 to 0.968.
-    assert summary.test_accuracy >= 0.955
+    # Three seeds gave 0.966 to 0.968.
+    assert summary.single.test_accuracy >= 0.955
+    assert summary.distributed.test_accuracy >= 0.955
     assert "2 ranks train in place" in done.stdout + done.stderr
