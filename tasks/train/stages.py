@@ -187,7 +187,8 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
         batch_size=batch_size,
         base=stage.learning_rate,
         max_epochs=stage.max_epochs,
-        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history[progress.first_epoch :]],
+        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
+        first_epoch=progress.first_epoch,
     )
     settings = StepSettings(
         label_smoothing=train.label_smoothing,
