@@ -104,10 +104,10 @@ class TrainConfig(Settings):
     )
     seed: int = Field(1, ge=1, lt=2**32, description="Seed of weights, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for "
-        "pictures of 128 pixels or more",
+        "pictures of 128 pixels or more; tf32: fp32 with shorter factors, on GPUs",
     )
     compile: bool = Field(
         False, description="Compile the network (torch.compile): minutes at the start, faster steps; needs a compiler"
