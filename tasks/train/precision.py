@@ -174,8 +174,7 @@ def forward_bytes(model: nn.Module, example: torch.Tensor, num_pictures: int) ->
     """
     before, live = _buffers(model), _LiveBytes(model.state_dict().values())
     model.train()
-    # Uncompiled, also where an earlier stage compiled it: nobody waits for kernels of a sample, and these take no less.
-    with torch.compiler.set_stance("force_eager"), live:
+    with live:  # Within a mode torch runs what an earlier stage compiled as it is.
         _loss(model, example, num_pictures, torch.device("cpu"))
     _restore(model, before)
     return live.peak
