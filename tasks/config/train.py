@@ -78,9 +78,18 @@ class TrainConfig(Settings):
         32, description="Pictures a step on each rank; auto: the largest that fits the device's memory"
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="How the learning rate grows with the pictures a step beyond 32"
+        "none",
+        description="How the learning rate follows the pictures a step on a rank: 32 have train.learning_rate, more "
+        "have a higher one, fewer a lower one",
     )
-    warmup_epochs: float = Field(0.0, ge=0.0, description="Epochs over which the learning rate rises from its 32's")
+    warmup_epochs: float | None = Field(
+        None,
+        ge=0.0,
+        le=10_000.0,
+        description="Epochs over which the learning rate of each stage rises at first: to a scaled one from that of "
+        "32 pictures, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the stage, "
+        "else 0",
+    )
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
     max_seconds: int | None = Field(
         None, ge=1, description="Budget of training time, over all starts, in seconds; empty: no bound"
@@ -95,10 +104,10 @@ class TrainConfig(Settings):
     )
     seed: int = Field(1, ge=1, lt=2**32, description="Seed of weights, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for "
-        "pictures of 128 pixels or more",
+        "pictures of 128 pixels or more; tf32: fp32 with shorter factors, on GPUs",
     )
     compile: bool = Field(
         False, description="Compile the network (torch.compile): minutes at the start, faster steps; needs a compiler"
@@ -141,6 +150,15 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
                 "learning rate falls: make patience larger than plateau_epochs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_once(self) -> Self:
+        if self.schedule == "one_cycle" and self.warmup_epochs:
+            raise ValueError(
+                f"schedule is 'one_cycle', whose rise is a warm-up of its own, and warmup_epochs is "
+                f"{self.warmup_epochs:g}: leave warmup_epochs out, or choose another schedule"
             )
         return self
 

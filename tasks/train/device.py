@@ -1,6 +1,8 @@
 """What a training runs on: the device, and the optimizer in its fused form there."""
 
 import logging
+import platform
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -9,6 +11,9 @@ from tasks.config import TrainConfig
 from tasks.errors import WrongInput
 
 logger = logging.getLogger("lakevision.train")
+
+CPU_INFO = Path("/proc/cpuinfo")
+"""What Linux says of each core, a `model name` among it on x86 (proc_cpuinfo(5))."""
 
 
 def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
@@ -32,6 +37,18 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def processor_name(device: torch.device) -> str:
+    """Return the name of the GPU or CPU that computes: another one may round sums another way."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in said:
+        return platform.processor() or platform.machine()
+    # The name alone may be that of a virtual machine's maker: "AMD EPYC".
+    return f"{said['model name']} (family {said.get('cpu family')}, model {said.get('model')})"
 
 
 def make_deterministic(device: torch.device) -> None:

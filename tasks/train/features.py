@@ -123,7 +123,7 @@ def materialize_features(
     settings = FeatureSettings(
         source=source.digest,
         backbone=backbone_digest(name, classifier),
-        precision=precision_name(precision),
+        precision=precision_name(precision, device),
         device=device.type,
         transform=(IMAGENET_MEAN, IMAGENET_STD),
         num_features=seen[0].shape[1],

@@ -23,8 +23,9 @@ def decisive_settings(
     """Return what names a training, and what a checkpoint must have in common with it."""
     decisive: dict[str, Any] = {
         "cache": cache.digest,
-        # By content: another file at the same path is another training, and the same file elsewhere is the same.
-        "train": train.decisive() | {"weights": weights_digest(train.weights)},
+        # By content: another file at the same path, or other weights of torchvision, are another training; the same
+        # file elsewhere is the same.
+        "train": train.decisive() | {"weights": weights_digest(train.model, train.weights)},
         "ranks": None
         if distributed is None
         else distributed.model_dump(include={"num_ranks", "scale_learning_rate", "warmup_epochs"}),

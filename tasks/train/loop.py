@@ -27,7 +27,7 @@ from tasks.train.finite import (
 from tasks.train.pause import NoPauses
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
-from tasks.train.step import StepSettings, at_least_two, seed_step, step_seed, summed_loss
+from tasks.train.step import StepSettings, at_least_two, augmented, seed_step, step_seed, summed_loss
 
 logger = logging.getLogger("lakevision.train")
 
@@ -102,7 +102,8 @@ def train_one_epoch(
             running.waited += time.perf_counter() - waiting_since
             set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
             # Seeded anew each step, so that a training resumed here draws the same dropout as one never stopped.
-            seed_step(device, step_seed(settings.seed, epoch, step, reducer.rank))
+            seed = step_seed(settings.seed, epoch, step, reducer.rank)
+            seed_step(device, seed)
             optimizer.zero_grad()
             looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
             num_global_rows = loader.num_global_rows(step - first_step, start)
@@ -111,6 +112,8 @@ def train_one_epoch(
                 labels_B = batch.labels_B.to(device, non_blocking=True)
                 total = summed_loss(model, inputs, labels_B, settings, running)
                 if looked_at and not bool(total.isfinite()):
+                    torch.manual_seed(seed)  # The same augmentation and dropout again.
+                    inputs, _targets = augmented(inputs, labels_B, settings)
                     problem = describe_loss(model, at_least_two(inputs), float(total.detach()), epoch, step)
                     # An infinite loss may have finite gradients: so that every rank knows, in the same step.
                     total = total * math.nan

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 import torchvision
 from torch import nn
+from torchvision.models import WeightsEnum
 
 from tasks.errors import WrongInput
 from tasks.train.depthwise import speed_up_depthwise
@@ -115,10 +116,20 @@ def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
     return nn.Linear(old.in_features, num_classes)
 
 
-def weights_digest(weights: str) -> str:
-    """Return the sha256 of a state dict's file, or `weights` itself where it names no file."""
+def weights_digest(name: str, weights: str) -> str:
+    """Return what tells weights from others, whatever they are called here or by torchvision.
+
+    That is the sha256 of a state dict's file. Of DEFAULT it is the name of the file that torchvision downloads, in
+    which the beginning of its sha256 is: with another torchvision it may be another. What names no file is returned
+    as it is.
+
+    Raises:
+        WrongInput: DEFAULT of a model that torchvision does not know.
+    """
+    if weights == "DEFAULT":
+        return str(default_weights(name).url).rpartition("/")[2]
     path = Path(weights).expanduser()
-    if weights in ("none", "DEFAULT") or not path.is_file():
+    if weights == "none" or not path.is_file():
         return weights
     facts = path.stat()
     return _file_digest(path, facts.st_size, facts.st_mtime_ns)
@@ -131,6 +142,16 @@ def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def default_weights(name: str) -> WeightsEnum:
+    """Return torchvision's pretrained weights of an architecture, as this version of it has them.
+
+    Raises:
+        WrongInput: It knows no such classifier.
+    """
+    check_model_name(name)
+    return torchvision.models.get_model_weights(name)["DEFAULT"]
+
+
 def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     """Return the state dict that `weights` names, or None for 'none'.
 
@@ -141,7 +162,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
         return None
     if weights == "DEFAULT":
         try:
-            return dict(torchvision.models.get_model_weights(name)["DEFAULT"].get_state_dict(check_hash=True))
+            return dict(default_weights(name).get_state_dict(check_hash=True))
         except (OSError, RuntimeError) as error:  # A RuntimeError: what came has another digest.
             raise WrongInput(
                 f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "

@@ -186,7 +186,9 @@ def _training(facts: TrainingFacts) -> str:
     rows = [
         ["model", markdown_code(train.model)],
         ["weights it began with", markdown_code(train.weights)],
-        ["their sha256", markdown_code(facts.weights_digest)] if facts.weights_digest != train.weights else [],
+        ["their file" if train.weights == "DEFAULT" else "their sha256", markdown_code(facts.weights_digest)]
+        if facts.weights_digest != train.weights
+        else [],
         ["trained", trained],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
         ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],

@@ -39,6 +39,8 @@ class FirstTraining(Ref):
     content_digest: str
     weights_digest: str
     device: str
+    processor: str | None = None
+    """Name of the CPU or GPU that computed; None of runs that did not log it."""
     precision: str
     num_threads: int | None = None
     """That it computed with on each rank; None of runs that did not log it."""
@@ -87,6 +89,7 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
         content_digest=data["content_digest"],
         weights_digest=config["weights_digest"],
         device=config["device"],
+        processor=config.get("processor"),
         precision=config["precision"],
         num_threads=config.get("num_threads"),
         batch_sizes=logged.batch_sizes,
@@ -126,7 +129,7 @@ def differences_now(first: FirstTraining) -> list[str]:
     commit = tracking.code_commit()
     if commit != first.code_version:
         found.append(f"the code was {first.code_version} and is {commit}")
-    digest = weights_digest(first.train.weights)
+    digest = weights_digest(first.train.model, first.train.weights)
     if digest != first.weights_digest:
         found.append(f"train.weights '{first.train.weights}' were {first.weights_digest} and are {digest}")
     found += [f"train.{name} was no setting then, and has its default" for name in first.unknown_then]
@@ -137,6 +140,7 @@ def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
     """Return what both trainings found for themselves and what is not alike; a sentence each."""
     before, now = (
         {"device": run.device, "precision": run.precision}
+        | ({} if first.processor is None else {"processor": str(run.processor)})
         | ({} if first.num_threads is None else {"number of threads": str(run.num_threads)})
         | {f"batch size of stage {stage}": size for stage, size in run.batch_sizes.items()}
         for run in (first, second)

@@ -11,6 +11,7 @@ from tasks.predict.model import save_classifier
 from tasks.schema import TRAIN
 from tasks.storage import Storage
 from tasks.tracking import TrackedRun
+from tasks.train.device import processor_name
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.model import weights_digest
 from tasks.train.model_card import TrainingFacts
@@ -40,10 +41,11 @@ def run_config(setting: Setting) -> dict[str, Any]:
             "content_digest": manifest.content_digest,
             "rows": {split: part.rows for split, part in manifest.splits.items()},
         },
-        "weights_digest": weights_digest(setting.train.weights),
+        "weights_digest": weights_digest(setting.train.model, setting.train.weights),
         "num_ranks": setting.reducer.num_ranks,
         "device": str(setting.device),
-        "precision": precision_name(setting.precision),
+        "processor": processor_name(setting.device),
+        "precision": precision_name(setting.precision, setting.device),
         "num_threads": torch.get_num_threads(),
     }
 
@@ -74,7 +76,7 @@ def log_results(
         distributed=setting.distributed,
         cache=setting.cache,
         manifest=manifest,
-        weights_digest=weights_digest(setting.train.weights),
+        weights_digest=weights_digest(setting.train.model, setting.train.weights),
         num_ranks=setting.reducer.num_ranks,
         device=str(setting.device),
         history=progress.history,

@@ -11,15 +11,15 @@ from tasks.train.early_stopping import EarlyStopping
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A warm-up from `base` to `peak` in a straight line, then the schedule over the steps that are left.
+    """A warm-up from `start` to `peak` in a straight line, then the schedule over the steps that are left.
 
     Gradual warm-up after Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2; cosine after Loshchilov and
     Hutter, "SGDR" (2017), equation 5, without restarts. One cycle after Smith and Topin, "Super-Convergence" (2018),
     with the shares and factors of torch's OneCycleLR; its rise is its warm-up, so it has no other.
     """
 
-    base: float
-    """Learning rate of one rank."""
+    start: float
+    """Learning rate of the first step of the warm-up."""
     peak: float
     """Learning rate after the warm-up."""
     warmup_steps: int
@@ -32,7 +32,7 @@ class LearningRate:
         if self.schedule == "one_cycle":
             return self._one_cycle(step)
         if step < self.warmup_steps:
-            return self.base + (self.peak - self.base) * step / self.warmup_steps
+            return self.start + (self.peak - self.start) * step / self.warmup_steps
         if self.schedule == "constant":
             return self.peak
         left = max(1, self.total_steps - self.warmup_steps)
@@ -57,8 +57,20 @@ PLATEAU_FACTOR = 0.1
 REFERENCE_BATCH = 32
 """Pictures a step for which `train.learning_rate` is meant where it is scaled."""
 
+SCALED_WARMUP_EPOCHS = 5.0
+"""Epochs of the warm-up to a rate that the batch scales up, where nobody chose: those of Goyal et al., of their 90."""
 
-def count_plateaus(values: Sequence[float], epochs: int, higher_is_better: bool, min_delta: float = 0.0) -> int:
+SCALED_WARMUP_SHARE = 0.25
+"""What that warm-up has of a stage at most, so that the schedule has the rest."""
+
+WARMUP_START = 0.01
+"""Where a warm-up to a rate that is not scaled up begins, as a share of it: that of torchvision's references
+(`lr_warmup_decay` of references/classification/train.py)."""
+
+
+def count_plateaus(
+    values: Sequence[float], epochs: int, higher_is_better: bool, min_delta: float = 0.0, first_epoch: int = 0
+) -> int:
     """Return how often a metric went `epochs` epochs without an improvement, counted anew each time.
 
     Args:
@@ -66,11 +78,12 @@ def count_plateaus(values: Sequence[float], epochs: int, higher_is_better: bool,
         epochs: Epochs without improvement that make a plateau.
         higher_is_better: True for an accuracy, False for a loss.
         min_delta: The least change that counts as improvement.
+        first_epoch: First epoch that counts. Those before it are what is to be improved on, as early stopping has it.
     """
     watch = EarlyStopping(patience=epochs, min_delta=min_delta, higher_is_better=higher_is_better)
     waited = plateaus = 0
     for epoch, value in enumerate(values):
-        if watch.update(epoch, value):
+        if watch.update(epoch, value) or epoch < first_epoch:
             waited = 0
             continue
         waited += 1
@@ -94,8 +107,12 @@ def learning_rate(
     base: float | None = None,
     max_epochs: int | None = None,
     history: Callable[[], Sequence[float]] = tuple,
+    first_epoch: int = 0,
 ) -> Callable[[int], float]:
     """Return the learning rate of a stage by its steps: scaled by batch size and ranks, after a warm-up.
+
+    To a rate that is scaled up the warm-up begins with that of REFERENCE_BATCH pictures on one rank (Goyal et al.
+    2017, arXiv:1706.02677, section 2.2), to any other with WARMUP_START of it.
 
     Args:
         train: Names schedule and scaling.
@@ -104,19 +121,23 @@ def learning_rate(
         batch_size: Pictures a step on each rank.
         base: Learning rate of the stage; None: `train.learning_rate`.
         max_epochs: Epochs of the stage; None: `train.max_epochs`.
-        history: Returns the monitored metric of the stage's epochs so far.
+        history: Returns the monitored metric of all epochs so far, those of earlier stages among them.
+        first_epoch: The stage's first epoch, by its number over all stages.
     """
     base = train.learning_rate if base is None else base
-    peak = scaled(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
-    warmup_epochs = train.warmup_epochs
+    by_batch = peak = scaled(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
+    epochs, warmup_epochs = max_epochs or train.max_epochs, train.warmup_epochs
+    if warmup_epochs is None:
+        warmup_epochs = min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * epochs) if by_batch > base else 0.0
     if distributed is not None:
-        peak = scaled(peak, distributed.scale_learning_rate, float(distributed.num_ranks))
-        warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
+        peak = scaled(by_batch, distributed.scale_learning_rate, float(distributed.num_ranks))
+        if peak > max(base, by_batch):  # One rank, and a rate that ranks do not raise, have nothing to rise to.
+            warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
     rate = LearningRate(
-        base=base,
+        start=base if peak > base else WARMUP_START * peak,
         peak=peak,
         warmup_steps=round(warmup_epochs * steps_an_epoch),
-        total_steps=(max_epochs or train.max_epochs) * steps_an_epoch,
+        total_steps=epochs * steps_an_epoch,
         schedule="constant" if train.schedule == "plateau" else train.schedule,
     )
     if train.schedule != "plateau":
@@ -125,7 +146,7 @@ def learning_rate(
     def on_plateaus(step: int) -> float:
         # A function of the metrics alone: a training resumed here falls as one never stopped.
         higher_is_better = train.monitor != "val_loss"
-        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta)
+        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_epoch)
         return rate(step) * PLATEAU_FACTOR**plateaus
 
     return on_plateaus

@@ -137,18 +137,25 @@ class Setting:
         weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
         return (weights * (counts > 0)).float().to(self.device)
 
-    def batch_size(self) -> int:
-        """Return the pictures a step on each rank, the same on all of them."""
+    def batch_size(self, model: nn.Module) -> int:
+        """Return the pictures a step of the model on each rank, the same on all of them."""
         if self.train.batch_size != "auto":
             return self.train.batch_size
         size = largest_batch(
-            self.classifier,
-            self.manifest.image_size,
+            model,
+            self._example(model),
             self.manifest.splits[TRAIN].rows,
             self.reducer.num_ranks,
             self.device,
         )
         return int(self.reducer.broadcast(size))
+
+    def _example(self, model: nn.Module) -> torch.Tensor:
+        """Return what the model takes of one picture: its pixels, or its features."""
+        if isinstance(model, Classifier):
+            return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
+        assert isinstance(model, nn.Linear), "features are what a linear head takes"
+        return torch.zeros(model.in_features)
 
 
 @dataclass(frozen=True)
@@ -169,14 +176,15 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
     if stage.unfreeze_from is not None:
         classifier.unfreeze_from(stage.unfreeze_from)
     classifier.precision = setting.precision
+    takes_features = _takes_features(setting, stage)
+    model = classifier.head if takes_features else classifier
     # The one that was chosen once: by another process it would be by another free memory, and the order another.
-    batch_size = progress.batch_size = progress.batch_size or setting.batch_size()
-    model: nn.Module
+    batch_size = progress.batch_size = progress.batch_size or setting.batch_size(model)
     loaders: dict[str, Loader]
-    if _takes_features(setting, stage):
-        model, loaders = classifier.head, _feature_loaders(setting, batch_size)
+    if takes_features:
+        loaders = _feature_loaders(setting, batch_size)
     else:
-        model, loaders = classifier, {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
+        loaders = {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
             classifier.network.compile()
     steps = loaders[TRAIN].num_steps
@@ -187,7 +195,8 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
         batch_size=batch_size,
         base=stage.learning_rate,
         max_epochs=stage.max_epochs,
-        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history[progress.first_epoch :]],
+        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
+        first_epoch=progress.first_epoch,
     )
     settings = StepSettings(
         label_smoothing=train.label_smoothing,

@@ -51,13 +51,18 @@ def seed_step(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def augmented(
+    inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs that a step trains on, and its targets: labels (B,), or probabilities of the classes (B, K)."""
+    return (inputs, labels_B) if settings.augment is None else settings.augment(inputs, labels_B)
+
+
 def summed_loss(
     model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
 ) -> torch.Tensor:
     """Return the summed loss of a batch, (), and count what it was."""
-    targets = labels_B
-    if settings.augment is not None:
-        inputs, targets = settings.augment(inputs, labels_B)
+    inputs, targets = augmented(inputs, labels_B, settings)
     logits_BK = model(at_least_two(inputs))[: len(inputs)]
     losses_B = functional.cross_entropy(
         logits_BK,

@@ -87,7 +87,7 @@ class Training:
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
         computed_before = self.progress.computed_on
-        self.progress.computed_on = f"{setting.device.type} in {precision_name(setting.precision)}"
+        self.progress.computed_on = f"{setting.device.type} in {precision_name(setting.precision, setting.device)}"
         if self._reducer.rank != 0:
             self._run_stages(setting, checkpoint)
             self._test(setting)

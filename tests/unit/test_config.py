@@ -96,6 +96,8 @@ def test_settings_do_not_change_after_they_were_checked() -> None:
         (TrainConfig, {"learning_rate": float("nan")}),
         (TrainConfig, {"batch_size": 0}),
         (TrainConfig, {"max_epochs": 0}),
+        (TrainConfig, {"warmup_epochs": -0.5}),
+        (TrainConfig, {"warmup_epochs": float("inf")}),
         (TrainConfig, {"patience": 0}),
         (TrainConfig, {"monitor": "train_loss"}),
         (TrainConfig, {"device": "tpu"}),
@@ -131,6 +133,18 @@ def test_frozen_backbone_without_weights_is_refused() -> None:
 
     assert TrainConfig(weights="none", freeze_backbone=False).weights == "none"
     assert TrainConfig(weights="/x.pt").freeze_backbone
+
+
+def test_a_warmup_before_one_cycle_is_refused() -> None:
+    """It begins with one; other schedules take it, and none at all is said in two ways."""
+    with pytest.raises(
+        ValidationError, match="schedule is 'one_cycle', .* and warmup_epochs is 2: leave warmup_epochs out, or choose"
+    ):
+        TrainConfig(schedule="one_cycle", warmup_epochs=2.0)
+
+    assert TrainConfig(schedule="one_cycle").warmup_epochs is None
+    assert TrainConfig(schedule="one_cycle", warmup_epochs=0.0).warmup_epochs == 0.0
+    assert TrainConfig(schedule="cosine", warmup_epochs=2.0).warmup_epochs == 2.0
 
 
 def test_storage_takes_urls() -> None:

@@ -10,6 +10,7 @@ from tasks.refs import CacheRef
 from tasks.train.calibration import Calibration
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.mistakes import Mistake
+from tasks.train.model import weights_digest
 from tasks.train.model_card import TrainingFacts
 from tasks.train.progress import EpochMetrics
 
@@ -50,7 +51,7 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "distributed": None,
         "cache": cache,
         "manifest": open_cache(cache),
-        "weights_digest": "DEFAULT",
+        "weights_digest": weights_digest(TrainConfig().model, "DEFAULT"),
         "num_ranks": 1,
         "device": "cpu",
         "history": history_of(3),

@@ -1,11 +1,13 @@
 """What a training asks of its device."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tasks.train.device import make_deterministic
+from tasks.train import device
+from tasks.train.device import make_deterministic, processor_name
 
 
 @pytest.fixture
@@ -45,3 +47,20 @@ def test_a_cpu_is_asked_for_nothing(asked: dict[str, Any]) -> None:
     make_deterministic(torch.device("cpu"))
 
     assert asked == {}
+
+
+def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the numbers of its model, since virtual machines call many alike; where no name is told, by its kind."""
+    cpu = torch.device("cpu")
+    assert processor_name(cpu) == processor_name(cpu) != ""
+
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(device, "CPU_INFO", info)
+    core = "processor\t: {}\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\n"
+    info.write_text(core.format(0) + core.format(1))
+    assert processor_name(cpu) == "AMD EPYC (family 25, model 17)"
+
+    info.write_text("processor\t: 0\nBogoMIPS\t: 243.75\nCPU implementer\t: 0x41\n")
+    by_kind = processor_name(cpu)
+    info.unlink()
+    assert processor_name(cpu) == by_kind != ""

@@ -10,6 +10,7 @@ from tasks.train import loop
 from tasks.train.finite import Diverged
 from tasks.train.loop import train_one_epoch
 from tasks.train.reduce import SingleProcess
+from tasks.train.step import StepSettings
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 from tests.unit.train.tiny_training import (
     CPU,
@@ -80,6 +81,31 @@ def test_gradients_that_are_no_numbers_end_the_step_before_it_is_taken() -> None
 
     assert diverged.value.rows == [0, 1, 2, 3, 4, 5]
     assert bool(model.scale.isfinite().all())
+
+
+def test_the_layer_is_looked_for_on_what_the_augmentation_made_of_the_batch() -> None:
+    """The same changes are drawn again, not none and not others, of which the layer may make numbers."""
+
+    class Root(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.sqrt()
+
+    def negate_half(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (-inputs if float(torch.rand(())) < 0.5 else inputs), labels
+
+    inputs, labels = separable(6)
+    loader = TensorLoader(inputs.abs(), labels, [range(6)])
+    said = []
+    for seed in range(20):
+        model = nn.Sequential(Root(), linear())
+        optimizer, settings = torch.optim.SGD(model.parameters(), lr=0.0), StepSettings(augment=negate_half, seed=seed)
+        try:
+            train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess(), settings)
+        except Diverged as diverged:
+            said.append(str(diverged))
+
+    assert 0 < len(said) < 20
+    assert all("comes from the layer '0' (its weights are numbers)" in one for one in said), said
 
 
 def test_divergence_on_one_rank_ends_all() -> None:

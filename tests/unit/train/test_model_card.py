@@ -100,6 +100,16 @@ def test_data_and_run_can_be_found_again(cache: CacheRef) -> None:
     assert "not known" in model_card(facts, COUNTS, "run", None)
 
 
+@pytest.mark.parametrize(
+    ("weights", "digest", "row"),
+    [("DEFAULT", "mobilenet_v2-7ebf99e0.pth", "their file"), ("/a/b.pth", "d" * 64, "their sha256")],
+)
+def test_weights_are_told_by_what_is_in_them(cache: CacheRef, weights: str, digest: str, row: str) -> None:
+    """A name may stand for other ones one day."""
+    card = card_of(facts_of(cache, train=TrainConfig(weights=weights), weights_digest=digest))
+    assert rows_of(card, row) == [row, f"`{digest}`"]
+
+
 def test_settings_are_shown_where_they_are_not_the_defaults(cache: CacheRef) -> None:
     """With the default beside them."""
     card = card_of(facts_of(cache, train=TrainConfig(learning_rate=0.5)))

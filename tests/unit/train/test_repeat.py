@@ -55,7 +55,8 @@ def test_what_is_different_is_named() -> None:
     before = first(
         versions=versions | {"torch": "1.0", "gone": "2.0"},
         code_version="abc",
-        weights_digest="123",
+        train=TrainConfig(),
+        weights_digest="mobilenet_v2-b0353104.pth",  # Of an older torchvision.
         unknown_then=["label_smoothing"],
     )
 
@@ -63,22 +64,26 @@ def test_what_is_different_is_named() -> None:
         "gone was 2.0 and is not there",
         f"torch was 1.0 and is {versions['torch']}",
         f"the code was abc and is {tracking.code_commit()}",
-        "train.weights 'none' were 123 and are none",
+        "train.weights 'DEFAULT' were mobilenet_v2-b0353104.pth and are mobilenet_v2-7ebf99e0.pth",
         "train.label_smoothing was no setting then, and has its default",
     ]
 
 
 def test_what_a_training_finds_for_itself_is_compared() -> None:
-    """Device, number format, and the batch sizes that it chose."""
-    before = first(batch_sizes={"0": "64"})
+    """Device, processor, number format, and the batch sizes that it chose."""
+    before = first(batch_sizes={"0": "64"}, processor="EPYC")
 
     assert differences_of(before, before) == []
-    assert differences_of(before, first(device="cuda:0", precision="bfloat16", batch_sizes={"0": "32", "1": "16"})) == [
+    now = first(device="cuda:0", processor="H200", precision="bfloat16", batch_sizes={"0": "32", "1": "16"})
+    assert differences_of(before, now) == [
         "the batch size of stage 0 was 64 and is 32",
         "the batch size of stage 1 was not chosen and is 16",
         "the device was cpu and is cuda:0",
         "the precision was float32 and is bfloat16",
+        "the processor was EPYC and is H200",
     ]
+    # A run of an older version did not say what it computed on.
+    assert differences_of(first(), first(processor="H200")) == []
 
 
 def test_other_data_is_refused_and_other_pixels_are_named(make_cache: Callable[..., CacheRef]) -> None:

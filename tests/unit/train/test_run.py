@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchvision.models import MobileNet_V2_Weights
 
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput
@@ -48,6 +49,15 @@ def test_weights_count_by_their_content_and_not_by_their_path(tmp_path: Path) ->
     assert run_key(TrainConfig(weights=str(second)), CACHE, None) == key
     first.write_bytes(b"new")
     assert run_key(TrainConfig(weights=str(first)), CACHE, None) != key
+
+
+def test_other_default_weights_are_another_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another torchvision the same word may stand for them."""
+    train = TrainConfig(model="mobilenet_v2", weights="DEFAULT")
+    key = run_key(train, CACHE, None)
+
+    monkeypatch.setattr("tasks.train.model.default_weights", lambda name: MobileNet_V2_Weights.IMAGENET1K_V1)
+    assert run_key(train, CACHE, None) != key
 
 
 def test_a_longer_timeout_is_the_same_training() -> None:

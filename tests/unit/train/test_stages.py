@@ -1,29 +1,25 @@
 """What a stage of a training is made of: its model, its batches, its optimizer, and what is refused before it."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tasks.cache.manifest import open_cache
-from tasks.config import AugmentationConfig, CacheConfig, FineTuneStage, TrainConfig
+from tasks.config import AugmentationConfig, FineTuneStage
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
-from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import train_one_epoch
-from tasks.train.model import build_classifier
-from tasks.train.progress import Progress
 from tasks.train.reduce import SingleProcess
-from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
-from tests.caches import write_cache
+from tasks.train.stages import prepare_stage, stages_of
+from tasks.train.step import StepSettings
+from tests.unit.train.finished import history_of
+from tests.unit.train.one_stage import begun, labelled_cache, prepare, setting_of
+from tests.unit.train.tiny_training import CPU
 
-CPU = torch.device("cpu")
-SMALL = "shufflenet_v2_x0_5"
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 
 # petastorm leaves its Parquet files to the reference count to close.
@@ -34,43 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
     """A cache of noise of 32x32 pixels, each class alike."""
     return make_cache(ROWS, image_size=32)
-
-
-def setting_of(cache: CacheRef, **settings: object) -> Setting:
-    """Return what a training of one process has before its first stage; its features lie beside the cache."""
-    train = TrainConfig.model_validate({"model": SMALL, "batch_size": 6, "precision": "fp32"} | settings)
-    manifest = open_cache(cache)
-    torch.manual_seed(2)
-    # Weights drawn at random stand for pretrained ones.
-    classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
-    folder = str(Path(cache.url).parent / "features")
-    return Setting(train, None, cache, manifest, folder, classifier, CPU, SingleProcess())
-
-
-def new_progress(**where: int) -> Progress:
-    """Return where a training begins."""
-    return Progress(EarlyStopping(patience=2, min_delta=0.0, higher_is_better=True), **where)
-
-
-def prepare(setting: Setting, number: int = 0, **where: int) -> Trainable:
-    """Make a stage ready."""
-    return prepare_stage(setting, stages_of(setting.train)[number], new_progress(**where))
-
-
-def labelled_cache(folder: Path, **labels: list[int]) -> CacheRef:
-    """Write a cache of noise with these labels of three classes in each split."""
-    return write_cache(
-        str(folder),
-        {split: len(of_split) for split, of_split in labels.items()},
-        lambda split, row: (
-            np.random.default_rng(row).integers(0, 256, (32, 32, 3), dtype=np.uint8),
-            labels[split][row],
-        ),
-        ("ant", "bee", "cat"),
-        CacheConfig(image_size=32),
-        rows_per_group=3,
-        groups_per_file=2,
-    )
 
 
 def test_a_batch_larger_than_the_split_is_refused_with_what_is_possible(cache: CacheRef) -> None:
@@ -231,7 +190,7 @@ def test_the_optimizer_is_fused_and_has_what_learns(cache: CacheRef, name: str, 
 
 def test_a_batch_size_is_chosen_once(cache: CacheRef) -> None:
     """It is in the progress, so in the checkpoint: a process with more memory goes on with the same steps."""
-    progress = new_progress()
+    progress = begun()
     setting = setting_of(cache, batch_size="auto")
     made = prepare_stage(setting, stages_of(setting.train)[0], progress)
     # The largest power of two of which 20 steps make an epoch of 45 pictures.
@@ -242,3 +201,44 @@ def test_a_batch_size_is_chosen_once(cache: CacheRef) -> None:
     resumed = prepare_stage(setting, stages_of(setting.train)[0], progress)
     assert progress.batch_size == 5
     assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
+
+
+def test_all_that_is_chosen_of_a_step_reaches_it(tmp_path: Path) -> None:
+    """No setting of a step is left at what it is where nobody asks for it."""
+    cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
+    chosen = prepare(
+        setting_of(
+            cache,
+            label_smoothing=0.125,
+            max_gradient_norm=0.5,
+            class_weights="balanced",
+            augmentation=AugmentationConfig(flip=True),
+            seed=7,
+        )
+    ).settings
+
+    assert chosen.class_weights_K is not None
+    assert chosen.augment is not None
+    assert (chosen.label_smoothing, chosen.max_gradient_norm, chosen.seed) == (0.125, 0.5, 7)
+    assert chosen.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
+    # Also a setting that is added one day.
+    for field in fields(StepSettings):
+        assert getattr(chosen, field.name) is not field.default, field.name
+
+
+def test_a_later_stage_waits_on_a_plateau_for_what_earlier_ones_reached(cache: CacheRef) -> None:
+    """As early stopping does: the rate falls before patience is used up, and counts from the stage's first epoch."""
+    stage = FineTuneStage(unfreeze_from="conv5", learning_rate=0.01, max_epochs=5)
+    setting = setting_of(cache, fine_tune=[stage], schedule="plateau", plateau_epochs=2, patience=3)
+    reached = [0.9, 0.8, 0.5, 0.6, 0.95]
+    history = [
+        replace(metrics, val_accuracy=accuracy) for metrics, accuracy in zip(history_of(5), reached, strict=True)
+    ]
+
+    rates = []
+    for seen in range(2, 6):
+        made = prepare(setting, 1, first_epoch=2, history=history[:seen])
+        rates.append(made.learning_rate(seen * made.loaders[TRAIN].num_steps))
+
+    # Two epochs of the stage below 0.9, the best of the stage before; then one above it.
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])

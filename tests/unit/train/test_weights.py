@@ -1,5 +1,6 @@
 """Weights of a network: loaded from a file, drawn from the seed, or refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
@@ -7,9 +8,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 import torch
+import torchvision
 
 from tasks.errors import WrongInput
-from tasks.train.model import IMAGENET_CLASSES, build_classifier, load_weights
+from tasks.train.model import IMAGENET_CLASSES, build_classifier, load_weights, weights_digest
 from tests.unit.train.conftest import SMALL
 
 
@@ -111,3 +113,16 @@ def test_no_weights_are_drawn_from_the_seed() -> None:
 
     assert load_weights(SMALL, "none") is None
     assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+
+
+def test_default_weights_are_told_by_their_file() -> None:
+    """In its name is the beginning of the sha256 that its content must have, for every classifier there is."""
+    assert weights_digest("mobilenet_v2", "DEFAULT") == "mobilenet_v2-7ebf99e0.pth"
+    for name in torchvision.models.list_models(module=torchvision.models):
+        assert re.fullmatch(r"[\w.-]+-[0-9a-f]{8,}\.pth", weights_digest(name, "DEFAULT")), name
+
+
+def test_default_weights_of_no_model_are_refused() -> None:
+    """Where a training is named, which is before its network is built."""
+    with pytest.raises(WrongInput, match="train.model is 'resnet19', which is no torchvision classifier"):
+        weights_digest("resnet19", "DEFAULT")

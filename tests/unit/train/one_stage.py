@@ -1,0 +1,56 @@
+"""Stages of a training of a small network, made ready as a training of one process makes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.cache.manifest import open_cache
+from tasks.config import CacheConfig, TrainConfig
+from tasks.refs import CacheRef
+from tasks.train.early_stopping import EarlyStopping
+from tasks.train.model import build_classifier
+from tasks.train.progress import Progress
+from tasks.train.reduce import SingleProcess
+from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
+from tests.caches import write_cache
+from tests.unit.train.conftest import SMALL
+from tests.unit.train.tiny_training import CPU
+
+
+def setting_of(cache: CacheRef, **settings: object) -> Setting:
+    """Return what a training of one process has before its first stage; its features lie beside the cache."""
+    train = TrainConfig.model_validate({"model": SMALL, "batch_size": 6, "precision": "fp32"} | settings)
+    manifest = open_cache(cache)
+    torch.manual_seed(2)
+    # Weights drawn at random stand for pretrained ones.
+    classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
+    folder = str(Path(cache.url).parent / "features")
+    return Setting(train, None, cache, manifest, folder, classifier, CPU, SingleProcess())
+
+
+def begun(**where: Any) -> Progress:
+    """Return where a training begins, or what else is said."""
+    return Progress(EarlyStopping(patience=2, min_delta=0.0, higher_is_better=True), **where)
+
+
+def prepare(setting: Setting, number: int = 0, **where: Any) -> Trainable:
+    """Make a stage ready."""
+    return prepare_stage(setting, stages_of(setting.train)[number], begun(**where))
+
+
+def labelled_cache(folder: Path, **labels: list[int]) -> CacheRef:
+    """Write a cache of noise with these labels of three classes in each split."""
+    return write_cache(
+        str(folder),
+        {split: len(of_split) for split, of_split in labels.items()},
+        lambda split, row: (
+            np.random.default_rng(row).integers(0, 256, (32, 32, 3), dtype=np.uint8),
+            labels[split][row],
+        ),
+        ("ant", "bee", "cat"),
+        CacheConfig(image_size=32),
+        rows_per_group=3,
+        groups_per_file=2,
+    )

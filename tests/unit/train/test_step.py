@@ -1,0 +1,94 @@
+"""What a step computes: its loss against a formula, on what an augmentation made of its pictures and labels."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tasks.config import AugmentationConfig
+from tasks.train.augment import make_augment
+from tasks.train.loop import train_one_epoch
+from tasks.train.reduce import SingleProcess
+from tasks.train.step import StepSettings, step_seed
+from tests.unit.train.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
+
+SIDE, EPOCH, RATE = 16, 2, 0.05
+STEPS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]
+"""Rows of an epoch; the last step has a lone picture, which is blended with none."""
+
+
+class Pixels(nn.Linear):
+    """Logits that are linear in the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(SIDE * SIDE * 3, NUM_CLASSES)
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return logits of pictures, uint8 or float32 of 0 to 255."""
+        return super().forward(images_BHWC.float().flatten(1) / 255)
+
+
+def loss_by_formula(
+    logits_BK: torch.Tensor, targets: torch.Tensor, weights_K: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """Return the sum over pictures of -sum_k w_k q_k log p_k, where q shares `smoothing` out to all classes alike."""
+    shares_BK = targets if targets.ndim == 2 else functional.one_hot(targets, NUM_CLASSES)
+    wanted_BK = (1 - smoothing) * shares_BK + smoothing / NUM_CLASSES
+    log_p_BK = logits_BK - logits_BK.exp().sum(dim=1, keepdim=True).log()
+    return -(weights_K * wanted_BK * log_p_BK).sum()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flip": True},
+        {"resized_crop": 0.3},
+        {"rand_augment": 2},
+        {"mixup": 0.4},
+        {"cutmix": 1.0},
+        {"flip": True, "resized_crop": 0.5, "rand_augment": 1, "mixup": 0.2, "cutmix": 1.0},
+    ],
+    ids=["flip", "crop", "rand-augment", "mixup", "cutmix", "all"],
+)
+def test_an_epoch_trains_on_augmented_pictures_and_their_labels(changes: dict[str, Any], smoothing: float) -> None:
+    """Three steps of gradient descent on the loss of the formula: weighted classes, smoothed and blended labels."""
+    torch.manual_seed(3)
+    images = torch.randint(0, 256, (12, SIDE, SIDE, 3), dtype=torch.uint8)
+    labels = torch.arange(12) % NUM_CLASSES
+    weights = torch.tensor([0.5, 1.0, 2.0])
+    augment = make_augment(AugmentationConfig.model_validate(changes), SIDE, NUM_CLASSES)
+    assert augment is not None
+    model = Pixels()
+    textbook = copy.deepcopy(model)
+
+    summed, changed = 0.0, False
+    for step, rows in enumerate(STEPS):
+        torch.manual_seed(step_seed(5, EPOCH, step, rank=0))
+        inputs, targets = augment(images[rows], labels[rows])
+        changed |= not torch.equal(inputs.float(), images[rows].float())
+        loss = loss_by_formula(textbook(inputs), targets, weights, smoothing)
+        gradients = torch.autograd.grad(loss / len(rows), list(textbook.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(textbook.parameters(), gradients, strict=True):
+                parameter.sub_(RATE * gradient)
+        summed += float(loss.detach())
+
+    trained = train_one_epoch(
+        model,
+        TensorLoader(images, labels, STEPS),
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        Recorder(RATE),
+        EPOCH,
+        CPU,
+        SingleProcess(),
+        StepSettings(label_smoothing=smoothing, class_weights_K=weights, augment=augment, seed=5),
+    )
+
+    assert changed
+    assert trained.loss == pytest.approx(summed / len(labels), rel=1e-5)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, textbook.state_dict()[name], rtol=1e-4, atol=1e-6), name
