@@ -112,7 +112,7 @@ def train_one_epoch(
                 labels_B = batch.labels_B.to(device, non_blocking=True)
                 total = summed_loss(model, inputs, labels_B, settings, running)
                 if looked_at and not bool(total.isfinite()):
-                    torch.manual_seed(seed)  # The same augmentation and dropout again.
+                    seed_step(device, seed)  # The same augmentation and dropout again.
                     inputs, _targets = augmented(inputs, labels_B, settings)
                     problem = describe_loss(model, at_least_two(inputs), float(total.detach()), epoch, step)
                     # An infinite loss may have finite gradients: so that every rank knows, in the same step.
