@@ -8,11 +8,12 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.exceptions import ObjectAlreadyExists
@@ -23,7 +24,8 @@ from pydantic import BaseModel, TypeAdapter
 from tasks.environment import lakevision_home
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
-"""Work pools and how many runs of each may run at once: two trainings on one machine's GPU would share its memory."""
+"""Work pools, and how many runs of each may run at once where nobody says otherwise: two trainings on one machine's GPU
+would share its memory."""
 
 START_SECONDS = 120.0
 
@@ -46,15 +48,13 @@ def crash_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
 
 
 def make_pools(client: SyncPrefectClient) -> None:
-    """Create the process pools that are missing, and set their limits."""
+    """Create the process pools that are missing, with their limits; those that are there stay as a person has them."""
     template = ProcessWorker.get_default_base_job_template()
     for name, limit in POOLS.items():
-        try:
+        with suppress(ObjectAlreadyExists):
             client.create_work_pool(
                 WorkPoolCreate(name=name, type="process", base_job_template=template, concurrency_limit=limit)
             )
-        except ObjectAlreadyExists:
-            client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
 
 
 def wait_for_server(client: SyncPrefectClient) -> None:

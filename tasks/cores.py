@@ -1,10 +1,17 @@
-"""What of a machine a process may use: cores, and GPUs by name."""
+"""What of a machine a process may use: cores, GPUs by name, and a slot among the trainings that run at once."""
 
+import itertools
 import math
 import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import filelock
+
 from tasks.environment import visible_gpus
+from tasks.errors import WrongInput
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of a container's control group, in microseconds (Linux's cgroup v2 documentation). A machine has no
@@ -24,13 +31,58 @@ def num_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
+def gpu_names() -> list[str]:
+    """Return the GPUs that this process may use, by names that $CUDA_VISIBLE_DEVICES takes."""
+    import torch  # Here: who asks for cores need not load it.
+
+    return visible_gpus() or [str(number) for number in range(torch.cuda.device_count())]
+
+
 def share_of_gpus(slot: int) -> dict[str, str]:
     """Return the environment in which a process sees one of this machine's GPUs, by turns; empty where there is none.
 
     Args:
         slot: Number of the process among those that run at once, from 0.
     """
-    import torch  # Here: who asks for cores need not load it.
-
-    names = visible_gpus() or [str(number) for number in range(torch.cuda.device_count())]
+    names = gpu_names()
     return {"CUDA_VISIBLE_DEVICES": names[slot % len(names)]} if names else {}
+
+
+def slots_folder() -> Path:
+    """Return the folder of the slots' locks: this machine's, and not on a disk that it shares with others."""
+    return Path(tempfile.gettempdir()) / f"lakevision-slots-{os.getuid()}"
+
+
+@contextmanager
+def take_slot(gpus: Sequence[str]) -> Iterator[int]:
+    """Have the first free slot of this machine until the block ends, by a lock that ends with its process.
+
+    Nobody waits: where each GPU has a training, the first of them gets a second one. How many there may be at once is
+    for the work pool to say.
+
+    Args:
+        gpus: Those to choose from, as `gpu_names`; empty: a training on the CPU.
+
+    Yields:
+        The slot's number, for `share_of_gpus`: slots before it are taken.
+
+    Raises:
+        WrongInput: The folder of the locks is somebody else's.
+    """
+    folder, names = slots_folder(), [f"gpu-{name.replace('/', '-')}" for name in gpus] or ["cpu"]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
+    for slot in itertools.count():
+        turn, number = divmod(slot, len(names))
+        # By the GPU's name: two workers that see other GPUs each take their own.
+        lock = filelock.FileLock(folder / f"{names[number]}.{turn}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            continue
+        try:
+            yield slot
+        finally:
+            lock.release()
+        return

@@ -16,6 +16,8 @@ NOT_SEARCHED = {
     "monitor": "trials are compared by it",
     "max_epochs": "it is what a pruned trial gets less of (tune.max_epochs bounds the trials')",
     "weights": "they belong to one model",
+    "augmentation": "it is a group of settings and no number or name",
+    "fine_tune": "it is a list of stages and no number or name",
     "device": "it decides where a training runs and not how good it gets",
     "num_threads": "it decides how fast a training runs and not how good it gets",
     "timeout_seconds": "it decides when a training is ended and not how good it gets",
@@ -70,9 +72,10 @@ def _kind(given: object) -> str:
 Space = Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_kind)]
 """What one setting may become."""
 
+DEFAULT_BATCH_SIZES = (16, 32, 64)
 DEFAULT_SEARCH: dict[str, Space] = {
     "learning_rate": Range(low=1e-4, high=1e-1, log=True),
-    "batch_size": Choices(choices=[16, 32, 64]),
+    "batch_size": Choices(choices=[*DEFAULT_BATCH_SIZES]),
 }
 
 
@@ -83,7 +86,7 @@ class TuneConfig(Settings):
     search: dict[str, Space] = Field(
         default_factory=dict,
         description="Settings of `train` by name, and what each may become: {low, high, log} or {choices}; empty: "
-        "learning_rate from 0.0001 to 0.1, and batch_size 16, 32 or 64",
+        "learning_rate from 0.0001 to 0.1, and batch_size 16, 32 or 64, halved until the largest fits the data",
     )
     num_trials: int = Field(20, ge=1, le=100_000, description="Trainings to try, those of earlier runs among them")
     parallel: int = Field(1, ge=1, le=1024, description="Trials at once")
@@ -94,7 +97,8 @@ class TuneConfig(Settings):
         None,
         ge=1,
         le=10_000,
-        description="Upper bound of a trial's epochs; empty: train.max_epochs. The best settings get those in any case",
+        description="Upper bound of a trial's epochs, not together with train.fine_tune; empty: as many as the best "
+        "settings get in any case",
     )
     min_epochs: int = Field(1, ge=1, le=10_000, description="Epochs that a trial gets before it may be pruned")
     reduction_factor: int = Field(
@@ -121,8 +125,8 @@ class TuneConfig(Settings):
         return self.search or DEFAULT_SEARCH
 
     def trial_epochs(self, train: TrainConfig) -> int:
-        """Return the upper bound of a trial's epochs."""
-        return self.max_epochs or train.max_epochs
+        """Return the upper bound of the epochs of all stages of a trial."""
+        return self.max_epochs or train.total_epochs
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide what is tried and how trials are judged; the others may change on the way."""
@@ -206,10 +210,15 @@ class TuneRun(TrainRun):
 
     @model_validator(mode="after")
     def _leave_epochs_to_prune(self) -> Self:
-        epochs = self.tune.trial_epochs(self.train)
-        if epochs > self.train.max_epochs:
+        bound, epochs = self.tune.max_epochs, self.tune.trial_epochs(self.train)
+        if bound is not None and self.train.fine_tune:
             raise ValueError(
-                f"tune.max_epochs is {epochs}, more than train.max_epochs {self.train.max_epochs}, which the best "
+                f"tune.max_epochs is {bound}, and train.fine_tune has {len(self.train.fine_tune)} stages, of which a "
+                "shorter trial would say too little: leave one of the two out"
+            )
+        if bound is not None and bound > self.train.max_epochs:
+            raise ValueError(
+                f"tune.max_epochs is {bound}, more than train.max_epochs {self.train.max_epochs}, which the best "
                 "settings are trained for in the end: lower the one or raise the other"
             )
         if self.tune.min_epochs > epochs:

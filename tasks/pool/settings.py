@@ -1,5 +1,6 @@
-"""What a person sets of work that may run on a work pool, and how its worker is started."""
+"""What a person sets of work that may run on a work pool, how its worker is started, and how many runs that has."""
 
+import math
 from typing import Literal, Protocol
 
 
@@ -30,3 +31,15 @@ class PoolSettings(Protocol):
 def worker_command(pool: str) -> str:
     """Return the command that starts a worker."""
     return f"prefect worker start --pool {pool}"
+
+
+def runs_per_worker(wanted: int, limit: int | None, num_workers: int) -> int:
+    """Return how many of `wanted` runs at once each worker of a pool has, where all have as many.
+
+    Args:
+        wanted: Runs that whoever submits them wants at once.
+        limit: Runs that the pool lets run at once; None: any number.
+        num_workers: Workers that poll the pool.
+    """
+    at_once = wanted if limit is None else min(wanted, limit)
+    return max(1, math.ceil(at_once / max(1, num_workers)))

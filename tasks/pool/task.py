@@ -27,8 +27,8 @@ def where_to_run(settings: PoolSettings) -> Literal["work_pool", "in_place"]:
     return "work_pool" if PREFECT_API_URL.value() else "in_place"
 
 
-def live_workers(pool: str, group: str) -> int:
-    """Return how many workers poll the pool.
+def read_pool(pool: str, group: str) -> tuple[int | None, int]:
+    """Return how many runs a pool lets run at once, None for any number, and how many workers poll it.
 
     Args:
         pool: Name of the pool.
@@ -51,24 +51,37 @@ def live_workers(pool: str, group: str) -> int:
             path_params={"work_pool_name": found.name},
             json={"limit": 200},
         )
-        return sum(worker["status"] == "ONLINE" for worker in response.json())
+        return found.concurrency_limit, sum(worker["status"] == "ONLINE" for worker in response.json())
+
+
+def live_workers(pool: str, group: str) -> int:
+    """Return how many workers poll the pool; raises as `read_pool`."""
+    return read_pool(pool, group)[1]
 
 
 def check_deployment(settings: PoolSettings, group: str) -> None:
-    """Refuse a deployment that the server does not have.
+    """Refuse a deployment that the server does not have, or that is none of the pool's.
+
+    A run goes to its deployment's pool: watched on another one, which has workers, it would be waited for for ever.
 
     Raises:
-        WrongInput: Names it, and the command that deploys.
+        WrongInput: Names it, and the way out.
     """
     with get_client(sync_client=True) as client:
         try:
-            client.read_deployment_by_name(settings.deployment)
+            runs_on = client.read_deployment_by_name(settings.deployment).work_pool_name
         except ObjectNotFound:
             raise WrongInput(
                 f"{group}.deployment is '{settings.deployment}', which the Prefect server does not have: "
                 "run 'prefect deploy --all --prefect-file deployments/prefect.yaml', "
                 f"or set {group}.where to in_place"
             ) from None
+    if runs_on != settings.work_pool:
+        where = f"the pool '{runs_on}': give that name, or" if runs_on else "no pool: give"
+        raise WrongInput(
+            f"{group}.work_pool is '{settings.work_pool}', but the runs of {group}.deployment '{settings.deployment}' "
+            f"go to {where} a deployment whose work_pool in deployments/prefect.yaml is '{settings.work_pool}'"
+        )
 
 
 def check_pool(settings: PoolSettings, group: str, what: str) -> None:
@@ -213,7 +226,11 @@ def submit(
         what: As `SubmittedRun`.
         parameters: Of the deployed flow, as JSON has them.
         name: Of the flow run, and among those that one task submits: a task submits each name once.
+
+    Raises:
+        WrongInput: As `check_deployment`.
     """
+    check_deployment(settings, group)
     run = run_deployment(
         settings.deployment,
         parameters=parameters,

@@ -50,6 +50,30 @@ def stages_of(train: TrainConfig) -> list[Stage]:
     ]
 
 
+def check_data(train: TrainConfig, manifest: CacheManifest, num_ranks: int) -> None:
+    """Refuse settings that these data cannot be trained with.
+
+    Raises:
+        WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
+    """
+    rows = manifest.splits[TRAIN].rows
+    if rows < num_ranks:
+        raise WrongInput(
+            f"distributed.num_ranks is {num_ranks}, and the split 'train' has {rows} pictures: give at most {rows}"
+        )
+    if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
+        ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+        raise WrongInput(
+            f"train.batch_size is {train.batch_size}{ranks}, and the split 'train' has {rows} pictures: that "
+            f"would be a step an epoch; give at most {rows // num_ranks}, a tenth of it or less to learn well"
+        )
+    if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
+        raise WrongInput(
+            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} "
+            "classes: watch val_accuracy, val_macro_f1 or val_loss"
+        )
+
+
 @dataclass
 class Setting:
     """All that the stages of one training share, on one rank."""
@@ -90,24 +114,9 @@ class Setting:
         """Refuse what cannot be trained, and say of the data what bounds the result.
 
         Raises:
-            WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
+            WrongInput: As `check_data`.
         """
-        rows, train, num_ranks = self.manifest.splits[TRAIN].rows, self.train, self.reducer.num_ranks
-        if rows < num_ranks:
-            raise WrongInput(
-                f"distributed.num_ranks is {num_ranks}, and the split 'train' has {rows} pictures: give at most {rows}"
-            )
-        if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
-            ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-            raise WrongInput(
-                f"train.batch_size is {train.batch_size}{ranks}, and the split 'train' has {rows} pictures: that "
-                f"would be a step an epoch; give at most {rows // num_ranks}, a tenth of it or less to learn well"
-            )
-        if train.monitor == "val_top5_accuracy" and len(self.manifest.classes) <= 5:
-            raise WrongInput(
-                f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(self.manifest.classes)} "
-                "classes: watch val_accuracy, val_macro_f1 or val_loss"
-            )
+        check_data(self.train, self.manifest, self.reducer.num_ranks)
         if self.reducer.rank != 0:
             return
         for split in (VAL, TEST):

@@ -11,13 +11,14 @@ import optuna
 from optuna.trial import TrialState
 
 from tasks import tracking
+from tasks.cache.manifest import open_cache
 from tasks.config import TrainConfig, TuneConfig
 from tasks.config.tune import with_values
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.tune.space import distributions, study_name, trial_config
+from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
 from tasks.tune.study import counted_trials, have_study, next_trial, open_study, redo_lost_trials, trial_rows
 from tasks.tune.trial import fail_trial, run_trial
 
@@ -188,9 +189,11 @@ def search_parameters(
         tags: Tags of the MLflow runs.
 
     Raises:
-        WrongInput: A trial's input cannot be.
+        WrongInput: The space has what these data cannot be trained with, or a trial's input cannot be.
+        CacheDamaged: The cache is not what it was.
         RuntimeError: No trial came to its end.
     """
+    tune = fit_to_data(train, tune, open_cache(cache))
     name = study_name(train, tune, cache)
     with have_study(storage, name):
         study = open_study(storage, name, train, tune, create=True)

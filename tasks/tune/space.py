@@ -2,15 +2,22 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from tasks.cache.manifest import CacheManifest
 from tasks.config import Choices, TrainConfig, TuneConfig
-from tasks.config.tune import Space, corners, number_type, with_values
+from tasks.config.tune import DEFAULT_BATCH_SIZES, Space, corners, number_type, with_values
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef
+from tasks.schema import TRAIN
 from tasks.train.identity import run_key
+from tasks.train.stages import check_data
+
+logger = logging.getLogger("lakevision.tune")
 
 
 def distributions(search: Mapping[str, Space]) -> dict[str, BaseDistribution]:
@@ -26,13 +33,57 @@ def _distribution(name: str, space: Space) -> BaseDistribution:
     return FloatDistribution(space.low, space.high, log=space.log)
 
 
+def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -> TuneConfig:
+    """Return the search as it is for these data, of which every batch that it draws can be trained.
+
+    The default search draws smaller batches where there are few pictures: it runs on any data. What a person asked for
+    is not changed, and refused here, since a trial that cannot be trained would end every run of the search.
+
+    Args:
+        train: The settings that are not searched.
+        tune: The search.
+        manifest: Of the cache that the trials train from, each in one process.
+
+    Raises:
+        WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
+    """
+    if not tune.search:
+        tune = _with_smaller_batches(tune, manifest.splits[TRAIN].rows)
+    drawn = {name: space for name, space in tune.space.items() if name == "batch_size"}
+    # What is wrong with the smallest batch, too, is none of the space's.
+    check_data(with_values(train, dict.fromkeys(drawn, 1)), manifest, num_ranks=1)
+    for values in corners(drawn):
+        try:
+            check_data(with_values(train, values), manifest, num_ranks=1)
+        except WrongInput as error:
+            raise WrongInput(f"tune.search can draw {values}, but {error}: take that out of the search") from None
+    return tune
+
+
+def _with_smaller_batches(tune: TuneConfig, num_pictures: int) -> TuneConfig:
+    sizes = set(DEFAULT_BATCH_SIZES)
+    # Never to 1, of which a batch norm has no variance; who has fewer than 4 pictures has nothing to search with.
+    while max(sizes) > max(4, num_pictures):
+        sizes = {max(2, size // 2) for size in sizes}
+    if sizes == set(DEFAULT_BATCH_SIZES):
+        return tune
+    choices = sorted(sizes)
+    logger.warning(
+        "the split 'train' has %d pictures: train.batch_size is drawn from %s, where tune.search names no others",
+        num_pictures,
+        choices,
+    )
+    return tune.model_copy(update={"search": tune.space | {"batch_size": Choices(choices=[*choices])}})
+
+
 def trial_config(train: TrainConfig, tune: TuneConfig, values: Mapping[str, Any]) -> TrainConfig:
     """Return what a trial trains: the values drawn for it, and a trial's epochs.
 
     Raises:
         ValidationError: The values cannot be.
     """
-    return with_values(train, {**values, "max_epochs": tune.trial_epochs(train)})
+    bound = {} if tune.max_epochs is None else {"max_epochs": tune.max_epochs}
+    return with_values(train, {**values, **bound})
 
 
 def study_name(train: TrainConfig, tune: TuneConfig, cache: CacheRef) -> str:

@@ -1,5 +1,6 @@
 """The search for hyper-parameters as Prefect tasks: its trials run on the GPU pool, or right here."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,18 +8,22 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 
 from tasks import tracking
 from tasks.config import TrainConfig, TrialRun, TuneConfig, TuneRun
+from tasks.cores import gpu_names, take_slot
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.distributed.task import trained_on_pool
 from tasks.environment import mlflow_ui
 from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.pool.task import SubmittedRun, check_pool, submit, where_to_run
+from tasks.pool.settings import runs_per_worker
+from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
 from tasks.preflight.check import check_search
 from tasks.refs import CacheRef, RunRef, TrialReport
 from tasks.storage import Storage
 from tasks.train.identity import run_key
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
 from tasks.tune.trial import run_trial
+
+logger = logging.getLogger("lakevision.tune")
 
 
 @stage("check-search", timeout_seconds=1800)
@@ -97,6 +102,21 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     if config.parent_run_id is not None:
         tags |= tracking.trial_tags(config.parent_run_id, config.number)
     spec = RankSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
+    with take_slot([] if config.train.device == "cpu" else gpu_names()) as slot:
+        # Who is in the slots before ours runs at the same time, whatever search it belongs to.
+        num_slots = max(_trials_here(config), slot + 1)
+        logger.info("this training has slot %d of %d on its machine", slot + 1, num_slots)
+        return _train_trial(spec.model_copy(update={"slot": slot, "num_slots": num_slots}), config)
+
+
+def _trials_here(config: TrialRun) -> int:
+    """Return how many trials of the search are to be expected on this machine at once."""
+    if config.study is None or config.tune.parallel == 1 or where_to_run(config.tune) == "in_place":
+        return 1
+    return runs_per_worker(config.tune.parallel, *read_pool(config.tune.work_pool, "tune"))
+
+
+def _train_trial(spec: RankSpec, config: TrialRun) -> TrialReport:
     if config.study is None or config.number is None:
         run = launch_ranks(spec)
         return TrialReport(number=None, state="complete", value=None, run_id=run.run_id)

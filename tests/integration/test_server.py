@@ -16,18 +16,13 @@ from tests.processes import free_port, run_python
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    """Run a server with the pool gpu, deployed, and no worker."""
+    """Run a server with the pools and deployments of a fresh stack, and no worker."""
     running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
     running.start(
         "prefect-server", prefect_command("server", "start", "--host", "127.0.0.1", "--port", str(running.port))
     )
     try:
-        running.wait_for(f"{running.url}/api/health", "prefect-server")
-        for pool in ("cpu", "gpu"):
-            running.run("deploy", prefect_command("work-pool", "create", pool, "--type", "process"))
-        running.run(
-            "deploy", prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-        )
+        running.run("register", [sys.executable, "-m", "deployments.register"])
         yield running
     finally:
         running.end()
@@ -92,8 +87,52 @@ def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
     assert "prefect work-pool create tpu --type process" in done.stderr
 
 
+def test_a_pool_that_the_deployment_does_not_run_on_is_refused(stack):
+    """Runs go to the deployment's own pool, and nobody would ever see them on another; nothing is submitted."""
+    code = """
+from prefect.client.orchestration import get_client
+from tasks.config import DistributedConfig, TuneConfig
+from tasks.errors import WrongInput
+from tasks.pool.task import check_pool, submit
+
+with get_client(sync_client=True) as client:
+    flow_id = client.read_deployment_by_name("train-trial/train-trial").flow_id
+    served = client.create_deployment(flow_id=flow_id, name="served")  # as `Flow.serve` does, without a pool
+    before = len(client.read_flow_runs())
+    for group, settings in {
+        "distributed": DistributedConfig(work_pool="cpu"),
+        "tune": TuneConfig(deployment="train-trial/served"),
+    }.items():
+        for act in (lambda: check_pool(settings, group, "it"), lambda: submit(settings, group, "it", {})):
+            try:
+                act()
+            except WrongInput as error:
+                print(error)
+    print(len(client.read_flow_runs()) - before)
+    client.delete_deployment(served)
+"""
+    routed = (
+        "distributed.work_pool is 'cpu', but the runs of distributed.deployment 'train-distributed/train-distributed' "
+        "go to the pool 'gpu': give that name, or a deployment whose work_pool in deployments/prefect.yaml is 'cpu'"
+    )
+    nowhere = (
+        "tune.work_pool is 'gpu', but the runs of tune.deployment 'train-trial/served' "
+        "go to no pool: give a deployment whose work_pool in deployments/prefect.yaml is 'gpu'"
+    )
+    done = submit(stack, code)
+    assert done.stdout.splitlines() == [routed, routed, nowhere, nowhere, "0"], done.stderr
+
+
 def test_trials_of_a_search_run_on_the_gpu_pool(stack, pictures):
-    """Two at once, each a flow run that reports to the study; the best one is not trained again."""
+    """Two at once, where a person lets the pool have two, each in a slot; the best one is not trained again."""
+    widen = """
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
+with get_client(sync_client=True) as client:
+    print(client.read_work_pool("gpu").concurrency_limit)
+    client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
+"""
+    assert submit(stack, widen).stdout.strip() == "1"
     cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
     code = f"""
 from prefect import flow
@@ -129,25 +168,31 @@ only_search()
     assert done.stdout.splitlines()[-1] in {"best True False 1", "best True False 2"}
     read = """
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter
 with get_client(sync_client=True) as client:
     runs = [run for run in client.read_flow_runs() if run.name.startswith("trial-")]
     print(sorted((run.name.split("-")[1], run.work_pool_name, run.state.type.value) for run in runs))
+    logs = client.read_logs(LogFilter(flow_run_id={"any_": [run.id for run in runs]}))
+    print(sorted(log.message.split(" slot ")[1].split(" on ")[0] for log in logs if " has slot " in log.message))
 """
-    assert submit(stack, read).stdout.strip() == "[('0', 'gpu', 'COMPLETED'), ('1', 'gpu', 'COMPLETED')]"
+    runs, slots = submit(stack, read).stdout.splitlines()
+    assert runs == "[('0', 'gpu', 'COMPLETED'), ('1', 'gpu', 'COMPLETED')]"
+    # One that began when the other had ended took the same.
+    assert slots in {"['1 of 2', '2 of 2']", "['1 of 2', '1 of 2']"}
 
 
-def test_what_a_person_edited_of_a_deployment_stays(stack):
+def test_what_a_person_edited_stays(stack):
     """To deploy again, as every start of a stack does, makes all as the file has it, and schedules paused."""
-    stack.run("register", [sys.executable, "-m", "deployments.register"])
     switch = """
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule
 with get_client(sync_client=True) as client:
     pipeline = client.read_deployment_by_name("pipeline/pipeline")
     later = CronSchedule(cron="0 5 * * *", timezone="UTC")
     client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True, schedule=later)
     client.update_deployment(pipeline.id, DeploymentUpdate(parameters={"config": {"etl": {"source": "/data/mine"}}}))
+    client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=3))
 """
     assert submit(stack, switch).returncode == 0
     read = """
@@ -163,7 +208,7 @@ with get_client(sync_client=True) as client:
     kept = "['0 5 * * *', '0 * * * *'] {'config': {'etl': {'source': '/data/mine'}}}"
     for _ in range(2):  # an edit stays one, however often a stack starts
         stack.run("register", [sys.executable, "-m", "deployments.register"])
-        assert submit(stack, read).stdout.split("\n")[:3] == ["[True, False]", kept, "1"]
+        assert submit(stack, read).stdout.split("\n")[:3] == ["[True, False]", kept, "3"]
 
 
 def test_runs_that_an_ended_stack_left_are_ended_and_those_of_this_one_are_not(stack):

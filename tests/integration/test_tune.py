@@ -1,6 +1,7 @@
 """The search in place, with real ranks, and flows around a training under Prefect's test harness."""
 
 import json
+from pathlib import Path
 
 import mlflow
 import optuna
@@ -31,7 +32,7 @@ from tasks.config import (
     TuneRun,
 )
 from tasks.errors import WrongInput
-from tasks.tune.search import TrialThreads, search_parameters
+from tasks.tune.search import TrialStart, TrialThreads, search_parameters
 from tasks.tune.space import study_name
 from tasks.tune.study import open_study
 from tests.integration.hand_made import hand_made_cache
@@ -81,6 +82,34 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
     # Again: everything is done, in the same run.
     again = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
+
+
+def test_the_default_search_runs_on_few_pictures(cache, storage):
+    """With batches that fit 39 of them; a batch that was asked for and does not fit is refused before a trial."""
+    drawn = []
+
+    class Told:
+        def __init__(self, start: TrialStart) -> None:
+            drawn.append(start.spec.train.batch_size)
+            study = open_study(storage, start.study, start.spec.train, start.tune, create=False)
+            study.tell(start.number, 1 / drawn[-1])
+
+        def ended(self) -> bool:
+            return True
+
+        def cancel(self) -> None:
+            raise AssertionError
+
+    asked = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
+    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}, but .* has 39 pictures"):
+        search_parameters(SMALL, asked, cache, storage, Told, {})
+    assert drawn == []
+    assert not (Path(storage.home) / "studies").exists()
+
+    result = search_parameters(SMALL, TuneConfig(num_trials=12), cache, storage, Told, {})
+
+    assert set(drawn) == {8, 16, 32}
+    assert (result.best.batch_size, len(result.rows)) == (8, 12)
 
 
 @pytest.mark.usefixtures("prefect_harness")

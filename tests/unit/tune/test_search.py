@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tasks.config import Range, TrainConfig, TuneConfig
+from tasks.config import FineTuneStage, Range, TrainConfig, TuneConfig
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
@@ -168,6 +168,16 @@ def test_a_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Stu
         with pytest.raises(Pruned) if number == 1 else nullcontext():
             on_event({"epoch": 1, "max_epochs": 2, "value": value})
             on_event({"epoch": 2, "max_epochs": 2, "value": 0.0})
+
+
+def test_epochs_of_all_stages_are_what_trials_are_given_more_or_less_of(storage: Storage) -> None:
+    """Of those of the first stage alone Hyperband would make too few brackets."""
+    stages = [FineTuneStage(unfreeze_from="layer4", max_epochs=5), FineTuneStage(unfreeze_from="all", max_epochs=2)]
+    train = TrainConfig(max_epochs=2, fine_tune=stages)
+
+    pruner = open_study(storage, "stages", train, TUNE, create=True).pruner
+
+    assert pruner._max_resource == 9
 
 
 def test_what_is_left_of_a_lost_trial_ends_with_its_next_report(study: optuna.Study) -> None:

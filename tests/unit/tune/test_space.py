@@ -1,15 +1,18 @@
 """What a search may draw: checked against what a training takes, before anything runs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import ValidationError
 
-from tasks.config import Choices, Range, TrainConfig, TrialRun, TuneConfig, TuneRun
-from tasks.errors import explain
+from tasks.cache.manifest import open_cache
+from tasks.config import Choices, FineTuneStage, Range, TrainConfig, TrialRun, TuneConfig, TuneRun
+from tasks.config.tune import NOT_SEARCHED
+from tasks.errors import WrongInput, explain
 from tasks.refs import CacheRef
-from tasks.tune.space import distributions, study_name, trial_config
+from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
 
 TRAIN = TrainConfig(model="resnet18", weights="none", freeze_backbone=False, max_epochs=9)
 CACHE = CacheRef(url="/cache", digest="d")
@@ -50,6 +53,22 @@ def test_a_search_comes_back_from_json() -> None:
         ({"learning_rate": {"low": 0.1}}, "tune.search.learning_rate.range.high is missing: give it a value"),
         ({"learning_rate": {"choices": [0.1]}}, "tune.search.learning_rate.choices.choices is [0.1]: list should have"),
         ({"lr": {"low": 0.1, "high": 0.2}}, "tune.search has 'lr', which is no setting of train: check its spelling"),
+        (
+            {"augmentation": {"low": 0.0, "high": 1.0}},
+            "tune.search has 'augmentation', which is not searched, since it is a group of settings",
+        ),
+        (
+            {"augmentation": {"choices": ["none", "flip"]}},
+            "tune.search has 'augmentation', which is not searched, since it is a group of settings",
+        ),
+        (
+            {"fine_tune": {"low": 1, "high": 3}},
+            "tune.search has 'fine_tune', which is not searched, since it is a list of stages",
+        ),
+        (
+            {"fine_tune": {"choices": [1, 2]}},
+            "tune.search has 'fine_tune', which is not searched, since it is a list of stages",
+        ),
         ({"monitor": {"choices": ["val_loss", "val_accuracy"]}}, "which is not searched, since trials are compared by"),
         ({"learning_rate": {"low": 0.1, "high": 20.0}}, "learning_rate is 20.0: input should be less than or equal to"),
         ({"batch_size": {"choices": [0, 8]}}, "batch_size is 0: input should be greater than or equal to 1"),
@@ -68,6 +87,13 @@ def test_what_no_training_takes_is_refused_in_one_sentence(search: dict[str, Any
     assert said in refused(search)
 
 
+def test_what_may_be_searched_is_a_number_a_name_or_true_and_false() -> None:
+    """A setting of another kind that training gets is refused by name, and not for each value that it cannot have."""
+    searched = TrainConfig().model_dump(exclude=set(NOT_SEARCHED))
+
+    assert {type(value) for value in searched.values()} <= {int, float, str, bool, type(None)}
+
+
 def test_values_that_do_not_go_together_are_named() -> None:
     """Each is possible alone; what is in `train` is no excuse, since it is never drawn."""
     search = {"learning_rate": {"choices": [0.1, 0.2]}, "freeze_backbone": {"choices": [False, True]}}
@@ -82,6 +108,21 @@ def test_epochs_that_leave_nothing_to_prune_are_refused() -> None:
     search = {"learning_rate": {"low": 0.1, "high": 0.2}}
     assert "tune.max_epochs is 10, more than train.max_epochs 9" in refused(search, max_epochs=10)
     assert "tune.min_epochs is 4, but a trial has at most 3 epochs" in refused(search, max_epochs=3, min_epochs=4)
+
+
+def test_a_trial_of_many_stages_has_the_epochs_of_all() -> None:
+    """Fewer in its first stage would leave the others as they are, so a bound is refused."""
+    stages = [FineTuneStage(unfreeze_from="layer4", max_epochs=5), FineTuneStage(unfreeze_from="all", max_epochs=3)]
+    train = TrainConfig(max_epochs=9, fine_tune=stages)
+    given = {"train": train.model_dump(), "tune": {"min_epochs": 17}}
+    tune = TuneRun.model_validate(given).tune
+
+    assert trial_config(train, tune, {}) == train
+    assert tune.trial_epochs(train) == 17
+    with pytest.raises(ValidationError, match="tune.max_epochs is 3, and train.fine_tune has 2 stages, of which"):
+        TuneRun.model_validate(given | {"tune": {"max_epochs": 3}})
+    with pytest.raises(ValidationError, match="tune.min_epochs is 18, but a trial has at most 17 epochs"):
+        TuneRun.model_validate(given | {"tune": {"min_epochs": 18}})
 
 
 def test_each_setting_is_drawn_as_what_it_is() -> None:
@@ -142,3 +183,51 @@ def test_a_trial_is_named_by_study_and_number() -> None:
 
     assert TrialRun().study is None
     assert TrialRun(study="s", number=0).number == 0
+
+
+@pytest.mark.parametrize(
+    ("pictures", "expected"),
+    [(64, [16, 32, 64]), (63, [8, 16, 32]), (20, [4, 8, 16]), (8, [2, 4, 8]), (7, [2, 4]), (4, [2, 4])],
+)
+def test_the_default_search_fits_few_pictures(
+    make_cache: Callable[..., CacheRef], caplog: pytest.LogCaptureFixture, pictures: int, expected: list[int]
+) -> None:
+    """With smaller batches, which is said; what else it draws is as it was."""
+    manifest = open_cache(make_cache({"train": pictures, "val": 3, "test": 3}))
+
+    fitted = fit_to_data(TRAIN, TuneConfig(num_trials=7), manifest)
+
+    assert fitted.space == TuneConfig().space | {"batch_size": Choices(choices=[*expected])}
+    assert fitted.num_trials == 7
+    said = f"the split 'train' has {pictures} pictures: train.batch_size is drawn from {expected}"
+    assert [said in message for message in caplog.messages] == ([] if pictures == 64 else [True])
+
+
+@pytest.mark.parametrize(
+    "space", [Choices(choices=[8, 21]), Choices(choices=["auto", 21, 8]), Range(low=8, high=21)], ids=str
+)
+def test_a_batch_that_a_person_gave_is_refused_where_the_pictures_are_too_few(
+    make_cache: Callable[..., CacheRef], space: Choices | Range
+) -> None:
+    """Not changed: whoever named it is told which value it is, and how many pictures there are."""
+    manifest = open_cache(make_cache({"train": 20, "val": 3, "test": 3}))
+    tune = TuneConfig(search={"batch_size": space, "optimizer": Choices(choices=["adam", "sgd"])})
+
+    with pytest.raises(
+        WrongInput,
+        match=r"^tune.search can draw .'batch_size': 21., but train.batch_size is 21, and the split 'train' has 20 "
+        r"pictures: .* give at most 20, .*: take that out of the search$",
+    ):
+        fit_to_data(TRAIN, tune, manifest)
+
+
+def test_what_is_wrong_with_every_trial_is_not_said_of_the_search(make_cache: Callable[..., CacheRef]) -> None:
+    """A batch that is not searched, and a metric that says nothing of so few classes."""
+    manifest = open_cache(make_cache({"train": 20, "val": 3, "test": 3}))
+    rates = TuneConfig(search={"learning_rate": Range(low=0.1, high=0.2)})
+
+    assert fit_to_data(TRAIN.model_copy(update={"batch_size": 20}), rates, manifest) == rates
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, and the split 'train' has 20 pictures"):
+        fit_to_data(TRAIN.model_copy(update={"batch_size": 21}), rates, manifest)
+    with pytest.raises(WrongInput, match=r"^train.monitor is 'val_top5_accuracy', which is 1 in every epoch of 3 cl"):
+        fit_to_data(TRAIN.model_copy(update={"monitor": "val_top5_accuracy"}), TuneConfig(), manifest)
