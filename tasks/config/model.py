@@ -22,7 +22,7 @@ class DistributedConfig(Settings):
         "auto",
         description="auto submits to the work pool where a Prefect server is configured, and else trains in place",
     )
-    work_pool: str = Field("gpu", min_length=1, description="Work pool whose worker runs the ranks")
+    work_pool: str = Field("gpu", min_length=1, description="The deployment's work pool, whose worker runs the ranks")
     deployment: str = Field(
         "train-distributed/train-distributed",
         pattern=r"^[^/]+/[^/]+$",

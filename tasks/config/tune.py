@@ -110,7 +110,7 @@ class TuneConfig(Settings):
         description="auto submits trials to the work pool where a Prefect server is configured, and else trains in "
         "place",
     )
-    work_pool: str = Field("gpu", min_length=1, description="Work pool whose workers run the trials")
+    work_pool: str = Field("gpu", min_length=1, description="The deployment's work pool, whose workers run the trials")
     deployment: str = Field(
         "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, flow/deployment"
     )
