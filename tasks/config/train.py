@@ -83,7 +83,11 @@ class TrainConfig(Settings):
     warmup_epochs: float = Field(0.0, ge=0.0, description="Epochs over which the learning rate rises from its 32's")
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
     max_seconds: int | None = Field(
-        None, ge=1, description="Budget of training time, over all starts, in seconds; empty: no bound"
+        None,
+        ge=1,
+        description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last, its epoch "
+        "is validated. Training and validation count; starting, making features, checkpoints, the evaluation at the end "
+        "and what a killed process did after its last checkpoint do not; empty: no bound",
     )
     patience: int = Field(
         3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"

@@ -11,8 +11,6 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from tasks.errors import WrongInput
-from tasks.tracking.runs import flat_params
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -22,8 +20,8 @@ logger = logging.getLogger("lakevision.train")
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
 CONTENT = (
-    *("config", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running", "batch_size"),
-    *("stopping", "history", "seconds", "computed_on", "tags"),
+    *("config", "classes", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running"),
+    *("batch_size", "stopping", "history", "seconds", "computed_on", "tags"),
 )
 """What a checkpoint holds."""
 
@@ -73,6 +71,7 @@ class Checkpoints:
         )
         content = {
             "config": self._config,
+            "classes": list(progress.classes),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rank_buffers": own,
@@ -199,21 +198,6 @@ def _save(content: dict[str, Any], file: IO[bytes]) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another training.
-
-    Raises:
-        WrongInput: Names what differs, in the checkpoint and here.
-    """
-    theirs, ours = flat_params(content["config"]), flat_params(config)
-    different = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-    if different:
-        said = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in different[:4])
-        raise WrongInput(
-            f"the checkpoint is of another training ({said}): train with its settings, or remove it to begin anew"
-        )
 
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tasks.errors import WrongInput
-from tasks.train.checkpoint import Checkpoints, check_fits
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.identity import check_fits
 from tests.unit.train.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 
@@ -109,12 +110,23 @@ def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference() -> None:
-    """Settings, data and ranks are named with both values."""
+def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference(tmp_path: Path) -> None:
+    """Classes by their names, the first five of them; settings, data and ranks with both values."""
+    classes = ("ant", "bee", "cat")
+    check_fits({"config": CONFIG, "classes": list(classes)}, CONFIG, classes, tmp_path)
+
     other = {"train": {"seed": 2, "model": "resnet18"}, "cache": "other"}
-    with pytest.raises(WrongInput, match=r"cache is 'other' there and 'digest' here, train.seed is 2 there and 1 here"):
-        check_fits({"config": other}, CONFIG)
-    check_fits({"config": CONFIG}, CONFIG)
+    with pytest.raises(
+        WrongInput, match=r"\(cache is 'other' there and 'digest' here; train.seed is 2 there and 1 here\): train with"
+    ) as refused:
+        check_fits({"config": other, "classes": list(classes)}, CONFIG, classes, tmp_path)
+    assert f"in '{tmp_path}'" in str(refused.value)
+    many = ["ant", "bee", *(f"class {number}" for number in range(7))]
+    with pytest.raises(
+        WrongInput,
+        match=r"\(classes only there: class 0, class 1, class 2, class 3, class 4 and 2 more; classes only here: cat\)",
+    ):
+        check_fits({"config": CONFIG, "classes": many}, CONFIG, classes, tmp_path)
 
 
 def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
