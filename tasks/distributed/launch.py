@@ -19,7 +19,7 @@ from typing import Any
 import filelock
 
 from tasks.cores import num_cores, share_of_gpus
-from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.distributed.rank import EVENT_MARK, EXIT_ENDED, RankSpec
 from tasks.distributed.rendezvous import ranks_environments
 from tasks.environment import rank_environment
 from tasks.errors import OutOfTime, WrongInput
@@ -190,7 +190,8 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
                     rank.lines.append(line)
                     logger.info("rank %d: %s", rank.number, line)
         finally:
-            failed = any(rank.process.poll() not in (None, 0) for rank in ranks)
+            # Where one was asked to leave, all write their checkpoint and leave.
+            failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             _end(ranks, FAILED_GRACE_SECONDS if failed else LEAVE_GRACE_SECONDS)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")

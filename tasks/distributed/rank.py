@@ -172,8 +172,9 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
 
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
-    # An exception, so that the MLflow run ends as killed and not as running for ever.
-    interrupt_on(signal.SIGTERM)
+    # An exception, so that the MLflow run ends as killed and not as running for ever. Heard once: a machine that shuts
+    # down asks every process, and the parent its ranks again, which would tear the checkpoint that they write.
+    interrupt_on(signal.SIGTERM, once=True)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):

@@ -2,7 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -115,7 +115,9 @@ class Ground:
         return TrainConfig.model_validate(SETTINGS | {"weights": str(self.weights)} | changes)
 
 
-def coloured_cache(url: str, classes: Sequence[str] = ("blue", "green", "red")) -> CacheRef:
+def coloured_cache(
+    url: str, classes: Sequence[str] = ("blue", "green", "red"), rows: Mapping[str, int] = ROWS
+) -> CacheRef:
     """Write a cache of noise in which each class has a colour of its own, at most three."""
 
     def draw(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
@@ -123,7 +125,7 @@ def coloured_cache(url: str, classes: Sequence[str] = ("blue", "green", "red")) 
         pixels[..., row % len(classes)] += 100
         return pixels, row % len(classes)
 
-    return write_cache(url, ROWS, draw, classes, CacheConfig(image_size=SIDE), rows_per_group=3, groups_per_file=5)
+    return write_cache(url, rows, draw, classes, CacheConfig(image_size=SIDE), rows_per_group=3, groups_per_file=5)
 
 
 def _write_weights(path: Path) -> None:
