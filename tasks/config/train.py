@@ -86,8 +86,8 @@ class TrainConfig(Settings):
         None,
         ge=1,
         description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last, its epoch "
-        "is validated. Training and validation count; starting, making features, checkpoints, the evaluation at the end "
-        "and what a killed process did after its last checkpoint do not; empty: no bound",
+        "is validated. Training and validation count; starting, making features, checkpoints, the evaluation at the "
+        "end and what a killed process did after its last checkpoint do not; empty: no bound",
     )
     patience: int = Field(
         3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
