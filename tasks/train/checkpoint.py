@@ -120,8 +120,9 @@ class Checkpoints:
     def newest(self) -> tuple[str | None, str | None]:
         """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both.
 
-        What was read of it is kept for the `load` that follows. One that cannot be gone on from is renamed: its number
-        may be higher than of those that come now, and it would be taken for the newer one.
+        What was read of it is kept for the `load` that follows. One whose content cannot be gone on from is renamed:
+        its number may be higher than of those that come now, and it would be taken for the newer one. One that the disk
+        does not give is raised and left where it is: another time it may.
         """
         for path in reversed(self._steps()):
             try:
@@ -129,7 +130,7 @@ class Checkpoints:
                 _check_form(content)
                 self._read = path.name, content
                 return path.name, str(content["run_id"])
-            except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+            except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # The last one also for a file with more in it than tensors and plain values, which is not run.
                 logger.warning("%s cannot be gone on from (%r): the one before it is taken, if any", path, error)
                 path.rename(path.with_suffix(UNREADABLE))
@@ -143,7 +144,12 @@ class Checkpoints:
             return read[1]
         content: dict[str, Any] = torch.load(self._folder / name, map_location="cpu", weights_only=True)
         best = content["best"]
-        content["best_state"] = torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+        try:
+            content["best_state"] = (
+                torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+            )
+        except FileNotFoundError:
+            raise ValueError(f"the weights of its best epoch, {best}, are gone") from None
         self._best_written = best
         return content
 

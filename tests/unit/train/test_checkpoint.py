@@ -1,5 +1,8 @@
 """Checkpoints: which stay, which are damaged or of another training, and what is never read."""
 
+import errno
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +77,41 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, dam
     resumed.run()
 
     assert_same(resumed, unbroken)
+
+
+def test_a_checkpoint_whose_best_weights_are_gone_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The two are one: without those weights nothing could be handed over at the end."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 2))
+    (best,) = tmp_path.glob("best-*.pt")
+    best.unlink()
+
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
+    assert f"the weights of its best epoch, {best.name}, are gone" in caplog.text
+    assert not list(tmp_path.glob("step-*.pt"))
+
+
+@pytest.mark.parametrize("kind", ["step", "best"])
+@pytest.mark.parametrize("fault", [errno.ELOOP, errno.EIO])
+def test_a_checkpoint_that_the_disk_does_not_give_stays_for_another_time(tmp_path: Path, kind: str, fault: int) -> None:
+    """A passing fault is no damage: it is raised, whether the file could not be opened or not be read."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 2))
+    newest = max(tmp_path.glob("step-*.pt"))
+    held = max(tmp_path.glob(f"{kind}-*.pt"))
+    content = held.read_bytes()
+    held.unlink()
+    # The first page of a process's memory is none that can be read.
+    held.symlink_to(held if fault == errno.ELOOP else "/proc/self/mem")
+
+    with pytest.raises(OSError, match=re.escape(os.strerror(fault))) as raised:
+        Checkpoints(tmp_path, 2, CONFIG).newest()
+    assert raised.value.errno == fault
+
+    held.unlink()
+    held.write_bytes(content)
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (newest.name, "run")
+    assert not list(tmp_path.glob("*.unreadable"))
 
 
 def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
