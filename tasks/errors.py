@@ -21,6 +21,13 @@ class DiskFull(RuntimeError):
     """
 
 
+class TrackingAway(RuntimeError):
+    """The tracking server does not answer; its one sentence names it.
+
+    Retried, since it may come back; what was to be sent is in the checkpoint of the training, and run again it is sent.
+    """
+
+
 ALTERNATIVES = ("constrained-", "literal[")
 """What pydantic's names for the alternatives of a setting begin with."""
 

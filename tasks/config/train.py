@@ -110,6 +110,12 @@ class TrainConfig(Settings):
         300, ge=1, description="A checkpoint is written after this many seconds, beside that of every epoch"
     )
     keep_checkpoints: int = Field(2, ge=1, le=100, description="Checkpoints that are kept while it trains")
+    keep_checkpoint_days: int | None = Field(
+        30,
+        ge=1,
+        le=36_500,
+        description="Checkpoints of trainings that were given up are removed after these days; empty: none is",
+    )
     timeout_seconds: int = Field(
         86_400, ge=1, description="The training is ended after this many seconds; run again, it goes on where it was"
     )
@@ -161,4 +167,5 @@ class TrainConfig(Settings):
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide the result: all but when it is saved and how long it may take."""
-        return self.model_dump(exclude={"timeout_seconds", "checkpoint_seconds", "keep_checkpoints"})
+        kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
+        return self.model_dump(exclude=kept | {"timeout_seconds"})
