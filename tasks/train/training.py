@@ -20,7 +20,7 @@ from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, 
 from tasks.train.device import choose_device, make_deterministic
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
-from tasks.train.features import BATCH
+from tasks.train.feature_files import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import decisive_settings, run_key

@@ -12,16 +12,19 @@ import mlflow
 import psutil
 import pytest
 import torch
+import torchvision
 
 from tasks.config import DistributedConfig, StorageConfig, TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
 from tasks.distributed.rank import RankSpec
+from tasks.errors import DiskFull, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tests.faults.disks import mounted_disk
 from tests.integration.hand_made import hand_made_cache
 from tests.integration.trainings import weights
+from tests.processes import rank_processes
 
 TRAIN = TrainConfig(
     model="shufflenet_v2_x0_5",
@@ -128,3 +131,29 @@ def test_a_full_disk_at_a_checkpoint_ends_no_training_and_spoils_no_checkpoint(c
         assert epochs[0] in (1, 2)
         resumed = weights(run, small, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_disk_that_is_too_small_for_features_is_one_sentence_and_keeps_nothing_of_them(
+    cache, storage, tmp_path, num_ranks
+):
+    """Refused where that is known before; full while they are made, it has no half cache, and no rank is left."""
+    torch.manual_seed(1)
+    network = tmp_path / "weights.pt"
+    torch.save(torchvision.models.get_model(TRAIN.model, weights=None).state_dict(), network)
+    head = TRAIN.model_copy(update={"weights": str(network), "freeze_backbone": True, "max_epochs": 1})
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    with mounted_disk(tmp_path / "small", storage, 100) as disk:
+        features = storage.model_copy(update={"cache": str(disk.folder)})
+        spec = RankSpec(train=head, distributed=distributed, cache=cache, storage=features)
+        with pytest.raises(WrongInput, match=r"needs 0.0 GB and .* set train.feature_cache to false, or set storage"):
+            launch_ranks(spec)
+        disk.remount("size=208k")
+        with pytest.raises(DiskFull, match=rf"a disk was full .*'{disk.folder}' has [\d.]+ MB free") as full:
+            launch_ranks(spec)
+        assert "\n" not in str(full.value)
+        assert [path for path in disk.folder.rglob("*") if path.suffix != ".lock"] == []
+        assert rank_processes(storage.home) == []
+        disk.remount("size=1000k")
+        launch_ranks(spec)
+        assert list(disk.folder.glob("*/manifest.json"))

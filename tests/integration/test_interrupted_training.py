@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import mlflow
 import psutil
@@ -14,6 +15,7 @@ from tasks import tracking
 from tasks.config import DistributedConfig, StorageConfig
 from tasks.distributed.launch import RankFailed
 from tasks.distributed.rank import RankSpec
+from tasks.errors import TrackingAway
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
@@ -151,3 +153,44 @@ def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_agai
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
+
+
+def test_a_training_whose_server_is_away_when_it_is_run_again_is_told_in_one_sentence(
+    cache, storage, tmp_path, monkeypatch
+):
+    """By the rank that asks for its run; with the server back it goes on from its checkpoint, in the same run."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+    def kill(event):
+        if event["epoch"] == 1:
+            for process in rank_processes(storage.home):
+                process.send_signal(signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match="was ended by signal 9"):
+        train(cache, storage, on_event=kill, max_epochs=3)
+    away = storage.model_copy(update={"tracking": "http://127.0.0.1:9"})
+    with pytest.raises(TrackingAway, match=r"^the tracking server 'http://127.0.0.1:9' does not answer \(") as told:
+        train(cache, away, max_epochs=3)
+    assert "\n" not in str(told.value)
+    events = []
+    run = train(cache, storage, on_event=events.append, max_epochs=3)
+    assert [event["epoch"] for event in events] == list(range(4 - len(events), 4))
+    assert len(events) < 3
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
+
+
+def test_a_training_removes_the_checkpoints_of_others_that_were_given_up_long_ago(cache, storage):
+    """And leaves those that somebody may yet go on from."""
+    old, newer = (storage.checkpoints / (digit * 16) for digit in "01")
+    for folder, days in ((old, 31), (newer, 29)):
+        folder.mkdir(parents=True)
+        for path in (folder / "step-00-000001-000000000000+.pt", folder):
+            path.touch()
+            os.utime(path, (time.time() - days * 86_400,) * 2)
+    settings = SMALL.model_copy(update={"max_epochs": 1})
+    train_model(settings.model_copy(update={"keep_checkpoint_days": None}), cache, storage)
+    assert old.exists()
+    train_model(settings.model_copy(update={"seed": 4}), cache, storage)
+    assert not old.exists()
+    assert [path.name for path in newer.iterdir()] == ["step-00-000001-000000000000+.pt"]
