@@ -4,6 +4,7 @@ import logging
 import shutil
 from itertools import islice
 
+import pyarrow as pa
 import torch
 
 from tasks import tracking
@@ -15,14 +16,22 @@ from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
+from tasks.etl.snapshots import read_columns
 from tasks.etl.source import prepare_source
 from tasks.jvm import check_java
+from tasks.refs import TableRef
+from tasks.schema import IMAGES_ARROW, TRAIN
+from tasks.spark import NeedsSpark
 from tasks.storage import Storage
+from tasks.train.batches import check_batches
 from tasks.train.device import choose_device
+from tasks.train.features import ends_in_head, sample_images
 from tasks.train.model import build_classifier
 from tasks.train.precision import choose_precision
 
 logger = logging.getLogger("lakevision.preflight")
+
+SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
 def check_training(train: TrainConfig, cache: CacheConfig) -> None:
@@ -33,20 +42,21 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
     """
     device = choose_device(train.device, 0)
     choose_precision(train.precision, device)
-    if train.compile and device.type == "cpu" and not train.is_head_alone:
-        _check_compiler()
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
     side = cache.image_size
+    sample = sample_images(side)
     try:
         with torch.no_grad():
-            classifier.train()(torch.zeros(2, side, side, 3, dtype=torch.uint8))
+            classifier.train()(sample)
     except Exception as error:  # Each architecture fails in its own way on a size it was not made for.
         raise WrongInput(
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
+    if train.compile and device.type == "cpu" and not (train.is_head_alone and ends_in_head(classifier, sample)):
+        _check_compiler()
 
 
 def _check_compiler() -> None:
@@ -58,16 +68,50 @@ def _check_compiler() -> None:
         )
 
 
+def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> None:
+    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it.
+
+    Of a table that only Spark can read nothing is said here: its cache is looked at before the ranks start.
+
+    Args:
+        train: Its batch size.
+        num_ranks: Ranks that share the split `train`.
+        images: Version of the table `images`.
+
+    Raises:
+        WrongInput: As `check_batches`.
+    """
+    try:
+        rows = read_columns(None, images, SPLIT_ARROW, {"split": TRAIN}).num_rows
+    except (NeedsSpark, pa.ArrowInvalid):  # The latter of files that another program wrote, and Spark reads.
+        return
+    if rows > 0:  # Else the split is empty, which the cache refuses with another way out.
+        check_batches(train, num_ranks, rows)
+
+
 def check_search(config: TuneRun) -> None:
     """Refuse a search whose trials could not all be trained, before a cache is built for it.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
     # Networks are built once each, whatever else of them is searched.
-    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
+    for train in {(one.model, one.weights, one.freeze_backbone): one for one in _extremes(config)}.values():
         check_training(train, config.cache)
+
+
+def check_search_sizes(config: TuneRun, images: TableRef) -> None:
+    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
+
+    Raises:
+        WrongInput: As `check_split_size`.
+    """
+    for train in {one.batch_size: one for one in _extremes(config)}.values():
+        check_split_size(train, 1, images)
+
+
+def _extremes(config: TuneRun) -> list[TrainConfig]:
+    return [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
 
 
 def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
