@@ -6,9 +6,9 @@ from tasks.cache.task import materialize
 from tasks.config import PipelineConfig
 from tasks.distributed.task import submit_train_distributed
 from tasks.etl.task import ingest
-from tasks.orchestration.task import StageLog
+from tasks.orchestration.task import StageLog, run_stage
 from tasks.predict.task import predict_pictures
-from tasks.preflight.task import check_inputs
+from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import promote_run
 from tasks.spark import keep_spark
 from tasks.storage import resolve_storage
@@ -25,6 +25,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     with keep_spark():  # one JVM for all that need one, and none while training has the memory
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
+        run_stage(check_batches_fit, config.train, etl.images, config.distributed)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
     single = stages.run(train_single, config.train, cache, storage)
     distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)

@@ -6,7 +6,7 @@ from tasks.cache.task import materialize
 from tasks.config import TrainRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
-from tasks.preflight.task import check_trainable
+from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
 from tasks.train.task import train_single
@@ -18,6 +18,7 @@ def train(config: TrainRun = TrainRun()) -> RunRef:
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
+    run_stage(check_batches_fit, config.train, images)
     cache = run_stage(materialize, config.cache, images, storage, config.spark)
     return run_stage(train_single, config.train, cache, storage)
 

@@ -7,7 +7,7 @@ from tasks.config import TrainDistributedRun
 from tasks.distributed.task import train_ranks
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
-from tasks.preflight.task import check_trainable
+from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
 
@@ -19,6 +19,7 @@ def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache
     run_stage(check_trainable, config.train, config.cache, storage)
     if cache_ref is None:
         images = run_stage(choose_images, config.table_version, storage, config.spark)
+        run_stage(check_batches_fit, config.train, images, config.distributed)
         cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
     return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage)
 

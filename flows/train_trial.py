@@ -6,7 +6,7 @@ from tasks.cache.task import materialize
 from tasks.config import TrialRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
-from tasks.preflight.task import check_trainable
+from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import CacheRef, TrialReport
 from tasks.storage import resolve_storage
 from tasks.tune.task import train_trial_here
@@ -19,6 +19,7 @@ def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None
     if cache_ref is None:
         run_stage(check_trainable, config.train, config.cache, storage)
         images = run_stage(choose_images, config.table_version, storage, config.spark)
+        run_stage(check_batches_fit, config.train, images)
         cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
     return run_stage(train_trial_here, config, cache_ref, storage)
 

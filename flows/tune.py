@@ -9,7 +9,7 @@ from tasks.orchestration.task import run_stage
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
 from tasks.train.task import train_single
-from tasks.tune.task import check_searchable, search_best, submit_best
+from tasks.tune.task import check_drawn_batches_fit, check_searchable, search_best, submit_best
 
 
 @dag_flow("tune")
@@ -18,6 +18,7 @@ def tune(config: TuneRun = TuneRun()) -> RunRef:
     storage = resolve_storage(config.storage)
     run_stage(check_searchable, config, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
+    run_stage(check_drawn_batches_fit, config, images)
     cache = run_stage(materialize, config.cache, images, storage, config.spark)
     best = run_stage(search_best, config.train, config.tune, cache, storage)
     run_stage(submit_best, best, config.tune, cache, storage)

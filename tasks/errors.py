@@ -1,4 +1,5 @@
-"""Exceptions made for a person to read: something was asked for that cannot be done, or a disk was full."""
+"""Exceptions made for a person to read: something was asked for that cannot be done, a disk was full, or the
+tracking server is away."""
 
 from pydantic import ValidationError
 
@@ -18,6 +19,13 @@ class DiskFull(RuntimeError):
     """Work ended because a disk had no room left; its one sentence says how much is free where.
 
     Retried, since room may be made; each table is as it was or as it should be, and no half cache is left.
+    """
+
+
+class TrackingAway(RuntimeError):
+    """The tracking server does not answer; its one sentence names it.
+
+    Retried, since it may come back; what was to be sent is in the checkpoint of the training, and run again it is sent.
     """
 
 

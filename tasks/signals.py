@@ -13,14 +13,21 @@ class _State:
     held: str | None = None
 
 
-def interrupt_on(*numbers: signal.Signals) -> None:
+def interrupt_on(*numbers: signal.Signals, once: bool = False) -> None:
     """Raise KeyboardInterrupt in the main thread when one of these signals comes; an ignored one stays ignored.
 
     Within `held_back` the first one waits for its end. A second one does not.
+
+    Args:
+        numbers: The signals.
+        once: Hear the first of them alone, and let what it began be ended in peace.
     """
 
     def interrupt(number: int, _frame: object) -> None:
         name = signal.Signals(number).name
+        if once:
+            for heard in numbers:
+                signal.signal(heard, signal.SIG_IGN)
         if _State.depth and _State.held is None:
             _State.held = name
             return

@@ -35,8 +35,13 @@ def cache_bytes(rows: int, cache: CacheConfig) -> int:
     return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
-def check_disk(url: str, needed: int) -> None:
+def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -> None:
     """Refuse a cache that the disk cannot hold.
+
+    Args:
+        url: Where it is to be; the folder need not be there.
+        needed: Its bytes.
+        smaller: What a person can set so that less is needed.
 
     Raises:
         WrongInput: Says how much is needed and how much is free.
@@ -48,5 +53,5 @@ def check_disk(url: str, needed: int) -> None:
     if needed > free:
         raise WrongInput(
             f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
-            "make room, lower cache.image_size, or set storage.cache to another disk"
+            f"make room, {smaller}, or set storage.cache to another disk"
         )

@@ -3,6 +3,7 @@
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import fsspec
@@ -30,9 +31,12 @@ class _DigestingFile:
         self.sha256 = hashlib.sha256()
         self.bytes = 0
         self.closed = False
+        self._abandoned = False
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        if self._abandoned:
+            return view.nbytes
         self.sha256.update(view)
         self.bytes += view.nbytes
         self._handle.write(view)
@@ -47,6 +51,12 @@ class _DigestingFile:
     def close(self) -> None:
         self.closed = True
         self._handle.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is; what is written from now on goes nowhere."""
+        self._abandoned = True
+        with suppress(OSError):  # Of a full disk, on which what was buffered has no place either.
+            self._handle.close()
 
 
 class RowFileWriter:
@@ -112,6 +122,12 @@ class RowFileWriter:
             bytes=self._file.bytes,
             sha256=self._file.sha256.hexdigest(),
         )
+
+    def abandon(self) -> None:
+        """Let go of a file that will never be whole, and of its place on the disk once it is removed."""
+        self._file.abandon()
+        # It would write a footer when Python collects it.
+        self._writer.close()
 
 
 class CacheFileWriter(RowFileWriter):

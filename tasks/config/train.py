@@ -92,7 +92,11 @@ class TrainConfig(Settings):
     )
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
     max_seconds: int | None = Field(
-        None, ge=1, description="Budget of training time, over all starts, in seconds; empty: no bound"
+        None,
+        ge=1,
+        description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last, its epoch "
+        "is validated. Training and validation count; starting, making features, checkpoints, the evaluation at the "
+        "end and what a killed process did after its last checkpoint do not; empty: no bound",
     )
     patience: int = Field(
         3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
@@ -119,6 +123,12 @@ class TrainConfig(Settings):
         300, ge=1, description="A checkpoint is written after this many seconds, beside that of every epoch"
     )
     keep_checkpoints: int = Field(2, ge=1, le=100, description="Checkpoints that are kept while it trains")
+    keep_checkpoint_days: int | None = Field(
+        30,
+        ge=1,
+        le=36_500,
+        description="Checkpoints of trainings that were given up are removed after these days; empty: none is",
+    )
     timeout_seconds: int = Field(
         86_400, ge=1, description="The training is ended after this many seconds; run again, it goes on where it was"
     )
@@ -179,4 +189,5 @@ class TrainConfig(Settings):
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide the result: all but when it is saved and how long it may take."""
-        return self.model_dump(exclude={"timeout_seconds", "checkpoint_seconds", "keep_checkpoints"})
+        kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
+        return self.model_dump(exclude=kept | {"timeout_seconds"})

@@ -24,6 +24,7 @@ NOT_SEARCHED = {
     "max_seconds": "it would make a trial's result depend on how busy the machine is",
     "checkpoint_seconds": "it decides what is kept of a training and not how good it gets",
     "keep_checkpoints": "it decides what is kept of a training and not how good it gets",
+    "keep_checkpoint_days": "it decides what is kept of a training and not how good it gets",
     "feature_cache": "it decides how fast a training runs and not how good it gets",
     "compile": "it decides how fast a training runs and not how good it gets",
 }

@@ -18,13 +18,15 @@ from typing import Any
 
 import filelock
 
+from tasks.cache.manifest import read_manifest
 from tasks.cores import num_cores, share_of_gpus
-from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.distributed.rank import EVENT_MARK, EXIT_ENDED, TOLD, RankSpec
 from tasks.distributed.rendezvous import ranks_environments
 from tasks.environment import rank_environment
-from tasks.errors import OutOfTime, WrongInput
+from tasks.errors import OutOfTime
 from tasks.refs import RunRef
-from tasks.train.finite import Diverged
+from tasks.train.batches import check_data
+from tasks.train.sweep import launch_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -113,12 +115,17 @@ def launch_ranks(
         stop: Ends the ranks when it is set; for who trains in a thread, which no signal reaches.
 
     Raises:
-        WrongInput: A rank refused its input, or diverged.
-        RankFailed: A rank failed; carries its last lines.
-        OutOfTime: It took longer than `train.timeout_seconds`.
+        WrongInput: More ranks or a larger batch than there are pictures, a rank refused its input, or diverged.
+        DiskFull: A disk was full.
+        TrackingAway, RunDeleted: The tracking server does not answer, or the MLflow run is not there any more.
+        RankFailed: A rank failed otherwise; carries its last lines.
+        OutOfTime: It took longer than `train.timeout_seconds`, or another process that trains the same did.
         Stopped: `stop` was set.
     """
-    lock = spec.storage.checkpoints / f"{spec.key}.launch.lock"
+    manifest = read_manifest(spec.cache.url)
+    if manifest is not None:  # Of a cache that is gone the ranks say so.
+        check_data(spec.train, manifest, spec.num_ranks)
+    lock = launch_lock(spec.storage.checkpoints / spec.key)
     lock.parent.mkdir(parents=True, exist_ok=True)
     # Two that want the same training: the second waits here, where no rank waits for another, and finds it done.
     turn = filelock.FileLock(lock)
@@ -126,22 +133,24 @@ def launch_ranks(
         turn.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another process trains exactly this: waiting for its result")
-        _wait_for_turn(turn, time.monotonic() + spec.train.timeout_seconds, stop)
+        _wait_for_turn(turn, spec.train.timeout_seconds, stop)
     try:
         return _train(spec, on_event, stop)
     finally:
         turn.release()
 
 
-def _wait_for_turn(turn: filelock.BaseFileLock, deadline: float, stop: threading.Event | None) -> None:
-    while True:
-        try:
+def _wait_for_turn(turn: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        with suppress(filelock.Timeout):
             turn.acquire(timeout=LOOK_SECONDS)
             return
-        except filelock.Timeout:
-            _check_stop(stop)
-            if time.monotonic() > deadline:
-                raise
+        _check_stop(stop)
+    raise OutOfTime(
+        f"another process trains exactly this, and has not ended within train.timeout_seconds {timeout_seconds}: "
+        "wait for it or end it, then run again"
+    )
 
 
 def _check_stop(stop: threading.Event | None) -> None:
@@ -150,7 +159,7 @@ def _check_stop(stop: threading.Event | None) -> None:
 
 
 def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None) -> RunRef:
-    num_ranks = spec.distributed.num_ranks if spec.distributed else 1
+    num_ranks = spec.num_ranks
     lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
     ranks: list[_Rank] = []
     run_id: str | None = None
@@ -181,8 +190,8 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
                     _check_exit(rank)
                 elif line.startswith(EVENT_MARK):
                     event = json.loads(line.removeprefix(EVENT_MARK))
-                    if "wrong_input" in event:
-                        raise (Diverged if event["diverged"] else WrongInput)(event["wrong_input"])
+                    if "failed" in event:
+                        raise TOLD[event["failed"]](event["said"])
                     run_id = event.get("run_id", run_id)
                     if on_event is not None and "epoch" in event:
                         on_event(event)
@@ -190,7 +199,8 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
                     rank.lines.append(line)
                     logger.info("rank %d: %s", rank.number, line)
         finally:
-            failed = any(rank.process.poll() not in (None, 0) for rank in ranks)
+            # Where one was asked to leave, all write their checkpoint and leave.
+            failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             _end(ranks, FAILED_GRACE_SECONDS if failed else LEAVE_GRACE_SECONDS)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")

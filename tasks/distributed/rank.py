@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.errors import WrongInput
+from tasks.errors import DiskFull, TrackingAway, WrongInput
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
+from tasks.tracking import RunDeleted
 from tasks.train.finite import Diverged
 from tasks.train.identity import run_key
 from tasks.train.progress import EpochMetrics
@@ -30,6 +31,13 @@ from tasks.train.run import train_model
 EVENT_MARK = "@lakevision "
 """Lines on stdout with this mark are events for the process that started the rank, as JSON."""
 
+TOLD: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (Diverged, WrongInput, DiskFull, TrackingAway, RunDeleted)
+}
+"""What is made for a person to read, and reaches the process that started the rank as its sentence; of two kinds that
+an error is of, the narrower one is first."""
+
+EXIT_FAILED = 1
 EXIT_WRONG_INPUT = 2
 EXIT_ENDED = 130
 """Ended by a signal, as shells say it."""
@@ -56,6 +64,11 @@ class RankSpec(BaseModel):
     def key(self) -> str:
         """The training's name, by everything that decides its result."""
         return run_key(self.train, self.cache, self.distributed, self.repetition)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks train."""
+        return self.distributed.num_ranks if self.distributed else 1
 
 
 def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
@@ -172,8 +185,9 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
 
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
-    # An exception, so that the MLflow run ends as killed and not as running for ever.
-    interrupt_on(signal.SIGTERM)
+    # An exception, so that the MLflow run ends as killed and not as running for ever. Heard once: a machine that shuts
+    # down asks every process, and the parent its ranks again, which would tear the checkpoint that they write.
+    interrupt_on(signal.SIGTERM, once=True)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
@@ -181,15 +195,16 @@ def main(spec_path: str) -> int:
     # A machine without git is none to warn of: the commit is taken from where it is known.
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
-        reducer = make_reducer(spec.distributed.num_ranks if spec.distributed else 1)
+        reducer = make_reducer(spec.num_ranks)
         if reducer.rank != 0:
             logging.getLogger("lakevision").setLevel(logging.WARNING)
         run_rank(spec, reducer)
         if reducer.num_ranks > 1:
             leave_ranks()
-    except WrongInput as error:
-        emit({"wrong_input": str(error), "diverged": isinstance(error, Diverged)})
-        return EXIT_WRONG_INPUT
+    except tuple(TOLD.values()) as error:
+        name = next(name for name, kind in TOLD.items() if isinstance(error, kind))
+        emit({"failed": name, "said": str(error)})
+        return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_ENDED
     return 0

@@ -4,6 +4,7 @@ import logging
 import shutil
 from itertools import islice
 
+import pyarrow as pa
 import torch
 
 from tasks import tracking
@@ -15,14 +16,23 @@ from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
 from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
+from tasks.etl.snapshots import read_columns
 from tasks.etl.source import prepare_source
 from tasks.jvm import check_java
+from tasks.refs import TableRef
+from tasks.schema import IMAGES_ARROW, TRAIN
+from tasks.spark import NeedsSpark
 from tasks.storage import Storage
+from tasks.train.batches import check_batches
 from tasks.train.device import choose_device
+from tasks.train.features import ends_in_head, sample_images
 from tasks.train.model import build_classifier
 from tasks.train.precision import choose_precision
+from tasks.tune.space import fit_batches
 
 logger = logging.getLogger("lakevision.preflight")
+
+SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
 def check_training(train: TrainConfig, cache: CacheConfig) -> None:
@@ -33,20 +43,21 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
     """
     device = choose_device(train.device, 0)
     choose_precision(train.precision, device)
-    if train.compile and device.type == "cpu" and not train.is_head_alone:
-        _check_compiler()
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
     side = cache.image_size
+    sample = sample_images(side)
     try:
         with torch.no_grad():
-            classifier.train()(torch.zeros(2, side, side, 3, dtype=torch.uint8))
+            classifier.train()(sample)
     except Exception as error:  # Each architecture fails in its own way on a size it was not made for.
         raise WrongInput(
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
+    if train.compile and device.type == "cpu" and not (train.is_head_alone and ends_in_head(classifier, sample)):
+        _check_compiler()
 
 
 def _check_compiler() -> None:
@@ -56,6 +67,31 @@ def _check_compiler() -> None:
             f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' is not there: install g++, "
             "name another one in $CXX, or set train.compile to false"
         )
+
+
+def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> None:
+    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it.
+
+    Of a table that only Spark can read nothing is said here: its cache is looked at before the ranks start.
+
+    Args:
+        train: Its batch size.
+        num_ranks: Ranks that share the split `train`.
+        images: Version of the table `images`.
+
+    Raises:
+        WrongInput: As `check_batches`.
+    """
+    if rows := _train_rows(images):
+        check_batches(train, num_ranks, rows)
+
+
+def _train_rows(images: TableRef) -> int:
+    """Return the pictures of the split `train`; 0 where it is empty (the cache refuses that) or Spark is needed."""
+    try:
+        return int(read_columns(None, images, SPLIT_ARROW, {"split": TRAIN}).num_rows)
+    except (NeedsSpark, pa.ArrowInvalid):  # The latter of files that another program wrote, and Spark reads.
+        return 0
 
 
 def check_search(config: TuneRun) -> None:
@@ -68,6 +104,16 @@ def check_search(config: TuneRun) -> None:
     # Networks are built once each, whatever else of them is searched.
     for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
         check_training(train, config.cache)
+
+
+def check_search_sizes(config: TuneRun, images: TableRef) -> None:
+    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
+
+    Raises:
+        WrongInput: As `fit_batches`.
+    """
+    if rows := _train_rows(images):
+        fit_batches(config.train, config.tune, rows)
 
 
 def check_pipeline(config: PipelineConfig, storage: Storage) -> None:

@@ -1,9 +1,10 @@
 """The preflight as a Prefect task."""
 
-from tasks.config import CacheConfig, PipelineConfig, TrainConfig
+from tasks.config import CacheConfig, DistributedConfig, PipelineConfig, TrainConfig
 from tasks.orchestration.task import stage
 from tasks.pool.task import check_pool, where_to_run
-from tasks.preflight.check import check_pipeline, check_training
+from tasks.preflight.check import check_pipeline, check_split_size, check_training
+from tasks.refs import TableRef
 from tasks.storage import Storage
 from tasks.tracking import check_tracking
 
@@ -22,3 +23,9 @@ def check_trainable(train: TrainConfig, cache: CacheConfig, tracked: Storage | N
     if tracked is not None:
         check_tracking(tracked)
     check_training(train, cache)
+
+
+@stage("check-batches", timeout_seconds=1800)
+def check_batches_fit(train: TrainConfig, images: TableRef, distributed: DistributedConfig | None = None) -> None:
+    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it."""
+    check_split_size(train, distributed.num_ranks if distributed else 1, images)

@@ -32,8 +32,10 @@ from tasks.tracking.searches import (
     parent_run,
     trial_tags,
 )
-from tasks.tracking.sender import MetricSender, RunDeleted, TrackingAway
+from tasks.tracking.sender import MetricSender, RunDeleted
 from tasks.tracking.server import (
+    answers,
+    away_named,
     check_tracking,
     prepare_tracking,
 )
@@ -57,7 +59,8 @@ __all__ = [
     "ParentRun",
     "RunDeleted",
     "TrackedRun",
-    "TrackingAway",
+    "answers",
+    "away_named",
     "check_tracking",
     "code_commit",
     "download_model",

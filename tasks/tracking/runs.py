@@ -15,7 +15,7 @@ import tasks
 from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
-from tasks.tracking.server import client_of, prepare_tracking
+from tasks.tracking.server import away_named, client_of, prepare_tracking
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -56,8 +56,13 @@ LOGGED_PACKAGES = (
 
 
 def find_finished_run(storage: Storage, key: str) -> RunRef | None:
-    """Return the finished run of exactly these inputs, or None."""
-    runs = runs_with_key(storage, key)
+    """Return the finished run of exactly these inputs, or None.
+
+    Raises:
+        TrackingAway: The server has not answered for as long as MLflow tries.
+    """
+    with away_named(storage):
+        runs = runs_with_key(storage, key)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 

@@ -11,9 +11,10 @@ import mlflow
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
+from tasks.errors import TrackingAway
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
-from tasks.tracking.server import client_of
+from tasks.tracking.server import away_named, client_of
 from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
@@ -23,10 +24,6 @@ RETRY_SECONDS = 10.0
 
 FLUSH_SECONDS = 600.0
 """How long the end of a training waits for a server that is away."""
-
-
-class TrackingAway(RuntimeError):
-    """The tracking server does not answer; what was to be sent is in the checkpoint, and run again it is sent."""
 
 
 class RunDeleted(RuntimeError):
@@ -61,8 +58,13 @@ class MetricSender:
         self._thread.start()
 
     def steps_sent(self, metric: str) -> set[int]:
-        """Return the steps of which the run has this metric already."""
-        return {found.step for found in self._client.get_metric_history(self._run_id, metric)}
+        """Return the steps of which the run has this metric already.
+
+        Raises:
+            TrackingAway: The server does not answer.
+        """
+        with away_named(self._storage):
+            return {found.step for found in self._client.get_metric_history(self._run_id, metric)}
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Send the metrics of a step as soon as the server takes them."""

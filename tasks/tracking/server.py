@@ -1,16 +1,29 @@
 """The tracking server or database: prepared once, and refused where it does not answer."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlflow
+import requests
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
 
 from tasks.credentials import without_credentials
-from tasks.errors import WrongInput
+from tasks.errors import TrackingAway, WrongInput
 from tasks.storage import Storage, artifacts_folder, local_path
 
 EXPERIMENT = "lakevision"
+
+FIRST_RETRIES = 2
+"""How often a server is asked again before work starts: a person waits for the answer. MLflow's seven, each after twice
+the time of the one before, are for a run that has something to lose."""
+
+FIRST_TIMEOUT_SECONDS = 10
+"""How long it may take to answer then."""
 
 
 def client_of(storage: Storage) -> mlflow.MlflowClient:
@@ -45,6 +58,60 @@ def _artifact_location(storage: Storage) -> str:
     return storage.artifacts if path is None else path.as_uri()
 
 
+@contextmanager
+def away_named(storage: Storage) -> Iterator[None]:
+    """Turn what MLflow makes of a server or database that does not answer into one sentence.
+
+    Raises:
+        TrackingAway: Names it and the way out.
+    """
+    try:
+        yield
+    except MlflowException as error:
+        if not _is_away(error):
+            raise
+        said = " ".join(without_credentials(str(error)).split())
+        # Not from the error itself, whose text a traceback would show as it is.
+        raise TrackingAway(
+            f"the tracking server '{storage.tracking_shown}' does not answer ({said}): mend it and run again, what was "
+            "trained is in its checkpoint"
+        ) from None
+
+
+def _is_away(error: MlflowException) -> bool:
+    # MLflow's client gives no other sign than the error of its HTTP library, on whose account it raises its own.
+    unanswered = isinstance(error.__context__, requests.RequestException)
+    return unanswered or bool(error.error_code == "TEMPORARILY_UNAVAILABLE")  # so it says of a database
+
+
+def _ask_first(storage: Storage) -> None:
+    """Ask a server whether it is there, for seconds and not for minutes, unless the environment says how long.
+
+    Raises:
+        MlflowException: It does not answer.
+    """
+    if not storage.tracking.startswith("http"):
+        return
+    # Any answer will do: what it means is for MLflow's client, which asks after this.
+    http_request(
+        get_default_host_creds(storage.tracking),
+        "/api/2.0/mlflow/experiments/get-by-name",
+        "GET",
+        params={"experiment_name": EXPERIMENT},
+        max_retries=None if MLFLOW_HTTP_REQUEST_MAX_RETRIES.is_set() else FIRST_RETRIES,
+        timeout=None if MLFLOW_HTTP_REQUEST_TIMEOUT.is_set() else FIRST_TIMEOUT_SECONDS,
+    )
+
+
+def answers(storage: Storage) -> bool:
+    """Say whether the tracking server answers, where there is one, within seconds."""
+    try:
+        _ask_first(storage)
+    except MlflowException:
+        return False
+    return True
+
+
 def check_tracking(storage: Storage) -> None:
     """Refuse a tracking server or database that does not answer, or that keeps its artifacts elsewhere.
 
@@ -52,6 +119,7 @@ def check_tracking(storage: Storage) -> None:
         WrongInput: Names it and the way out.
     """
     try:
+        _ask_first(storage)
         experiment = client_of(storage).get_experiment(prepare_tracking(storage))
     except MlflowException as error:
         said = without_credentials(str(error))

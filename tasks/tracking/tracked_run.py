@@ -19,7 +19,7 @@ from mlflow.types import ColSpec, DataType, Schema
 import tasks
 from tasks.storage import Storage
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
-from tasks.tracking.server import prepare_tracking
+from tasks.tracking.server import away_named, prepare_tracking
 
 MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
 """What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
@@ -105,14 +105,19 @@ def tracked_run(
         config: What the training was given; of a run that is gone on with, what is there already stays.
         tags: Tags beside the key's.
         resume: Id of a run to go on with.
+
+    Raises:
+        TrackingAway: The server does not answer, here or in what is done within.
     """
-    experiment = prepare_tracking(storage)
     # A training of a few seconds has samples, too; MLflow takes one every 10 s and none at the end.
     os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
     mlflow.enable_system_metrics_logging()
     # Named by its key from the first moment: no kill leaves a run that nobody finds.
     key_and_tags = {KEY_TAG: key, **tags}
-    with mlflow.start_run(resume, experiment, None if resume else name, tags=key_and_tags) as run:
+    with (
+        away_named(storage),  # Outside: a run is ended by a message, too.
+        mlflow.start_run(resume, prepare_tracking(storage), None if resume else name, tags=key_and_tags) as run,
+    ):
         given = flat_params(config) | version_params()
         missing = {name: value for name, value in given.items() if name not in run.data.params}
         tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit())

@@ -11,8 +11,6 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from tasks.errors import WrongInput
-from tasks.tracking.runs import flat_params
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -22,8 +20,8 @@ logger = logging.getLogger("lakevision.train")
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
 CONTENT = (
-    *("config", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running", "batch_size"),
-    *("stopping", "history", "seconds", "computed_on", "tags"),
+    *("config", "classes", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running"),
+    *("batch_size", "stopping", "history", "seconds", "computed_on", "tags"),
 )
 """What a checkpoint holds."""
 
@@ -73,6 +71,7 @@ class Checkpoints:
         )
         content = {
             "config": self._config,
+            "classes": list(progress.classes),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rank_buffers": own,
@@ -120,8 +119,9 @@ class Checkpoints:
     def newest(self) -> tuple[str | None, str | None]:
         """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both.
 
-        What was read of it is kept for the `load` that follows. One that cannot be gone on from is renamed: its number
-        may be higher than of those that come now, and it would be taken for the newer one.
+        What was read of it is kept for the `load` that follows. One whose content cannot be gone on from is renamed:
+        its number may be higher than of those that come now, and it would be taken for the newer one. One that the disk
+        does not give is raised and left where it is: another time it may.
         """
         for path in reversed(self._steps()):
             try:
@@ -129,7 +129,7 @@ class Checkpoints:
                 _check_form(content)
                 self._read = path.name, content
                 return path.name, str(content["run_id"])
-            except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+            except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # The last one also for a file with more in it than tensors and plain values, which is not run.
                 logger.warning("%s cannot be gone on from (%r): the one before it is taken, if any", path, error)
                 path.rename(path.with_suffix(UNREADABLE))
@@ -143,7 +143,12 @@ class Checkpoints:
             return read[1]
         content: dict[str, Any] = torch.load(self._folder / name, map_location="cpu", weights_only=True)
         best = content["best"]
-        content["best_state"] = torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+        try:
+            content["best_state"] = (
+                torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+            )
+        except FileNotFoundError:
+            raise ValueError(f"the weights of its best epoch, {best}, are gone") from None
         self._best_written = best
         return content
 
@@ -199,21 +204,6 @@ def _save(content: dict[str, Any], file: IO[bytes]) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-def check_fits(content: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another training.
-
-    Raises:
-        WrongInput: Names what differs, in the checkpoint and here.
-    """
-    theirs, ours = flat_params(content["config"]), flat_params(config)
-    different = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-    if different:
-        said = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in different[:4])
-        raise WrongInput(
-            f"the checkpoint is of another training ({said}): train with its settings, or remove it to begin anew"
-        )
 
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:

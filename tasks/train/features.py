@@ -3,8 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import fsspec
 import torch
@@ -14,7 +13,6 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import (
     FORMAT,
     CacheDamaged,
-    CacheFile,
     CacheManifest,
     CacheSplit,
     FeatureSettings,
@@ -22,12 +20,12 @@ from tasks.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from tasks.cache.sizes import FEATURE_GROUP_BYTES, check_disk, rows_in_group
+from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
-from tasks.cache.write import RowFileWriter
+from tasks.disk import full_disk_named
 from tasks.refs import CacheRef
-from tasks.schema import cache_schema
 from tasks.train.alone import alone
+from tasks.train.feature_files import feature_rows_per_group, head_inputs, write_share
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier
 from tasks.train.precision import precision_name
@@ -40,16 +38,18 @@ logger = logging.getLogger("lakevision.train")
 FORM = 2
 """Of the folded network: raised by whoever changes what `fold_batch_norm` computes. 2: activated convolutions."""
 
-BATCH = 64
-"""Pictures a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
+
+def sample_images(side: int) -> torch.Tensor:
+    """Return two pictures of noise, uint8 (2, side, side, 3), the same every time: for `ends_in_head`."""
+    return torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
     """Say whether the logits are exactly the head's output on a flat vector, so that features stand for pictures.
 
-    Tried on real pictures, not guessed: squeezenet, for one, pools after its last layer.
+    Tried on pictures, not guessed: squeezenet, for one, pools after its last layer.
     """
-    with _head_inputs(classifier) as seen:
+    with head_inputs(classifier) as seen:
         outputs: list[torch.Tensor] = []
         handle = classifier.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
@@ -63,17 +63,6 @@ def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
         and outputs[0].shape == logits.shape
         and bool(torch.equal(outputs[0].float(), logits))
     )
-
-
-@contextmanager
-def _head_inputs(classifier: Classifier) -> Iterator[list[torch.Tensor]]:
-    """Yield a list to which every forward pass adds what the head was given."""
-    seen: list[torch.Tensor] = []
-    handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def backbone_digest(name: str, classifier: Classifier) -> str:
@@ -116,9 +105,10 @@ def materialize_features(
 
     Raises:
         WrongInput: The disk has no room for them.
+        DiskFull: The disk was full before they were whole; nothing of them is left.
     """
     size = pictures.image_size
-    with _head_inputs(classifier) as seen, torch.no_grad():
+    with head_inputs(classifier) as seen, torch.no_grad():
         classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
     settings = FeatureSettings(
         source=source.digest,
@@ -132,7 +122,7 @@ def materialize_features(
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
     url = f"{folder.rstrip('/')}/{key}"
-    with ExitStack() as stack:
+    with full_disk_named(folder), ExitStack() as stack:
 
         def look() -> CacheManifest | None:
             stack.enter_context(take_turn(url))  # Another training may be making them.
@@ -143,8 +133,10 @@ def materialize_features(
             logger.info("%s has the features of this backbone already", url)
             return url, found
         if reducer.rank == 0:
-            check_disk(url, sum(pictures.splits[split].rows for split in splits) * (4 * settings.num_features + 16))
             discard(url)  # What a killed or damaged build left.
+            num_pictures = sum(pictures.splits[split].rows for split in splits)
+            check_disk(url, num_pictures * (4 * settings.num_features + 16), "set train.feature_cache to false")
+            logger.info("%s: the frozen backbone runs over %d pictures, once", url, num_pictures)
             filesystem, root = fsspec.core.url_to_fs(url)
             filesystem.makedirs(root, exist_ok=True)
             stack.callback(_discard_half, url)
@@ -152,7 +144,7 @@ def materialize_features(
         backbone = fold_batch_norm(classifier)
         backbone.precision = precision
         written = {
-            split: _write_share(backbone, source.url, pictures, split, url, device, reducer, settings)
+            split: write_share(backbone, source.url, pictures, split, url, device, reducer, settings)
             for split in splits
         }
         everyone = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
@@ -162,7 +154,7 @@ def materialize_features(
                 "splits": {
                     split: CacheSplit(
                         rows=pictures.splits[split].rows,
-                        rows_per_group=_rows_per_group(pictures.splits[split].rows, settings),
+                        rows_per_group=feature_rows_per_group(pictures.splits[split].rows, settings),
                         files=tuple(file for own in everyone for file in own[split]),
                     )
                     for split in splits
@@ -192,44 +184,6 @@ def _whole(url: str, settings: FeatureSettings) -> CacheManifest | None:
         logger.warning("%s: it will be built again", damage)
         return None
     return manifest
-
-
-def _rows_per_group(rows: int, settings: FeatureSettings) -> int:
-    return rows_in_group(rows, 4 * settings.num_features, FEATURE_GROUP_BYTES)
-
-
-def _write_share(
-    backbone: Classifier,
-    source_url: str,
-    pictures: CacheManifest,
-    split: str,
-    url: str,
-    device: torch.device,
-    reducer: Reducer,
-    settings: FeatureSettings,
-) -> list[CacheFile]:
-    """Write this rank's row groups of a split; they are whole but for the very last, so that files can be joined."""
-    rows = pictures.splits[split].rows
-    in_group = _rows_per_group(rows, settings)
-    num_groups = -(-rows // in_group)
-    begin, end = (
-        min(rows, num_groups * number // reducer.num_ranks * in_group) for number in (reducer.rank, reducer.rank + 1)
-    )
-    if begin == end:
-        return []
-    loader = CacheLoader(source_url, pictures, split, BATCH)
-    schema = cache_schema(4 * settings.num_features, "features")
-    writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
-    with _head_inputs(backbone) as seen, torch.inference_mode():
-        for batch in loader.epoch(0, begin):
-            backbone(batch.inputs.to(device, non_blocking=True))
-            features = seen.pop().float().cpu().numpy()
-            for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
-                if row < end:
-                    writer.add_content(vector.tobytes(), label, row)
-            if int(batch.rows_B[-1]) >= end - 1:
-                break
-    return [writer.close()]
 
 
 def feature_loader(

@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tasks.config import DistributedConfig, TrainConfig
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef
+from tasks.tracking.runs import flat_params
 from tasks.train.model import weights_digest
 
 
@@ -33,3 +37,37 @@ def decisive_settings(
     if repetition is not None:
         decisive["repetition"] = repetition
     return decisive
+
+
+def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequence[str], folder: Path) -> None:
+    """Refuse a checkpoint of another training.
+
+    Args:
+        content: The checkpoint.
+        config: The `decisive_settings` of the training that would go on from it.
+        classes: Names of that training's classes.
+        folder: Where the checkpoint lies.
+
+    Raises:
+        WrongInput: Names what differs, in the checkpoint and here.
+    """
+    different = [
+        f"classes only {where}: {_first(sorted(names))}"
+        for where, names in (
+            ("there", set(content["classes"]) - set(classes)),
+            ("here", set(classes) - set(content["classes"])),
+        )
+        if names
+    ]
+    theirs, ours = flat_params(content["config"]), flat_params(config)
+    settings = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    different += [f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in settings[:4]]
+    if different:
+        raise WrongInput(
+            f"the checkpoint in '{folder}' is of another training ({'; '.join(different)}): train with its data and "
+            "settings, or remove the files of that folder to begin anew"
+        )
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -229,7 +229,7 @@ def fit(
             progress.history.append(metrics)
             if progress.stopping.update(epoch, getattr(metrics, monitor)):
                 progress.best_state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-            progress.seconds += running.seconds
+            progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)
         is_over = pauses.is_over()

@@ -69,7 +69,9 @@ class Progress:
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the best epoch."""
     seconds: float = 0.0
-    """Training time of the epochs that ended, over all starts."""
+    """Time of training and validation of the epochs that ended, over all starts."""
+    classes: tuple[str, ...] = ()
+    """Names of what it tells apart, in the order of the logits."""
     computed_on: str = ""
     """Device and number format of the last start."""
     tags: dict[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from tasks.train.alone import alone
 from tasks.train.checkpoint import remove_checkpoints
 from tasks.train.progress import Beginning, EpochMetrics
 from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
 
 
@@ -44,6 +45,8 @@ def train_model(
     Raises:
         WrongInput: Weights, model or device that cannot be.
         CacheDamaged: The cache is not what it was.
+        DiskFull: The disk of the cache has no room for the features of a frozen backbone.
+        TrackingAway: The tracking server does not answer; what was trained is in the checkpoint.
         KeyboardInterrupt: The process was asked to leave; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
@@ -54,8 +57,10 @@ def train_model(
             training.folder.mkdir(parents=True, exist_ok=True)
             # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before
             # they start ranks; this lock is for plain calls, and for a rank that outlives its launcher.
-            stack.enter_context(filelock.FileLock(f"{training.folder}.lock"))
-            return _find_beginning(training, storage)
+            stack.enter_context(filelock.FileLock(training_lock(training.folder)))
+            sweep_checkpoints(storage.checkpoints, train.keep_checkpoint_days)
+            with tracking.away_named(storage):
+                return _find_beginning(training, storage)
 
         return training.run(alone(reducer, begin))
 

@@ -13,13 +13,13 @@ from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.augment import make_augment
+from tasks.train.batches import check_data
 from tasks.train.device import make_optimizer
 from tasks.train.evaluate import Loader
-from tasks.train.features import ends_in_head, feature_loader, materialize_features
+from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
 from tasks.train.model import Classifier
 from tasks.train.precision import choose_precision, largest_batch
 from tasks.train.progress import Progress
@@ -48,30 +48,6 @@ def stages_of(train: TrainConfig) -> list[Stage]:
         Stage(number, stage.unfreeze_from, stage.learning_rate, stage.max_epochs)
         for number, stage in enumerate(train.fine_tune, 1)
     ]
-
-
-def check_data(train: TrainConfig, manifest: CacheManifest, num_ranks: int) -> None:
-    """Refuse settings that these data cannot be trained with.
-
-    Raises:
-        WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
-    """
-    rows = manifest.splits[TRAIN].rows
-    if rows < num_ranks:
-        raise WrongInput(
-            f"distributed.num_ranks is {num_ranks}, and the split 'train' has {rows} pictures: give at most {rows}"
-        )
-    if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
-        ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-        raise WrongInput(
-            f"train.batch_size is {train.batch_size}{ranks}, and the split 'train' has {rows} pictures: that "
-            f"would be a step an epoch; give at most {rows // num_ranks}, a tenth of it or less to learn well"
-        )
-    if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
-        raise WrongInput(
-            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} "
-            "classes: watch val_accuracy, val_macro_f1 or val_loss"
-        )
 
 
 @dataclass
@@ -224,9 +200,7 @@ def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainab
 def _takes_features(setting: Setting, stage: Stage) -> bool:
     if stage.unfreeze_from is not None or not setting.train.makes_features:
         return False
-    size = setting.manifest.image_size
-    sample = torch.randint(0, 256, (2, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return ends_in_head(setting.classifier, sample.to(setting.device))
+    return ends_in_head(setting.classifier, sample_images(setting.manifest.image_size).to(setting.device))
 
 
 def _feature_loaders(setting: Setting, batch_size: int) -> dict[str, Loader]:

@@ -104,6 +104,8 @@ def existing_run_key(
     train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
 ) -> str | None:
     """Return a cache key where the finished MLflow run still exists, else None."""
+    if not tracking.answers(storage):
+        return None  # The stage itself waits for the server, and says so.
     found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
     return None if found is None else f"train-{found.run_id}"
 

@@ -16,14 +16,14 @@ from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.train.alone import alone, wait_for_rank_0
-from tasks.train.checkpoint import Checkpoints, check_fits, remove_checkpoints, restore, restore_progress
+from tasks.train.checkpoint import Checkpoints, remove_checkpoints, restore, restore_progress
 from tasks.train.device import choose_device, make_deterministic
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
-from tasks.train.features import BATCH
+from tasks.train.feature_files import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
-from tasks.train.identity import decisive_settings, run_key
+from tasks.train.identity import check_fits, decisive_settings, run_key
 from tasks.train.loop import fit
 from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
@@ -83,9 +83,10 @@ class Training:
         # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
         checkpoint = None if beginning.checkpoint is None else self.checkpoints.load(beginning.checkpoint)
         if checkpoint is not None:
-            check_fits(checkpoint, self._identity)
+            check_fits(checkpoint, self._identity, setting.manifest.classes, self.folder)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
+        self.progress.classes = setting.manifest.classes
         computed_before = self.progress.computed_on
         self.progress.computed_on = f"{setting.device.type} in {precision_name(setting.precision, setting.device)}"
         if self._reducer.rank != 0:

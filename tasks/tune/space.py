@@ -14,8 +14,8 @@ from tasks.config.tune import DEFAULT_BATCH_SIZES, Space, corners, number_type, 
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
+from tasks.train.batches import check_batches, check_data
 from tasks.train.identity import run_key
-from tasks.train.stages import check_data
 
 logger = logging.getLogger("lakevision.tune")
 
@@ -34,27 +34,45 @@ def _distribution(name: str, space: Space) -> BaseDistribution:
 
 
 def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -> TuneConfig:
-    """Return the search as it is for these data, of which every batch that it draws can be trained.
+    """Return the search as it is for a cache, of which every batch that it draws can be trained.
 
-    The default search draws smaller batches where there are few pictures: it runs on any data. What a person asked for
-    is not changed, and refused here, since a trial that cannot be trained would end every run of the search.
+    Raises:
+        WrongInput: As `fit_batches`, or a metric that says nothing of these classes.
+    """
+    rows = manifest.splits[TRAIN].rows
+    fitted = fit_batches(train, tune, rows)
+    if fitted != tune:
+        logger.warning(
+            "the split 'train' has %d pictures: train.batch_size is drawn from %s, where tune.search names no others",
+            rows,
+            [values["batch_size"] for values in corners({"batch_size": fitted.space["batch_size"]})],
+        )
+    check_data(with_values(train, {"batch_size": 1}), manifest, num_ranks=1)
+    return fitted
+
+
+def fit_batches(train: TrainConfig, tune: TuneConfig, num_pictures: int) -> TuneConfig:
+    """Return the search as it is for so many pictures to train on.
+
+    The default search draws smaller batches where there are few: it runs on any data. What a person asked for is not
+    changed, and refused here, since a trial that cannot be trained would end every run of the search.
 
     Args:
         train: The settings that are not searched.
         tune: The search.
-        manifest: Of the cache that the trials train from, each in one process.
+        num_pictures: Of the split `train`, from which the trials train, each in one process.
 
     Raises:
-        WrongInput: A batch larger than the split `train`, or a metric that says nothing of these classes.
+        WrongInput: A batch larger than that.
     """
     if not tune.search:
-        tune = _with_smaller_batches(tune, manifest.splits[TRAIN].rows)
-    drawn = {name: space for name, space in tune.space.items() if name == "batch_size"}
-    # What is wrong with the smallest batch, too, is none of the space's.
-    check_data(with_values(train, dict.fromkeys(drawn, 1)), manifest, num_ranks=1)
-    for values in corners(drawn):
+        tune = _with_smaller_batches(tune, num_pictures)
+    if "batch_size" not in tune.space:
+        check_batches(train, 1, num_pictures)
+        return tune
+    for values in corners({"batch_size": tune.space["batch_size"]}):
         try:
-            check_data(with_values(train, values), manifest, num_ranks=1)
+            check_batches(with_values(train, values), 1, num_pictures)
         except WrongInput as error:
             raise WrongInput(f"tune.search can draw {values}, but {error}: take that out of the search") from None
     return tune
@@ -67,13 +85,7 @@ def _with_smaller_batches(tune: TuneConfig, num_pictures: int) -> TuneConfig:
         sizes = {max(2, size // 2) for size in sizes}
     if sizes == set(DEFAULT_BATCH_SIZES):
         return tune
-    choices = sorted(sizes)
-    logger.warning(
-        "the split 'train' has %d pictures: train.batch_size is drawn from %s, where tune.search names no others",
-        num_pictures,
-        choices,
-    )
-    return tune.model_copy(update={"search": tune.space | {"batch_size": Choices(choices=[*choices])}})
+    return tune.model_copy(update={"search": tune.space | {"batch_size": Choices(choices=sorted(sizes))}})
 
 
 def trial_config(train: TrainConfig, tune: TuneConfig, values: Mapping[str, Any]) -> TrainConfig:

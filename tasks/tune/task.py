@@ -16,8 +16,8 @@ from tasks.environment import mlflow_ui
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
-from tasks.preflight.check import check_search
-from tasks.refs import CacheRef, RunRef, TrialReport
+from tasks.preflight.check import check_search, check_search_sizes
+from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
 from tasks.train.identity import run_key
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
@@ -33,6 +33,12 @@ def check_searchable(config: TuneRun, storage: Storage) -> None:
     check_search(config)
     if where_to_run(config.tune) == "work_pool":
         check_pool(config.tune, "tune", "the search")
+
+
+@stage("check-batches", timeout_seconds=1800)
+def check_drawn_batches_fit(config: TuneRun, images: TableRef) -> None:
+    """Refuse a batch that a trial may draw and a table version has no pictures for, before a cache is built from it."""
+    check_search_sizes(config, images)
 
 
 def _submit_trial(start: TrialStart) -> SubmittedRun:

@@ -11,11 +11,16 @@ from tests.faults.killing import Undisturbed, run_undisturbed
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 
 
+def draw_for(name: str) -> random.Random:
+    """Return what draws the moments of a test; its seed is printed, and given back draws the same ones."""
+    print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")
+    return random.Random(f"{SEED} {name}")
+
+
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Return what draws a test's moments; its seed is printed, and given back draws the same ones."""
-    print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")
-    return random.Random(f"{SEED} {request.node.name}")
+    """Return what draws a test's moments."""
+    return draw_for(request.node.name)
 
 
 @pytest.fixture(scope="session")

@@ -1,39 +1,26 @@
 """Trainings killed at random moments, and on a disk that is full: they end like one that nothing happened to."""
 
-import os
-import random
-import signal
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import mlflow
-import psutil
 import pytest
 import torch
+import torchvision
 
-from tasks.config import DistributedConfig, StorageConfig, TrainConfig
-from tasks.distributed.launch import RankFailed, launch_ranks
+from tasks.config import DistributedConfig, StorageConfig
+from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
+from tasks.errors import DiskFull, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tests.faults.disks import mounted_disk
+from tests.faults.killed_training import TRAIN, check_made_good, launch_and_kill
 from tests.integration.hand_made import hand_made_cache
 from tests.integration.trainings import weights
+from tests.processes import rank_processes
 
-TRAIN = TrainConfig(
-    model="shufflenet_v2_x0_5",
-    weights="none",
-    freeze_backbone=False,
-    batch_size=4,
-    max_epochs=6,
-    patience=6,
-    checkpoint_seconds=1,
-    # Two rounds of killing must not meet another number format on another machine.
-    precision="fp32",
-)
 MOMENTS = 3
 
 
@@ -41,21 +28,6 @@ MOMENTS = 3
 def cache(pictures, storage: Storage) -> CacheRef:
     """Return a cache of 60 pictures."""
     return hand_made_cache(pictures(), f"{storage.cache}/by-hand")
-
-
-def kill_after(seconds: float, draw: random.Random, done: threading.Event) -> threading.Thread:
-    """Kill a rank of this process so long from now, without a chance to say anything."""
-
-    def wait_and_kill() -> None:
-        if done.wait(seconds):
-            return
-        ranks = [child for child in psutil.Process().children() if "tasks.distributed.start_rank" in child.cmdline()]
-        if ranks:
-            os.kill(draw.choice(ranks).pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=wait_and_kill)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
@@ -68,24 +40,8 @@ def test_a_training_killed_at_random_moments_ends_like_an_undisturbed_one(cache,
     took = time.monotonic() - began
     spec = RankSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
     for _ in range(MOMENTS):
-        done = threading.Event()
-        killer = kill_after(draw.uniform(0.3, 1.0) * took, draw, done)
-        try:
-            launch_ranks(spec)
-        except RankFailed as failed:
-            print(f"killed: {str(failed).splitlines()[0]}")
-        done.set()
-        killer.join()
-    run = launch_ranks(spec)
-
-    ours, theirs = weights(run, storage, tmp_path), weights(undisturbed, other, tmp_path)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == list(range(6))
-    runs = client.search_runs([client.get_run(run.run_id).info.experiment_id])
-    assert [(found.info.run_id, found.info.status) for found in runs] == [(run.run_id, "FINISHED")]
-    assert not list(storage.checkpoints.glob("*/*.pt"))
-    assert not [child for child in psutil.Process().children() if "tasks.distributed.start_rank" in child.cmdline()]
+        launch_and_kill(spec, draw.uniform(0.3, 1.0) * took, draw)
+    check_made_good(launch_ranks(spec), storage, undisturbed, other, tmp_path)
 
 
 def fill(filler: Path) -> None:
@@ -128,3 +84,29 @@ def test_a_full_disk_at_a_checkpoint_ends_no_training_and_spoils_no_checkpoint(c
         assert epochs[0] in (1, 2)
         resumed = weights(run, small, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+
+
+@pytest.mark.parametrize("num_ranks", [None, 2])
+def test_a_disk_that_is_too_small_for_features_is_one_sentence_and_keeps_nothing_of_them(
+    cache, storage, tmp_path, num_ranks
+):
+    """Refused where that is known before; full while they are made, it has no half cache, and no rank is left."""
+    torch.manual_seed(1)
+    network = tmp_path / "weights.pt"
+    torch.save(torchvision.models.get_model(TRAIN.model, weights=None).state_dict(), network)
+    head = TRAIN.model_copy(update={"weights": str(network), "freeze_backbone": True, "max_epochs": 1})
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    with mounted_disk(tmp_path / "small", storage, 100) as disk:
+        features = storage.model_copy(update={"cache": str(disk.folder)})
+        spec = RankSpec(train=head, distributed=distributed, cache=cache, storage=features)
+        with pytest.raises(WrongInput, match=r"needs 0.0 GB and .* set train.feature_cache to false, or set storage"):
+            launch_ranks(spec)
+        disk.remount("size=208k")
+        with pytest.raises(DiskFull, match=rf"a disk was full .*'{disk.folder}' has [\d.]+ MB free") as full:
+            launch_ranks(spec)
+        assert "\n" not in str(full.value)
+        assert [path for path in disk.folder.rglob("*") if path.suffix != ".lock"] == []
+        assert rank_processes(storage.home) == []
+        disk.remount("size=1000k")
+        launch_ranks(spec)
+        assert list(disk.folder.glob("*/manifest.json"))

@@ -1,9 +1,14 @@
 """The faults of tests/faults, each in its cheapest form: one moment each, on few pictures."""
 
+import mlflow
 import pytest
 
+from tasks.distributed.rank import RankSpec
+from tasks.train.run import train_model
 from tests.faults.company import check_changing_source, check_killed_in_company
+from tests.faults.conftest import draw_for
 from tests.faults.disks import check_full_in_etl, check_read_only, mounted_disk
+from tests.faults.killed_training import TRAIN, check_made_good, launch_and_kill
 from tests.faults.killing import Undisturbed, check_killed_workers, run_undisturbed
 from tests.faults.one_run import make_storage
 
@@ -30,3 +35,22 @@ def test_killed_python_workers_and_files_that_change_while_they_are_read_spoil_n
 def test_two_runs_at_once_that_are_killed_are_made_good_by_a_third(undisturbed, tmp_path) -> None:
     """The driver of the one in ETL, then the JVM of the other, in materialisation."""
     check_killed_in_company(undisturbed, tmp_path / "home")
+
+
+def test_a_training_killed_at_a_random_moment_ends_like_an_undisturbed_one(cache, storage, tmp_path, request) -> None:
+    """In a step, a checkpoint or a validation after its first epoch; two ranks and more moments are in tests/faults."""
+    other = make_storage(tmp_path / "other")
+    undisturbed = train_model(TRAIN, cache, other)
+    client = mlflow.MlflowClient(tracking_uri=other.tracking)
+    histories = [client.get_metric_history(undisturbed.run_id, f"{name}_seconds") for name in ("train", "validation")]
+    left = sum(metric.value for history in histories for metric in history[1:])
+    draw = draw_for(request.node.name)
+    spec = RankSpec(train=TRAIN, distributed=None, cache=cache, storage=storage)
+
+    said = launch_and_kill(spec, draw.uniform(0.0, 0.8) * left, draw, after_an_epoch=True)
+    assert "was ended by signal 9" in said
+    epochs: list[int] = []
+    run = train_model(TRAIN, cache, storage, on_epoch=lambda metrics: epochs.append(metrics.epoch))
+
+    assert 0 not in epochs
+    check_made_good(run, storage, undisturbed, other, tmp_path)

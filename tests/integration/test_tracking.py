@@ -1,20 +1,26 @@
 """MLflow on a real database: what it refuses, and what a run holds."""
 
 import json
+import os
+import socket
+import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import mlflow
 import pytest
 from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
+from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
 from tasks import tracking
 from tasks.config import StorageConfig
-from tasks.errors import WrongInput
+from tasks.errors import TrackingAway, WrongInput
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
+from tasks.tracking import server
 
 
 def test_artifacts_cannot_move_under_an_experiment_that_is_there(tmp_path):
@@ -32,6 +38,91 @@ def test_a_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
     storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9"))
     with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
         tracking.check_tracking(storage)
+
+
+@contextmanager
+def broken_server(*, answers: bytes | None) -> Iterator[tuple[str, list[int]]]:
+    """Give the URL of a server and the number of requests it got: to each it says this, or nothing for ever."""
+    asked, held = [0], []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):  # It was closed.
+                while True:
+                    connection, _address = listening.accept()
+                    asked[0] += 1
+                    held.append(connection)
+                    if answers is not None:
+                        connection.recv(1 << 16)
+                        connection.sendall(answers)
+                        connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in held:
+            connection.close()
+
+
+UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("away", ["nobody listens", "closes", "says that it is unavailable", "says nothing"])
+def test_a_tracking_server_that_is_away_is_refused_within_seconds(tmp_path, monkeypatch, away):
+    """As a person has it, who sets no variable of MLflow's; with its own, it asks for four minutes and more."""
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(server, "FIRST_TIMEOUT_SECONDS", 1)
+    answers = {"closes": b"", "says that it is unavailable": UNAVAILABLE}.get(away)
+    before = dict(os.environ)
+    with broken_server(answers=answers) as (url, asked):
+        wanted = "http://127.0.0.1:9" if away == "nobody listens" else url
+        storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking=wanted))
+        began = time.monotonic()
+        with pytest.raises(WrongInput, match=f"storage.tracking is '{wanted}', which does not answer"):
+            tracking.check_tracking(storage)
+        assert time.monotonic() - began < 60
+        assert asked[0] == (0 if away == "nobody listens" else 1 + server.FIRST_RETRIES)
+        assert not tracking.answers(storage)
+    assert {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_HTTP")} == {
+        name: value for name, value in before.items() if name.startswith("MLFLOW_HTTP")
+    }
+
+
+def test_how_long_a_server_is_asked_before_work_is_what_somebody_chose(tmp_path, monkeypatch):
+    """By MLflow's own variables: of a server that takes a while to wake up."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with broken_server(answers=UNAVAILABLE) as (url, asked):
+        with pytest.raises(WrongInput, match="which does not answer"):
+            tracking.check_tracking(resolve_storage(StorageConfig(home=str(tmp_path), tracking=url)))
+        assert asked[0] == 6
+
+
+def test_a_tracking_server_that_went_away_is_one_sentence_wherever_a_training_asks_it(tmp_path, monkeypatch):
+    """It is no wrong input: run again when it is back, the training goes on."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("LAKEVISION_TRACKING_URI", "http://bob:hunter2@127.0.0.1:9")
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    said = r"^the tracking server 'http://\*\*\*@127.0.0.1:9' does not answer \(.*\): mend it and run again, what was"
+    with pytest.raises(TrackingAway, match=said) as away:
+        tracking.find_finished_run(storage, "key")
+    assert "hunter2" not in "".join(traceback.format_exception(away.value))
+    assert "\n" not in str(away.value)
+    with pytest.raises(TrackingAway, match=said):
+        tracking.MetricSender(storage, "run").steps_sent("val_loss")
+    with pytest.raises(TrackingAway, match=said), tracking.tracked_run(storage, "run", "key", {}, {}, None):
+        pytest.fail("it cannot have begun")
+
+
+def test_another_error_of_a_tracking_server_is_what_it_is(tmp_path):
+    """A run that is not there is no server that is away."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    tracking.prepare_tracking(storage)
+    with pytest.raises(MlflowException, match="not found"), tracking.away_named(storage):
+        mlflow.MlflowClient(tracking_uri=storage.tracking).get_run("0" * 32)
 
 
 def test_a_table_that_is_logged_again_replaces_the_first(tmp_path):

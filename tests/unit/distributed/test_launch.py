@@ -1,17 +1,63 @@
-"""What a rank is started with."""
+"""What is said before a rank is started, and what it is started with."""
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 
 from tasks import cores
-from tasks.config import TrainConfig
-from tasks.distributed.launch import launch_ranks
+from tasks.config import DistributedConfig, TrainConfig
+from tasks.distributed.launch import Stopped, launch_ranks
 from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.errors import OutOfTime, WrongInput
 from tasks.refs import CacheRef
+from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
+from tasks.train.sweep import launch_lock
+
+FROM_SCRATCH = TrainConfig(weights="none", freeze_backbone=False, timeout_seconds=1)
+
+
+def spec_of(train: TrainConfig, cache: CacheRef, storage: Storage, num_ranks: int | None = None) -> RankSpec:
+    """Return what to train; `num_ranks` None is one process."""
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    return RankSpec(train=train, distributed=distributed, cache=cache, storage=storage)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "batch_size", "said"),
+    [
+        (None, 46, r"^train.batch_size is 46, and the split 'train' has 45 pictures: .* give at most 45, "),
+        (3, 16, r"^train.batch_size is 16 on each of 3 ranks, and the split 'train' has 45 pictures: .* at most 15, "),
+        (46, "auto", r"^distributed.num_ranks is 46, and the split 'train' has 45 pictures: give at most 45$"),
+    ],
+)
+def test_more_than_the_split_has_is_refused_before_a_rank_is_started(
+    make_cache: Callable[..., CacheRef], storage: Storage, num_ranks: int | None, batch_size: object, said: str
+) -> None:
+    """Not so much as its turn is taken."""
+    train = FROM_SCRATCH.model_copy(update={"batch_size": batch_size})
+    with pytest.raises(WrongInput, match=said):
+        launch_ranks(spec_of(train, make_cache({TRAIN: 45, VAL: 9, TEST: 9}), storage, num_ranks))
+    assert not Path(storage.home).exists()
+
+
+def test_who_waits_too_long_for_the_same_training_is_told(storage: Storage) -> None:
+    """In one sentence, which is not retried; and who is asked to stop meanwhile, stops."""
+    spec = spec_of(FROM_SCRATCH, CacheRef(url="/nowhere", digest="d" * 64), storage)
+    storage.checkpoints.mkdir(parents=True)
+    stop = threading.Event()
+    with filelock.FileLock(launch_lock(storage.checkpoints / spec.key)):
+        with pytest.raises(OutOfTime, match=r"^another process trains exactly this, .* train.timeout_seconds 1: wait"):
+            launch_ranks(spec)
+        stop.set()
+        with pytest.raises(Stopped):
+            launch_ranks(spec, stop=stop)
+
 
 # A rank that says what it was given in place of training.
 RANK = f"""#!/bin/sh

@@ -1,14 +1,18 @@
 """What cannot be trained is refused before a cache is built for it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
 import pytest
 import torch
 import torchvision
 
-from tasks.config import CacheConfig, FineTuneStage, TrainConfig
+from tasks.config import CacheConfig, FineTuneStage, TrainConfig, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.preflight.check import check_training
+from tasks.preflight.check import check_search_sizes, check_split_size, check_training
+from tasks.refs import TableRef
 from tasks.train.precision import computes_bf16
 
 SMALL = CacheConfig(image_size=32)
@@ -53,3 +57,50 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     compiler = tmp_path / "mine"
     compiler.touch(mode=0o755)
     check_training(train, SMALL)
+
+
+def test_compiling_is_refused_where_the_head_takes_no_features(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The head of squeezenet is followed by more layers: its network is compiled, whatever is asked of features."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    for model, is_compiled in (("squeezenet1_1", True), ("shufflenet_v2_x0_5", False)):
+        weights = tmp_path / f"{model}.pt"
+        torch.save(torchvision.models.get_model(model, weights=None).state_dict(), weights)
+        train = TrainConfig(model=model, weights=str(weights), compile=True, device="cpu")
+        assert train.is_head_alone
+        with pytest.raises(WrongInput, match="train.compile is true") if is_compiled else nullcontext():
+            check_training(train, SMALL)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> TableRef:
+    """A table of 45 pictures to train on and 15 others; its version after that has none to train on."""
+    path = str(tmp_path / "images")
+    for splits, mode in ((["train"] * 45 + ["val", "test", "val"] * 5, "error"), (["val", "test"] * 9, "overwrite")):
+        rows = pa.table({"sha256": [str(row) for row in range(len(splits))], "split": splits})
+        deltalake.write_deltalake(path, rows, mode=mode)
+    return TableRef(path=path, version=0)
+
+
+def test_a_batch_larger_than_the_split_is_refused_before_there_is_a_cache(images: TableRef) -> None:
+    """By the table's version; a store's is left to the cache, and so is an empty split."""
+    train = TrainConfig(batch_size=46)
+    with pytest.raises(WrongInput, match="^train.batch_size is 46, and the split 'train' has 45 pictures: .* most 45"):
+        check_split_size(train, 1, images)
+    with pytest.raises(WrongInput, match="^train.batch_size is 46 on each of 2 ranks, .* give at most 22"):
+        check_split_size(train, 2, images)
+    check_split_size(TrainConfig(batch_size=45), 1, images)
+    check_split_size(TrainConfig(batch_size="auto"), 45, images)
+    check_split_size(train, 1, images.model_copy(update={"version": 1}))
+    check_split_size(train, 1, TableRef(path="s3a://bucket/images", version=0))
+
+
+def test_a_batch_that_a_trial_may_draw_is_refused_before_there_is_a_cache(images: TableRef) -> None:
+    """The search would end with the first trial that draws it."""
+    tune = TuneConfig(search={"batch_size": {"low": 8, "high": 64}})
+    with pytest.raises(
+        WrongInput, match="^tune.search can draw {'batch_size': 64}, but train.batch_size is 64, and the split"
+    ):
+        check_search_sizes(TuneRun(tune=tune), images)
+    check_search_sizes(TuneRun(tune=TuneConfig(search={"batch_size": {"low": 8, "high": 32}})), images)
+    check_search_sizes(TuneRun(), images)  # Nobody asked for the 64 of the default search.

@@ -1,5 +1,8 @@
 """Checkpoints: which stay, which are damaged or of another training, and what is never read."""
 
+import errno
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +10,8 @@ import pytest
 import torch
 
 from tasks.errors import WrongInput
-from tasks.train.checkpoint import Checkpoints, check_fits
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.identity import check_fits
 from tests.unit.train.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 
@@ -76,6 +80,41 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, dam
     assert_same(resumed, unbroken)
 
 
+def test_a_checkpoint_whose_best_weights_are_gone_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The two are one: without those weights nothing could be handed over at the end."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 2))
+    (best,) = tmp_path.glob("best-*.pt")
+    best.unlink()
+
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
+    assert f"the weights of its best epoch, {best.name}, are gone" in caplog.text
+    assert not list(tmp_path.glob("step-*.pt"))
+
+
+@pytest.mark.parametrize("kind", ["step", "best"])
+@pytest.mark.parametrize("fault", [errno.ELOOP, errno.EIO])
+def test_a_checkpoint_that_the_disk_does_not_give_stays_for_another_time(tmp_path: Path, kind: str, fault: int) -> None:
+    """A passing fault is no damage: it is raised, whether the file could not be opened or not be read."""
+    with pytest.raises(Killed):
+        Training(tmp_path).run(kill_at(3, 2))
+    newest = max(tmp_path.glob("step-*.pt"))
+    held = max(tmp_path.glob(f"{kind}-*.pt"))
+    content = held.read_bytes()
+    held.unlink()
+    # The first page of a process's memory is none that can be read.
+    held.symlink_to(held if fault == errno.ELOOP else "/proc/self/mem")
+
+    with pytest.raises(OSError, match=re.escape(os.strerror(fault))) as raised:
+        Checkpoints(tmp_path, 2, CONFIG).newest()
+    assert raised.value.errno == fault
+
+    held.unlink()
+    held.write_bytes(content)
+    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (newest.name, "run")
+    assert not list(tmp_path.glob("*.unreadable"))
+
+
 def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,12 +148,23 @@ def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference() -> None:
-    """Settings, data and ranks are named with both values."""
+def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference(tmp_path: Path) -> None:
+    """Classes by their names, the first five of them; settings, data and ranks with both values."""
+    classes = ("ant", "bee", "cat")
+    check_fits({"config": CONFIG, "classes": list(classes)}, CONFIG, classes, tmp_path)
+
     other = {"train": {"seed": 2, "model": "resnet18"}, "cache": "other"}
-    with pytest.raises(WrongInput, match=r"cache is 'other' there and 'digest' here, train.seed is 2 there and 1 here"):
-        check_fits({"config": other}, CONFIG)
-    check_fits({"config": CONFIG}, CONFIG)
+    with pytest.raises(
+        WrongInput, match=r"\(cache is 'other' there and 'digest' here; train.seed is 2 there and 1 here\): train with"
+    ) as refused:
+        check_fits({"config": other, "classes": list(classes)}, CONFIG, classes, tmp_path)
+    assert f"in '{tmp_path}'" in str(refused.value)
+    many = ["ant", "bee", *(f"class {number}" for number in range(7))]
+    with pytest.raises(
+        WrongInput,
+        match=r"\(classes only there: class 0, class 1, class 2, class 3, class 4 and 2 more; classes only here: cat\)",
+    ):
+        check_fits({"config": CONFIG, "classes": many}, CONFIG, classes, tmp_path)
 
 
 def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:

@@ -113,6 +113,29 @@ def test_features_are_made_once_and_found_by_another_process(
     assert materialize(cache, classifier, tmp_path)[0] != url
 
 
+def test_making_features_says_how_far_it_is(
+    make_cache: Callable[..., CacheRef],
+    classifier: Classifier,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As often as is due, here after each batch; the first line says what is to be done."""
+    monkeypatch.setattr("tasks.train.feature_files.TELL_SECONDS", 0.0)
+    cache = make_cache({TRAIN: 150, VAL: 9}, image_size=32)
+    with caplog.at_level("INFO", "lakevision.train"):
+        url, _features = materialize(cache, classifier, tmp_path)
+
+    said = [message.rpartition(", ")[0] for message in caplog.messages]
+    assert said == [
+        f"{url}: the frozen backbone runs over 159 pictures",
+        "features of 64 of 150 pictures of the split 'train'",
+        "features of 128 of 150 pictures of the split 'train'",
+        "",
+    ]
+    assert caplog.messages[-1] == f"{url}: features of 159 pictures"
+
+
 def test_features_of_another_form_of_the_network_are_not_taken(
     cache: CacheRef, classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,29 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
+def test_a_rank_hears_the_first_signal_alone() -> None:
+    """Within a step, and while it writes the checkpoint of it; its parent may ask again at any moment."""
+    interrupt_on(signal.SIGTERM, once=True)
+    saved: list[int] = []
+
+    def save() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        saved.append(1)
+
+    pauses = Pauses(SingleProcess(), save, checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
+
+    def step() -> None:
+        with held_back():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            pauses.after_step()
+
+    with pytest.raises(KeyboardInterrupt, match="asked to leave"):
+        step()
+    assert saved == [1]
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_what_is_held_back_comes_at_the_end() -> None:
     """Also where nobody asked for it in between."""
     done: list[int] = []

@@ -1,0 +1,65 @@
+"""Flows that train more at once than there is: refused before a cache is built, under Prefect's test harness."""
+
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from flows.decorator import DagFlow
+from flows.train import train
+from flows.train_distributed import train_distributed
+from flows.train_trial import train_trial
+from flows.tune import tune
+from tasks.config import (
+    Choices,
+    DistributedConfig,
+    TrainConfig,
+    TrainDistributedRun,
+    TrainRun,
+    TrialRun,
+    TuneConfig,
+    TuneRun,
+)
+from tasks.config.storage import Settings
+from tasks.errors import WrongInput
+from tasks.storage import Storage
+
+
+@pytest.fixture(autouse=True)
+def _server(prefect_harness):
+    """Run every test here against the harness."""
+
+
+FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": False}
+
+
+@pytest.mark.parametrize(
+    ("begun", "config"),
+    [
+        (train, TrainRun(train=TrainConfig(**FROM_SCRATCH, batch_size=1000))),
+        (
+            train_distributed,
+            TrainDistributedRun(train=TrainConfig(**FROM_SCRATCH), distributed=DistributedConfig(num_ranks=1000)),
+        ),
+        (train_trial, TrialRun(train=TrainConfig(**FROM_SCRATCH, batch_size=1000))),
+        (
+            tune,
+            TuneRun(
+                train=TrainConfig(**FROM_SCRATCH),
+                tune=TuneConfig(search={"batch_size": Choices(choices=[8, 1000])}, where="in_place"),
+            ),
+        ),
+    ],
+    ids=lambda given: given.name if isinstance(given, DagFlow) else "",
+)
+def test_more_than_there_is_to_train_on_is_refused_before_a_cache_is_built(
+    begun: DagFlow[Any, Any], config: Settings, storage: Storage
+) -> None:
+    """The table knows how many pictures the split has."""
+    splits = ["train"] * 45 + ["val", "test"] * 9
+    deltalake.write_deltalake(storage.table("images"), pa.table({"split": splits}))
+    with pytest.raises(WrongInput, match=r"is 1000, and the split 'train' has 45 pictures: .*give at most 45"):
+        begun(config.model_copy(update={"storage": storage.as_config()}))
+    assert not Path(storage.cache).exists()
