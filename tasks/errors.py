@@ -1,5 +1,4 @@
-"""Exceptions made for a person to read: something was asked for that cannot be done, a disk was full, or the
-tracking server is away."""
+"""Exceptions made for a person to read: what was asked for cannot be done, a disk is full, or a server is away."""
 
 from pydantic import ValidationError
 
