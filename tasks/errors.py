@@ -28,6 +28,10 @@ class TrackingAway(RuntimeError):
     """
 
 
+class RunDeleted(RuntimeError):
+    """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
+
+
 ALTERNATIVES = ("constrained-", "literal[")
 """What pydantic's names for the alternatives of a setting begin with."""
 

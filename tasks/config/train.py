@@ -86,17 +86,18 @@ class TrainConfig(Settings):
         None,
         ge=0.0,
         le=10_000.0,
-        description="Epochs over which the learning rate of each stage rises at first: to a scaled one from that of "
-        "32 pictures, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the stage, "
-        "else 0",
+        description="Epochs over which the learning rate of each stage rises at first: to one that is scaled up from "
+        "that of 32 pictures, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the "
+        "stage, else 0",
     )
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
     max_seconds: int | None = Field(
         None,
         ge=1,
-        description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last, its epoch "
-        "is validated. Training and validation count; starting, making features, checkpoints, the evaluation at the "
-        "end and what a killed process did after its last checkpoint do not; empty: no bound",
+        description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last (on many "
+        "ranks one within about a second), its epoch is validated. Training and validation count; starting, making "
+        "features, checkpoints, the evaluation at the end and what a killed process did after its last checkpoint do "
+        "not; empty: no bound",
     )
     patience: int = Field(
         3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
@@ -127,7 +128,8 @@ class TrainConfig(Settings):
         30,
         ge=1,
         le=36_500,
-        description="Checkpoints of trainings that were given up are removed after these days; empty: none is",
+        description="Checkpoints of other trainings, given up for these days, are removed when this one begins; "
+        "empty: none is",
     )
     timeout_seconds: int = Field(
         86_400, ge=1, description="The training is ended after this many seconds; run again, it goes on where it was"

@@ -199,7 +199,7 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
                     rank.lines.append(line)
                     logger.info("rank %d: %s", rank.number, line)
         finally:
-            # Where one was asked to leave, all write their checkpoint and leave.
+            # Where one was asked to leave, rank 0 writes a checkpoint of all, and they leave.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             _end(ranks, FAILED_GRACE_SECONDS if failed else LEAVE_GRACE_SECONDS)
     if run_id is None:

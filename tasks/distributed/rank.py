@@ -17,11 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.errors import DiskFull, TrackingAway, WrongInput
+from tasks.errors import DiskFull, RunDeleted, TrackingAway, WrongInput
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
-from tasks.tracking import RunDeleted
 from tasks.train.finite import Diverged
 from tasks.train.identity import run_key
 from tasks.train.progress import EpochMetrics

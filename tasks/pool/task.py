@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from tasks.errors import WrongInput
+from tasks.pool.outcome import told_by
 from tasks.pool.settings import PoolSettings, worker_command
 
 POLL_SECONDS = 2.0
@@ -130,6 +131,7 @@ class SubmittedRun:
 
         Raises:
             WrongInput: No worker took it within `submit_timeout_seconds`, its own input was wrong, or it was cancelled.
+            Diverged, OutOfTime, DiskFull, TrackingAway, RunDeleted: It ended with that.
             TimeoutError: It took longer than `run_timeout_seconds`.
             RuntimeError: It failed or crashed.
         """
@@ -183,8 +185,8 @@ class SubmittedRun:
         # A failed child does not fail its parent by itself.
         assert run.state is not None
         message = run.state.message or ""
-        if "WrongInput: " in message:
-            raise WrongInput(message.split("WrongInput: ", 1)[1])
+        if error := told_by(message):
+            raise error
         if run.state.is_cancelled() or run.state.is_cancelling():
             raise WrongInput(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
         if not run.state.is_completed():
@@ -204,7 +206,7 @@ class SubmittedRun:
         """Wait until the run has completed, and cancel it when we are ended first.
 
         Raises:
-            WrongInput, TimeoutError, RuntimeError: As `ended`.
+            Exception: As `ended`.
         """
         try:
             while not self.ended():

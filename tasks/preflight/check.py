@@ -35,14 +35,19 @@ logger = logging.getLogger("lakevision.preflight")
 SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
-def check_training(train: TrainConfig, cache: CacheConfig) -> None:
+def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True) -> None:
     """Refuse a model, weights, layers, device, precision, size or compiler that cannot be, before a cache is built.
+
+    Args:
+        train: What is to be trained.
+        cache: Its pictures.
+        here: Whether on this machine; else nothing is said of device, precision and compiler.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    device = choose_device(train.device, 0)
-    choose_precision(train.precision, device)
+    if here:
+        choose_precision(train.precision, choose_device(train.device, 0))
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
@@ -56,11 +61,13 @@ def check_training(train: TrainConfig, cache: CacheConfig) -> None:
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
-    if train.compile and device.type == "cpu" and not (train.is_head_alone and ends_in_head(classifier, sample)):
-        _check_compiler()
+    if here and train.compile and not (train.is_head_alone and ends_in_head(classifier, sample)):
+        _check_compiler(choose_device(train.device, 0))
 
 
-def _check_compiler() -> None:
+def _check_compiler(device: torch.device) -> None:
+    if device.type != "cpu":
+        return
     compiler = cxx_compiler()
     if shutil.which(compiler) is None:
         raise WrongInput(
@@ -87,23 +94,33 @@ def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> No
 
 
 def _train_rows(images: TableRef) -> int:
-    """Return the pictures of the split `train`; 0 where it is empty (the cache refuses that) or Spark is needed."""
+    """Return the pictures of the split `train`, or 0 where nothing can be said of them here.
+
+    The split is empty, which the cache refuses; Spark is needed; the version's files are gone, of which there may be a
+    cache; or another program wrote them in a form that Spark alone reads.
+    """
     try:
         return int(read_columns(None, images, SPLIT_ARROW, {"split": TRAIN}).num_rows)
-    except (NeedsSpark, pa.ArrowInvalid):  # The latter of files that another program wrote, and Spark reads.
+    except (NeedsSpark, FileNotFoundError, pa.ArrowInvalid):
         return 0
 
 
-def check_search(config: TuneRun) -> None:
+def check_search(config: TuneRun, *, here: bool = True) -> None:
     """Refuse a search whose trials could not all be trained, before a cache is built for it.
+
+    Args:
+        config: The search.
+        here: Whether its trials run on this machine, as `check_training` has it.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
     drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
+    for device, precision in {(one.device, one.precision) for one in drawn if here}:
+        choose_precision(precision, choose_device(device, 0))
     # Networks are built once each, whatever else of them is searched.
     for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
-        check_training(train, config.cache)
+        check_training(train, config.cache, here=here)
 
 
 def check_search_sizes(config: TuneRun, images: TableRef) -> None:

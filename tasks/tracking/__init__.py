@@ -32,7 +32,7 @@ from tasks.tracking.searches import (
     parent_run,
     trial_tags,
 )
-from tasks.tracking.sender import MetricSender, RunDeleted
+from tasks.tracking.sender import MetricSender
 from tasks.tracking.server import (
     answers,
     away_named,
@@ -57,7 +57,6 @@ __all__ = [
     "LoggedTraining",
     "MetricSender",
     "ParentRun",
-    "RunDeleted",
     "TrackedRun",
     "answers",
     "away_named",

@@ -11,7 +11,7 @@ import mlflow
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.errors import TrackingAway
+from tasks.errors import RunDeleted, TrackingAway
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
 from tasks.tracking.server import away_named, client_of
@@ -24,10 +24,6 @@ RETRY_SECONDS = 10.0
 
 FLUSH_SECONDS = 600.0
 """How long the end of a training waits for a server that is away."""
-
-
-class RunDeleted(RuntimeError):
-    """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
 
 
 class _Sent(NamedTuple):

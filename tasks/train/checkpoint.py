@@ -168,10 +168,12 @@ class Checkpoints:
                 path.unlink()
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints of a training that is finished, or given up."""
-    for path in [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]:
+def remove_checkpoints(folder: Path) -> bool:
+    """Remove all checkpoints of a training that is finished, or given up; say whether there was one."""
+    found = [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]
+    for path in found:
         path.unlink(missing_ok=True)
+    return bool(found)
 
 
 def _differ(progress: Progress, reducer: Reducer) -> bool:

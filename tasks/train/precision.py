@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tasks.errors import WrongInput
+from tasks.train.step import at_least_two
 
 logger = logging.getLogger("lakevision.train")
 
@@ -110,7 +111,7 @@ def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ra
 def _loss(model: nn.Module, example: torch.Tensor, num_pictures: int, device: torch.device) -> torch.Tensor:
     inputs = torch.zeros(num_pictures, *example.shape, dtype=example.dtype, device=device)
     labels = torch.zeros(num_pictures, dtype=torch.int64, device=device)
-    return functional.cross_entropy(model(inputs), labels)
+    return functional.cross_entropy(model(at_least_two(inputs))[:num_pictures], labels)  # As a step has it.
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its class

@@ -77,11 +77,11 @@ def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
 def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
     config: dict[str, Any] = logged.config
     data, train = config["data"], config["train"]
+    # Nothing is removed for the sake of a repetition.
     return FirstTraining(
         run_id=logged.run_id,
-        train=TrainConfig.model_validate(train),
+        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": None}),
         distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
-        # Nothing is removed for the sake of a repetition.
         cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": None}),
         cache_digest=config["cache"]["digest"],
         table=data["table"],
@@ -130,7 +130,8 @@ def differences_now(first: FirstTraining) -> list[str]:
     if commit != first.code_version:
         found.append(f"the code was {first.code_version} and is {commit}")
     digest = weights_digest(first.train.model, first.train.weights)
-    if digest != first.weights_digest:
+    # Runs of before did not say what DEFAULT stood for.
+    if first.weights_digest not in (digest, "DEFAULT"):
         found.append(f"train.weights '{first.train.weights}' were {first.weights_digest} and are {digest}")
     found += [f"train.{name} was no setting then, and has its default" for name in first.unknown_then]
     return found

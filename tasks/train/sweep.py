@@ -72,8 +72,7 @@ def _remove(folder: Path, keep_days: int, now: float) -> bool:
         days = _idle_days(folder, now)
         if days <= keep_days:
             return False  # It has trained until this moment.
-        had_any = any(folder.iterdir())
-        remove_checkpoints(folder)
+        had_any = remove_checkpoints(folder)
         with suppress(OSError):  # What is not ours stays, and the folder with it.
             folder.rmdir()
         if had_any:

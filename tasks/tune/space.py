@@ -54,8 +54,8 @@ def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -
 def fit_batches(train: TrainConfig, tune: TuneConfig, num_pictures: int) -> TuneConfig:
     """Return the search as it is for so many pictures to train on.
 
-    The default search draws smaller batches where there are few: it runs on any data. What a person asked for is not
-    changed, and refused here, since a trial that cannot be trained would end every run of the search.
+    The default search draws smaller batches where there are few: it runs on 4 pictures or more. What a person asked for
+    is not changed, and refused here, since a trial that cannot be trained would end every run of the search.
 
     Args:
         train: The settings that are not searched.

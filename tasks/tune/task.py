@@ -30,8 +30,9 @@ logger = logging.getLogger("lakevision.tune")
 def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Refuse tracking, models, weights and pools that cannot be, before a cache is built for them."""
     tracking.check_tracking(storage)
-    check_search(config)
-    if where_to_run(config.tune) == "work_pool":
+    on_pool = where_to_run(config.tune) == "work_pool"
+    check_search(config, here=not on_pool)
+    if on_pool:
         check_pool(config.tune, "tune", "the search")
 
 

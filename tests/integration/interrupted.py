@@ -153,7 +153,7 @@ def make_ground(folder: Path, tracking_database: Path) -> Ground:
 def sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM do what it does in a rank."""
     before = signal.getsignal(signal.SIGTERM)
-    interrupt_on(signal.SIGTERM)
+    interrupt_on(signal.SIGTERM, once=True)
     try:
         yield
     finally:

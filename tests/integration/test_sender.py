@@ -18,9 +18,9 @@ from mlflow.exceptions import MlflowException
 
 from tasks import tracking
 from tasks.config import FineTuneStage, StorageConfig, TrainConfig
-from tasks.errors import TrackingAway
+from tasks.errors import RunDeleted, TrackingAway
 from tasks.storage import Storage, resolve_storage
-from tasks.tracking import MetricSender, RunDeleted
+from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache

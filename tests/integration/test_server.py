@@ -18,6 +18,8 @@ from tests.processes import free_port, run_python
 def stack(tmp_path_factory):
     """Run a server with the pools and deployments of a fresh stack, and no worker."""
     running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
+    # Slots of this machine that others have, on which the numbers of ours would depend.
+    running.environment["TMPDIR"] = str(tmp_path_factory.mktemp("slots"))
     running.start(
         "prefect-server", prefect_command("server", "start", "--host", "127.0.0.1", "--port", str(running.port))
     )

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torchvision
 
-from tasks.config import CacheConfig, FineTuneStage, TrainConfig, TuneConfig, TuneRun
+from tasks.config import CacheConfig, Choices, FineTuneStage, TrainConfig, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.preflight.check import check_search_sizes, check_split_size, check_training
+from tasks.preflight.check import check_search, check_search_sizes, check_split_size, check_training
 from tasks.refs import TableRef
 from tasks.train.precision import computes_bf16
 
@@ -72,6 +72,16 @@ def test_compiling_is_refused_where_the_head_takes_no_features(monkeypatch: pyte
             check_training(train, SMALL)
 
 
+def test_every_number_format_that_a_search_may_draw_is_looked_at() -> None:
+    """Not that of the last of its extremes alone; nothing is said of a machine that this one is not."""
+    train = TrainConfig(model="shufflenet_v2_x0_5", weights="none", freeze_backbone=False, device="cpu")
+    search = TuneConfig(search={"precision": Choices(choices=["tf32", "fp32"])})
+    config = TuneRun(train=train, tune=search, cache=SMALL)
+    with pytest.raises(WrongInput, match="train.precision is 'tf32'|train.precision is tf32"):
+        check_search(config)
+    check_search(config, here=False)
+
+
 @pytest.fixture
 def images(tmp_path: Path) -> TableRef:
     """A table of 45 pictures to train on and 15 others; its version after that has none to train on."""
@@ -93,6 +103,9 @@ def test_a_batch_larger_than_the_split_is_refused_before_there_is_a_cache(images
     check_split_size(TrainConfig(batch_size="auto"), 45, images)
     check_split_size(train, 1, images.model_copy(update={"version": 1}))
     check_split_size(train, 1, TableRef(path="s3a://bucket/images", version=0))
+    for file in Path(images.path).glob("*.parquet"):  # As a clean-up does with old versions, of which caches stay.
+        file.unlink()
+    check_split_size(train, 1, images)
 
 
 def test_a_batch_that_a_trial_may_draw_is_refused_before_there_is_a_cache(images: TableRef) -> None:

@@ -54,7 +54,7 @@ def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM do what it does in a rank."""
+    """Let SIGTERM interrupt."""
     before = signal.getsignal(signal.SIGTERM)
     interrupt_on(signal.SIGTERM)
     yield

@@ -83,3 +83,4 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert sweep_checkpoints(tmp_path, 30, time.time() + 400 * DAY) == [OLD]
     assert names(tmp_path) == {"mine", "0" * 15, "G" * 16, OLD}
     assert list((tmp_path / OLD).iterdir()) == [note]
+    assert sweep_checkpoints(tmp_path, 30, time.time() + 800 * DAY) == []
