@@ -10,7 +10,7 @@ from prefect.logging.configuration import setup_logging
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from tasks.errors import DiskFull, RunDeleted, TrackingAway, WrongInput, explain
+from tasks.errors import FOR_A_PERSON, WrongInput, explain
 from tasks.storage import resolve_storage
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -56,7 +56,7 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
     format_whole = handler.format
 
     def format_short(record: logging.LogRecord) -> str:
-        if record.exc_info and isinstance(record.exc_info[1], (WrongInput, DiskFull, TrackingAway, RunDeleted)):
+        if record.exc_info and isinstance(record.exc_info[1], FOR_A_PERSON):
             record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
         return format_whole(record)
 

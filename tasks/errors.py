@@ -1,5 +1,7 @@
 """Exceptions made for a person to read: what was asked for cannot be done, a disk is full, or a server is away."""
 
+from collections.abc import Sequence
+
 from pydantic import ValidationError
 
 
@@ -30,6 +32,15 @@ class TrackingAway(RuntimeError):
 
 class RunDeleted(RuntimeError):
     """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
+
+
+FOR_A_PERSON: tuple[type[Exception], ...] = (WrongInput, DiskFull, TrackingAway, RunDeleted)
+"""Errors whose sentence says all: on a terminal they have no traceback, and ranks hand them to their launcher."""
+
+
+def listed(shown: Sequence[str], total: int) -> str:
+    """Return the first of `total` names as a sentence has them: with the number of those that are not shown."""
+    return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
 ALTERNATIVES = ("constrained-", "literal[")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.errors import DiskFull, RunDeleted, TrackingAway, WrongInput
+from tasks.errors import FOR_A_PERSON, WrongInput
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
@@ -30,9 +30,8 @@ from tasks.train.run import train_model
 EVENT_MARK = "@lakevision "
 """Lines on stdout with this mark are events for the process that started the rank, as JSON."""
 
-TOLD: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (Diverged, WrongInput, DiskFull, TrackingAway, RunDeleted)
-}
+_KINDS: tuple[type[Exception], ...] = (Diverged, *FOR_A_PERSON)
+TOLD = {kind.__name__: kind for kind in _KINDS}
 """What is made for a person to read, and reaches the process that started the rank as its sentence; of two kinds that
 an error is of, the narrower one is first."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tasks.config import EtlConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, listed
 from tasks.schema import QUARANTINED, STORED
 
 NUM_NAMED = 5
@@ -83,10 +83,9 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
     """
     small = sorted((number, label) for label, number in counts.images.items() if number < etl.min_images_per_class)
     if small:
-        named = ", ".join(f"'{label}' {number}" for number, label in small[:NUM_NAMED])
-        more = f" and {len(small) - NUM_NAMED} more" if len(small) > NUM_NAMED else ""
+        named = listed([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         raise WrongInput(
             f"{len(small)} of {len(counts.images)} classes have fewer usable pictures than etl.min_images_per_class "
-            f"{etl.min_images_per_class} ({named}{more}): add pictures, take the classes out of the source, or lower "
+            f"{etl.min_images_per_class} ({named}): add pictures, take the classes out of the source, or lower "
             "the bound; the tables are as they were"
         )

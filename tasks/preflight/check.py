@@ -46,8 +46,9 @@ def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True)
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    if here:
-        choose_precision(train.precision, choose_device(train.device, 0))
+    device = choose_device(train.device, 0) if here else None
+    if device is not None:
+        choose_precision(train.precision, device)
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
@@ -61,13 +62,12 @@ def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True)
             f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
             "give the size the model was made for, 224 for most"
         ) from error
-    if here and train.compile and not (train.is_head_alone and ends_in_head(classifier, sample)):
-        _check_compiler(choose_device(train.device, 0))
+    on_cpu = device is not None and device.type == "cpu"
+    if on_cpu and train.compile and not (train.is_head_alone and ends_in_head(classifier, sample)):
+        _check_compiler()
 
 
-def _check_compiler(device: torch.device) -> None:
-    if device.type != "cpu":
-        return
+def _check_compiler() -> None:
     compiler = cxx_compiler()
     if shutil.which(compiler) is None:
         raise WrongInput(

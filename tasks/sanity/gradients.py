@@ -5,7 +5,7 @@ import logging
 import torch
 
 from tasks.config import GradientConfig, TrainConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, listed
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity.first_batches import first_batches
 from tasks.train.finite import WAY_OUT
@@ -66,8 +66,7 @@ def not_finite(parameters: list[ParameterGradient]) -> list[str]:
 
 
 def _shown(names: list[str]) -> str:
-    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return ", ".join(names[:NUM_NAMED]) + more
+    return listed(names[:NUM_NAMED], len(names))
 
 
 def check_gradients(report: GradientReport) -> None:

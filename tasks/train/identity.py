@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, listed
 from tasks.refs import CacheRef
 from tasks.tracking.runs import flat_params
 from tasks.train.model import weights_digest
@@ -52,7 +52,7 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
         WrongInput: Names what differs, in the checkpoint and here.
     """
     different = [
-        f"classes only {where}: {_first(sorted(names))}"
+        f"classes only {where}: {listed(sorted(names)[:5], len(names))}"
         for where, names in (
             ("there", set(content["classes"]) - set(classes)),
             ("here", set(classes) - set(content["classes"])),
@@ -67,7 +67,3 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
             f"the checkpoint in '{folder}' is of another training ({'; '.join(different)}): train with its data and "
             "settings, or remove the files of that folder to begin anew"
         )
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

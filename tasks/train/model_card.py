@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from tasks.cache.manifest import CacheManifest
 from tasks.config import CacheConfig, DistributedConfig, TrainConfig
+from tasks.errors import listed
 from tasks.refs import CacheRef
 from tasks.train.calibration import NUM_BINS
 from tasks.train.evaluate import DetailedEvaluation
@@ -139,12 +140,10 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
 
 def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     classes, size = facts.manifest.classes, facts.manifest.image_size
-    listed = ", ".join(map(markdown_text, classes[:NUM_LISTED_CLASSES]))
-    if len(classes) > NUM_LISTED_CLASSES:
-        listed += f" and {len(classes) - NUM_LISTED_CLASSES} more"
+    names = listed([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
     points = [
-        f"It tells these classes apart: {listed}. Every picture gets one of them, also one that shows none.",
+        f"It tells these classes apart: {names}. Every picture gets one of them, also one that shows none.",
         f"Every picture is scaled to fit {size} x {size} pixels before the model sees it.",
         "It was measured on pictures from the source it was trained on; of pictures from elsewhere nothing is known.",
         f"The class with the fewest training pictures is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
@@ -155,10 +154,9 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
         f"{markdown_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_PICTURES
     ]
     if few:
-        shown = ", ".join(few[:NUM_LISTED_CLASSES])
-        more = f" and {len(few) - NUM_LISTED_CLASSES} more" if len(few) > NUM_LISTED_CLASSES else ""
         points.append(
-            f"Classes with fewer than {FEW_PICTURES} test pictures, whose figures therefore say little: {shown}{more}."
+            f"Classes with fewer than {FEW_PICTURES} test pictures, whose figures therefore say little: "
+            f"{listed(few[:NUM_LISTED_CLASSES], len(few))}."
         )
     return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
 

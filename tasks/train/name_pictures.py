@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tasks.cache.manifest import CacheManifest
+from tasks.errors import listed
 from tasks.etl import snapshots
 from tasks.schema import FILES_ARROW, HELD_ARROW
 from tasks.spark import NeedsSpark
@@ -34,8 +35,7 @@ def picture_files(manifest: CacheManifest, split: str, rows: Sequence[int], stor
 def name_pictures(manifest: CacheManifest, split: str, rows: list[int], storage: Storage) -> str:
     """Say which files the rows are, of many the first; where they are not known, it is rows that are named."""
     shown = rows[:NUM_NAMED]
-    more = f" and {len(rows) - NUM_NAMED} more" if len(rows) > NUM_NAMED else ""
     files = picture_files(manifest, split, shown, storage)
     if files is None:
-        return f"rows {', '.join(map(str, shown))}{more} of the split '{split}' in the cache"
-    return f"{', '.join(files)}{more}"
+        return f"rows {listed([str(row) for row in shown], len(rows))} of the split '{split}' in the cache"
+    return listed(files, len(rows))

@@ -13,6 +13,7 @@ from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.config import DistributedConfig, TrainConfig
+from tasks.errors import listed
 from tasks.refs import CacheRef
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.augment import make_augment
@@ -106,7 +107,7 @@ class Setting:
             if unseen:
                 logger.warning(
                     "no picture of %s is in the split 'train', so those in '%s' cannot be recognised: add some",
-                    ", ".join(unseen[:5]) + (f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""),
+                    listed(unseen[:5], len(unseen)),
                     split,
                 )
 

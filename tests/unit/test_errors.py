@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tasks.config import EtlConfig, PipelineConfig
-from tasks.errors import WrongInput, explain
+from tasks.errors import WrongInput, explain, listed
 
 
 def sentence(model: type[BaseModel], values: dict[str, Any]) -> str:
@@ -72,3 +72,9 @@ def test_every_mistake_is_told_at_once() -> None:
 def test_wrong_input_is_a_value_error() -> None:
     """Callers who know nothing of us catch it as what it is."""
     assert issubclass(WrongInput, ValueError)
+
+
+@pytest.mark.parametrize(("total", "expected"), [(2, "a, b"), (3, "a, b and 1 more"), (9, "a, b and 7 more")])
+def test_the_first_names_come_with_the_number_of_the_others(total: int, expected: str) -> None:
+    """Of as many as are shown nothing is said."""
+    assert listed(["a", "b"], total) == expected
