@@ -42,6 +42,16 @@ def storage(tmp_path: Path) -> Storage:
     return resolve_storage(StorageConfig(home=str(tmp_path / "home")))
 
 
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """Return a reader of what one logger said: a thread that an earlier test left behind may still be heard."""
+
+    def read(logger: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == logger]
+
+    return read
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """Return the folder with photos and weights, which is no part of the project."""

@@ -4,7 +4,9 @@ import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import psutil
@@ -42,28 +44,44 @@ def own_ranks() -> list[psutil.Process]:
     return found
 
 
-def launch_and_kill(spec: RankSpec, seconds: float, draw: random.Random, *, after_an_epoch: bool = False) -> str:
-    """Train, and kill a rank so long after the start, or the first epoch, without a chance to say anything.
+def launch_and_kill(spec: RankSpec, draw: random.Random, seconds: float | None = None) -> str:
+    """Train, and kill a rank without a chance to say anything: in a step, a checkpoint or a validation.
+
+    Args:
+        spec: What to train.
+        draw: Chooses the moment and the rank.
+        seconds: After the start; by default it is after the second or third epoch of this launch, for at most as long
+            as that epoch took, so that machines that are faster or slower from one minute to the next kill in time.
 
     Returns:
         What was said of the rank; nothing where the training had ended before.
     """
     begun, over = threading.Event(), threading.Event()
-    if not after_an_epoch:
+    events: list[float] = []
+    wanted, fraction = draw.choice((2, 3)), draw.random()
+    if seconds is not None:
         begun.set()
 
     def wait_and_kill() -> None:
         begun.wait()
-        if not over.wait(seconds) and (ranks := own_ranks()):
+        wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
+        if not over.wait(wait) and (ranks := own_ranks()):
             os.kill(draw.choice(ranks).pid, signal.SIGKILL)
+
+    def on_event(_event: dict[str, Any]) -> None:
+        if len(events) < wanted:
+            events.append(time.monotonic())
+        if len(events) == wanted:
+            begun.set()
 
     thread = threading.Thread(target=wait_and_kill)
     thread.start()
     try:
-        launch_ranks(spec, lambda _event: begun.set())
+        launch_ranks(spec, on_event)
     except RankFailed as failed:
         said = str(failed).splitlines()[0]
-        print(f"killed {seconds:.2f} s after the {'first epoch' if after_an_epoch else 'start'}: {said}")
+        moment = f"{fraction:.2f} of an epoch after epoch {wanted}" if seconds is None else f"after {seconds:.2f} s"
+        print(f"killed {moment}: {said}")
         return said
     finally:
         over.set()

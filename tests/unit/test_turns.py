@@ -18,7 +18,7 @@ with take_turn(sys.argv[1]):
 """
 
 
-def test_the_second_waits_and_is_told_so(tmp_path: Path, caplog) -> None:
+def test_the_second_waits_and_is_told_so(tmp_path: Path, caplog, said) -> None:
     """Also where the first is killed and says nothing."""
     caplog.set_level("INFO", "lakevision")
     place = str(tmp_path / "tables" / "images")
@@ -28,9 +28,9 @@ def test_the_second_waits_and_is_told_so(tmp_path: Path, caplog) -> None:
         threading.Timer(0.5, first.kill).start()
         with take_turn(place):
             assert first.wait() == -signal.SIGKILL
-    assert caplog.messages == [f"another run writes to {place}: waiting until it ends"]
+    assert said("lakevision.turns") == [f"another run writes to {place}: waiting until it ends"]
     with take_turn(place):
-        assert len(caplog.messages) == 1
+        assert len(said("lakevision.turns")) == 1
 
 
 def test_an_object_store_has_no_turns(tmp_path: Path, monkeypatch) -> None:

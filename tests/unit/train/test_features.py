@@ -119,6 +119,7 @@ def test_making_features_says_how_far_it_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    said: Callable[[str], list[str]],
 ) -> None:
     """As often as is due, here after each batch; the first line says what is to be done."""
     monkeypatch.setattr("tasks.train.feature_files.TELL_SECONDS", 0.0)
@@ -126,14 +127,14 @@ def test_making_features_says_how_far_it_is(
     with caplog.at_level("INFO", "lakevision.train"):
         url, _features = materialize(cache, classifier, tmp_path)
 
-    said = [message.rpartition(", ")[0] for message in caplog.messages]
-    assert said == [
+    messages = said("lakevision.train")
+    assert [message.rpartition(", ")[0] for message in messages] == [
         f"{url}: the frozen backbone runs over 159 pictures",
         "features of 64 of 150 pictures of the split 'train'",
         "features of 128 of 150 pictures of the split 'train'",
         "",
     ]
-    assert caplog.messages[-1] == f"{url}: features of 159 pictures"
+    assert messages[-1] == f"{url}: features of 159 pictures"
 
 
 def test_features_of_another_form_of_the_network_are_not_taken(

@@ -58,20 +58,20 @@ def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
         replace(setting_of(cache, batch_size=1), reducer=Many(46)).check()
 
 
-def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, said: Callable[[str], list[str]]) -> None:
     """With the split that has pictures of it; one that is in no other split is not."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 6, val=[0, 2, 1], test=[0, 0, 0])
     setting_of(cache).check()
 
-    assert caplog.messages == [
+    assert said("lakevision.train") == [
         "no picture of bee, cat is in the split 'train', so those in 'val' cannot be recognised: add some"
     ]
 
 
-def test_classes_that_are_all_trained_on_are_no_news(cache: CacheRef, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_that_are_all_trained_on_are_no_news(cache: CacheRef, said: Callable[[str], list[str]]) -> None:
     """Nothing is said."""
     setting_of(cache).check()
-    assert not caplog.messages
+    assert not said("lakevision.train")
 
 
 def test_a_class_counts_by_how_rare_it_is(tmp_path: Path) -> None:

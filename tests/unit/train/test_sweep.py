@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -36,7 +37,7 @@ def names(checkpoints: Path) -> set[str]:
 
 
 def test_checkpoints_of_trainings_given_up_long_ago_are_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: Callable[[str], list[str]]
 ) -> None:
     """With what could not be read of them and what was half written; None keeps all."""
     for key, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
@@ -47,7 +48,7 @@ def test_checkpoints_of_trainings_given_up_long_ago_are_removed(
         assert sweep_checkpoints(tmp_path, 30, NOW) == [OLD]
     assert names(tmp_path) == {NEWER, NEW}
     assert {path.name for path in (tmp_path / NEWER).iterdir()} == set(LEFT)
-    assert caplog.messages == [f"{tmp_path / OLD} removed: its training was left 31 days ago"]
+    assert said("lakevision.train") == [f"{tmp_path / OLD} removed: its training was left 31 days ago"]
     assert sweep_checkpoints(tmp_path, 30, NOW) == []
 
 
