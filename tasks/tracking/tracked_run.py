@@ -12,14 +12,18 @@ from typing import Any
 
 import mlflow
 from mlflow.entities import RunStatus
+from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.types import ColSpec, DataType, Schema
 
 import tasks
+from tasks.errors import TrackingAway
 from tasks.storage import Storage
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
 from tasks.tracking.server import away_named, prepare_tracking
+
+logger = logging.getLogger("lakevision.tracking")
 
 MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
 """What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
@@ -108,30 +112,46 @@ def tracked_run(
 
     Raises:
         TrackingAway: The server does not answer, here or in what is done within.
+        BaseException: What is raised within, also where the server is not there to be told of the end.
     """
     # A training of a few seconds has samples, too; MLflow takes one every 10 s and none at the end.
     os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
     mlflow.enable_system_metrics_logging()
     # Named by its key from the first moment: no kill leaves a run that nobody finds.
     key_and_tags = {KEY_TAG: key, **tags}
-    with (
-        away_named(storage),  # Outside: a run is ended by a message, too.
-        mlflow.start_run(resume, prepare_tracking(storage), None if resume else name, tags=key_and_tags) as run,
-    ):
-        given = flat_params(config) | version_params()
-        missing = {name: value for name, value in given.items() if name not in run.data.params}
-        tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit())
-        if missing:
-            # The parameters last: where a process was killed on the way here, the next one finds some missing.
-            mlflow.log_dict(config, CONFIG_FILE)
-            if tracked.code_version:
-                mlflow.set_tag(CODE_TAG, tracked.code_version)
-            mlflow.log_params(missing)
-        try:
-            yield tracked
-        except KeyboardInterrupt:
-            mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
+    within: BaseException | None = None
+    try:
+        with (
+            away_named(storage),  # Outside: a run is ended by a message, too.
+            mlflow.start_run(resume, prepare_tracking(storage), None if resume else name, tags=key_and_tags) as run,
+        ):
+            tracked = _described(run, config)
+            try:
+                yield tracked
+            except BaseException as raised:
+                within = raised
+                if isinstance(raised, KeyboardInterrupt):
+                    mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
+                raise
+    except TrackingAway as away:
+        if within in (None, away) or isinstance(within, MlflowException):
             raise
+        logger.warning("MLflow run %s is left as running: %s", tracked.run_id, away)
+    if within is not None:
+        raise within
+
+
+def _described(run: mlflow.ActiveRun, config: dict[str, Any]) -> TrackedRun:
+    given = flat_params(config) | version_params()
+    missing = {name: value for name, value in given.items() if name not in run.data.params}
+    tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit())
+    if missing:
+        # The parameters last: where a process was killed on the way here, the next one finds some missing.
+        mlflow.log_dict(config, CONFIG_FILE)
+        if tracked.code_version:
+            mlflow.set_tag(CODE_TAG, tracked.code_version)
+        mlflow.log_params(missing)
+    return tracked
 
 
 def resume_system_metrics(run_id: str) -> None:

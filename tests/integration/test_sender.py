@@ -22,6 +22,7 @@ from tasks.errors import RunDeleted, TrackingAway
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
+from tasks.train.finite import Diverged
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment
@@ -144,6 +145,31 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
     assert finished.info.status == "FINISHED"
     assert {f"{tracking.BATCH_SIZE_TAG}{stage}" for stage in (0, 1)} <= finished.data.tags.keys()
     assert tracking.read_artifact(storage, run, "model_card.md") is not None
+
+
+@pytest.mark.parametrize("raised", [Diverged("the loss is nan"), KeyboardInterrupt(15)])
+def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, server, monkeypatch, said, raised):
+    """It cannot be told of the end; the next run has no part of that."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    url, start, end = server
+    storage = storage_of(tmp_path / "home", url)
+    begun = []
+
+    def train():
+        with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+            begun.append(run.run_id)
+            end()
+            raise raised
+
+    with pytest.raises(type(raised)) as caught:
+        train()
+    assert caught.value is raised
+    [run_id] = begun
+    assert said("lakevision.tracking")[-1].startswith(f"MLflow run {run_id} is left as running: the tracking server ")
+    start()
+    with tracking.tracked_run(storage, "run", "key", {}, {}, run_id):
+        pass
+    assert mlflow.MlflowClient(tracking_uri=url).get_run(run_id).info.status == "FINISHED"
 
 
 def test_metrics_of_one_database_are_there_at_the_end(tmp_path):
