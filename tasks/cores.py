@@ -1,4 +1,4 @@
-"""What of a machine a process may use: cores, GPUs by name, and a slot among the trainings that run at once."""
+"""What of a machine a process may use: cores, memory, GPUs by name, and a slot among the trainings that run at once."""
 
 import itertools
 import math
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
+import psutil
 
 from tasks.environment import visible_gpus
 from tasks.errors import WrongInput
@@ -16,6 +17,11 @@ from tasks.errors import WrongInput
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of a container's control group, in microseconds (Linux's cgroup v2 documentation). A machine has no
 such file at the root of its own groups."""
+
+
+MEMORY_GROUP = Path("/sys/fs/cgroup")
+"""Where a container's control group says how much memory it may have (memory.max), has (memory.current), and of which
+kind (memory.stat), in bytes; the same documentation."""
 
 
 def num_cores() -> int:
@@ -29,6 +35,21 @@ def num_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still take: the machine's, and no more than its container's.
+
+    What files have left in the container's memory, and nothing has read again, is given up for it.
+    """
+    free = psutil.virtual_memory().available
+    try:
+        most = (MEMORY_GROUP / "memory.max").read_text().strip()
+        taken = int((MEMORY_GROUP / "memory.current").read_text())
+        kinds = dict(line.split() for line in (MEMORY_GROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return free
+    return free if most == "max" else min(free, max(0, int(most) - taken + int(kinds["inactive_file"])))
 
 
 def gpu_names() -> list[str]:

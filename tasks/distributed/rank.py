@@ -140,7 +140,9 @@ class HorovodReducer:
 
 def emit(event: dict[str, Any]) -> None:
     """Send an event to the process that started this rank."""
-    print(f"{EVENT_MARK}{json.dumps(event)}", flush=True)
+    # Of one piece: print writes the end of a line by itself, and what a thread or Horovod says may come between.
+    sys.stdout.write(f"{EVENT_MARK}{json.dumps(event)}\n")
+    sys.stdout.flush()
 
 
 def make_reducer(num_ranks: int) -> Reducer:

@@ -80,7 +80,8 @@ class _Sums:
         first = logits_BK.topk(min(5, num_classes), dim=1).indices
         self._totals += torch.stack([loss.double(), (first == labels_B[:, None]).sum().double()])
         cells = labels_B * num_classes + logits_BK.argmax(1)
-        self._confusion += torch.bincount(cells, minlength=num_classes * num_classes).double()
+        # In place: of many classes a matrix for each batch would be most of what an evaluation takes.
+        self._confusion.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
 
     def reduce(self, reducer: Reducer) -> Evaluation:
         """Return the metrics over all ranks, all of which call this."""

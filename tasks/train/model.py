@@ -161,13 +161,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     if weights == "none":
         return None
     if weights == "DEFAULT":
-        try:
-            return dict(default_weights(name).get_state_dict(check_hash=True))
-        except (OSError, RuntimeError) as error:  # A RuntimeError: what came has another digest.
-            raise WrongInput(
-                f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
-                "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"
-            ) from None
+        return _load_default(name)
     path = Path(weights).expanduser()
     if not path.is_file():
         raise WrongInput(
@@ -184,6 +178,26 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise WrongInput(f"train.weights is '{weights}', which holds no state dict of tensors: save model.state_dict()")
     return state
+
+
+def _load_default(name: str) -> dict[str, Any]:
+    file = Path(torch.hub.get_dir()) / "checkpoints" / weights_digest(name, "DEFAULT")
+    was_there = file.exists()
+    try:
+        # Its digest is looked at when it comes, not when it lies there already: it is data in both cases.
+        return dict(default_weights(name).get_state_dict(check_hash=True, weights_only=True))
+    except Exception as error:  # What came has another digest, there is no network, or a file is wrong in its own way.
+        if was_there:
+            raise WrongInput(
+                f"train.weights is DEFAULT, and what lies in '{file}' is no state dict ({type(error).__name__}): "
+                "remove that file, and it is downloaded again"
+            ) from None
+        if not isinstance(error, OSError | RuntimeError):
+            raise
+        raise WrongInput(
+            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
+            "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"
+        ) from None
 
 
 def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone: bool) -> Classifier:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tasks.cores import free_memory
 from tasks.errors import WrongInput
 from tasks.train.step import at_least_two
 
@@ -101,7 +101,7 @@ def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ra
     if device.type == "cuda":
         fits = _fits_gpu(model, example, bound, device)
     else:
-        free = psutil.virtual_memory().available * MEMORY_SHARE / num_ranks
+        free = free_memory() * MEMORY_SHARE / num_ranks
         fits = int(free / max(1, forward_bytes(model, example, SAMPLE) / SAMPLE))
     size = 1 << (max(1, min(bound, fits)).bit_length() - 1)
     logger.info("train.batch_size auto: %d pictures a step (%d fit, an epoch allows %d)", size, fits, bound)

@@ -1,9 +1,11 @@
 """The training stage as a Prefect task: one process, outside the flow's own, so that its heartbeats go on."""
 
 import json
+import logging
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -36,6 +38,8 @@ from tasks.train.report import (
 )
 from tasks.train.thumbnails import fit_pictures
 
+logger = logging.getLogger("lakevision.train")
+
 MAX_PICTURE_BYTES = 200_000
 """Of all pictures together that go into a Prefect artifact, which is a row of its server's database."""
 
@@ -45,17 +49,21 @@ def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
     progress = UUID(str(create_progress_artifact(progress=0.0, key=f"{key}-epochs", description="Epochs trained")))
 
     def on_event(event: dict[str, Any]) -> None:
-        update_progress_artifact(
-            artifact_id=progress,
-            progress=100.0 * event["epoch"] / event["max_epochs"],
-            description=f"{event['epoch']} of at most {event['max_epochs']} epochs, "
-            f"val accuracy {event['val_accuracy']:.4f}",
-        )
+        shown = f"{event['epoch']} of at most {event['max_epochs']} epochs, val accuracy {event['val_accuracy']:.4f}"
+        _show_progress(progress, 100.0 * event["epoch"] / event["max_epochs"], shown)
 
     run = launch_ranks(spec, on_event)
-    update_progress_artifact(artifact_id=progress, progress=100.0)
+    _show_progress(progress, 100.0)
     publish_run(run, spec.storage, key)
     return run
+
+
+def _show_progress(artifact: UUID, percent: float, description: str | None = None) -> None:
+    try:
+        update_progress_artifact(artifact_id=artifact, progress=percent, description=description)
+    except httpx.HTTPError as error:
+        # No training ends because nobody can be shown how far it is: the server is away, or a person removed the bar.
+        logger.warning("the progress artifact was not updated: %s", error)
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.decorator import DagFlow
 from flows.etl import etl
@@ -42,12 +42,13 @@ from tasks.config import (
     TuneRun,
 )
 from tasks.config.storage import Settings
+from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
 from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
-from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single
+from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import rank_processes
 
@@ -171,6 +172,33 @@ def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, stora
     assert losses == [(metric.step, metric.value) for metric in its_client.get_metric_history(other.run_id, "val_loss")]
     undisturbed, killed_twice = logged_weights(elsewhere), logged_weights(storage)
     assert all(torch.equal(killed_twice[name], undisturbed[name]) for name in undisturbed)
+
+
+def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, storage, said):
+    """It is told, and the training ends as it would have."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["progress-removed-epochs"]))
+    removed = []
+
+    def remove() -> None:
+        deadline = time.monotonic() + 60
+        with get_client(sync_client=True) as client:
+            while time.monotonic() < deadline and not removed:
+                for artifact in client.read_artifacts(artifact_filter=wanted):
+                    client.delete_artifact(artifact.id)
+                    removed.append(artifact.id)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, max_epochs=2)
+    spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage)
+    run = flow(lambda: train_with_artifacts(spec, "progress-removed"), name="progress-removed")()
+    remover.join()
+    assert len(removed) == 1
+    assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).info.status == "FINISHED"
+    assert [line.partition(" was not updated: ")[0] for line in said("lakevision.train")].count(
+        "the progress artifact"
+    ) == 3
 
 
 def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, storage, source):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks import cores
-from tasks.cores import gpu_names, num_cores, share_of_gpus, take_slot
+from tasks.cores import free_memory, gpu_names, num_cores, share_of_gpus, take_slot
 from tasks.errors import WrongInput
 from tests.processes import ROOT
 
@@ -33,6 +33,27 @@ def test_without_a_control_group_the_bound_cores_count(tmp_path: Path, monkeypat
     """A process bound to some cores has those."""
     monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "none")
     assert num_cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("most", "taken", "expected"),
+    [("max", 10, 8000), ("5000", 1000, 4300), ("5000", 5300, 0), ("90000", 1000, 8000)],
+)
+def test_a_container_has_the_memory_of_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, taken: int, expected: int
+) -> None:
+    """With what old files have of it, and no more than the machine has free."""
+
+    class Memory:
+        available = 8000
+
+    monkeypatch.setattr("tasks.cores.psutil.virtual_memory", Memory)
+    monkeypatch.setattr(cores, "MEMORY_GROUP", tmp_path)
+    assert free_memory() == 8000
+    (tmp_path / "memory.max").write_text(f"{most}\n")
+    (tmp_path / "memory.current").write_text(f"{taken}\n")
+    (tmp_path / "memory.stat").write_text("anon 100\nactive_file 50\ninactive_file 300\n")
+    assert free_memory() == expected
 
 
 def test_trainings_at_once_take_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,24 @@ time.sleep(300)
 """
 
 
+# Its threads log while it sends events, as the one of the metrics does.
+LOUD_RANK = """
+import logging, sys, threading
+from tasks.distributed.rank import emit
+logging.basicConfig(stream=sys.stderr, format="%(message)s")
+def log():
+    while not over.is_set():
+        logging.warning("a line of a log")
+over = threading.Event()
+thread = threading.Thread(target=log)
+thread.start()
+for number in range(3000):
+    emit({"number": number})
+over.set()
+thread.join()
+"""
+
+
 @pytest.mark.timeout(60)
 def test_orphaned_rank_ends() -> None:
     """The parent is killed, without a chance to say anything: the rank, in a session of its own, is gone too."""
@@ -81,6 +99,16 @@ def test_event_is_one_marked_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith(EVENT_MARK)
     assert line.count("\n") == 1
     assert json.loads(line.removeprefix(EVENT_MARK)) == event
+
+
+def test_events_stay_whole_while_threads_log() -> None:
+    """Output and errors are one pipe, and a rank writes both at once without a buffer."""
+    command = [sys.executable, "-u", "-c", LOUD_RANK]
+    said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    lines = said.stdout.splitlines()
+    events = [json.loads(line.removeprefix(EVENT_MARK)) for line in lines if line.startswith(EVENT_MARK)]
+    assert events == [{"number": number} for number in range(3000)]
+    assert {line for line in lines if not line.startswith(EVENT_MARK)} == {"a line of a log"}
 
 
 def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:

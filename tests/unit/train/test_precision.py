@@ -149,9 +149,6 @@ def test_the_largest_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch, *, f
     classifier = small(frozen=frozen)
     a_picture = forward_bytes(classifier, picture(64), 8) / 8
 
-    class Memory:
-        available = 2 * 40 * a_picture
-
-    monkeypatch.setattr("tasks.train.precision.psutil.virtual_memory", Memory)
+    monkeypatch.setattr("tasks.train.precision.free_memory", lambda: 2 * 40 * a_picture)
     assert largest_batch(classifier, picture(64), num_rows=1_000_000, num_ranks=1, device=CPU) == 32
     assert largest_batch(classifier, picture(64), num_rows=1_000_000, num_ranks=2, device=CPU) == 16

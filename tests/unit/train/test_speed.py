@@ -105,11 +105,9 @@ def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, mo
     monkeypatch.setattr("tasks.train.precision.MIN_AUTO_STEPS", 1)
     picture = torch.zeros(32, 32, 3, dtype=torch.uint8)
 
-    class Memory:
-        # Half of it is for the forward pass: that is for ten pictures.
-        available = 2 * 10 * forward_bytes(setting_of(cache).classifier, picture, SAMPLE) / SAMPLE
-
-    monkeypatch.setattr("tasks.train.precision.psutil.virtual_memory", Memory)
+    # Half of it is for the forward pass: that is for ten pictures.
+    free = 2 * 10 * forward_bytes(setting_of(cache).classifier, picture, SAMPLE) / SAMPLE
+    monkeypatch.setattr("tasks.train.precision.free_memory", lambda: free)
     sizes = {}
     for feature_cache in (True, False):
         setting, progress = setting_of(cache, batch_size="auto", feature_cache=feature_cache), begun()

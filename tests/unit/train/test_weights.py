@@ -79,6 +79,35 @@ def test_default_weights_that_do_not_come_are_told_with_two_ways_out(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_default_weights_that_lie_here_are_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What somebody put in their place is not executed, and what is damaged is named, with the way out."""
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "hub" / "checkpoints" / weights_digest(SMALL, "DEFAULT")
+    file.parent.mkdir(parents=True)
+    good = torchvision.models.get_model(SMALL, weights=None).state_dict()
+    torch.save(Payload(), file)
+    replaced = file.read_bytes()
+    torch.save(good, file)
+    whole = file.read_bytes()
+
+    for content in (replaced, whole[: len(whole) // 2], b"", b"half a download"):
+        file.write_bytes(content)
+        with pytest.raises(
+            WrongInput, match=rf"is DEFAULT, and what lies in '{file}' is no state dict .*: remove that"
+        ):
+            load_weights(SMALL, "DEFAULT")
+    assert not (tmp_path / "executed").exists()
+    file.write_bytes(whole)
+    found = load_weights(SMALL, "DEFAULT")
+    assert found is not None
+    assert all(torch.equal(found[name], good[name]) for name in good)
+
+
 def test_file_that_holds_no_state_dict_is_refused(tmp_path: Path) -> None:
     """Text, and a saved object that is no dict of tensors, are told how to save one."""
     (tmp_path / "text.pt").write_text("no weights")
