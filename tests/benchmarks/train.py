@@ -210,7 +210,8 @@ def main() -> None:
         figures += compare_speeds(Path(scratch) / "noise", 2 if quick else 5, log)
         torch.manual_seed(1)
         images = torch.randint(0, 256, (16, 128, 128, 3), dtype=torch.uint8)
-        figures.append(loop_cost(5 if quick else 30, 10, images, full_network))
+        # Short rounds, many of them: a machine that others use is faster and slower by the second.
+        figures.append(loop_cost(15 if quick else 100, 3, images, full_network))
         figures.append(loop_cost(5 if quick else 30, 1000, torch.randn(32, 1280), head_alone))
         figures.append(time_outside(Path(scratch) / "noise", 60 if quick else 270))
     figures += gpu_figures()
