@@ -29,6 +29,13 @@ def ground(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Gr
     return make_ground(tmp_path_factory.mktemp("gone-on"), empty_tracking)
 
 
+def card(ground: Ground, run: RunRef) -> str:
+    """Return the model card that a run logged."""
+    content = tracking.read_artifact(ground.interrupted, run, "model_card.md")
+    assert content is not None
+    return content.decode()
+
+
 @pytest.fixture
 def begun_otherwise(tmp_path, monkeypatch):
     """Return a context in which packages, code, processor and cores are others than after it."""
@@ -84,6 +91,7 @@ def test_a_training_gone_on_with_by_other_packages_code_processor_and_threads_sa
     first = read_training(run.run_id, ground.interrupted)
     assert (first.code_version, first.versions["torch"], first.num_threads) == ("first", "1.0", 2)
     assert first.gone_on == changed
+    assert f"| changed on the way | `{changed}` |" in card(ground, run)
 
 
 def test_a_training_gone_on_with_as_it_was_begun_says_nothing(ground, said):
@@ -94,6 +102,7 @@ def test_a_training_gone_on_with_as_it_was_begun_says_nothing(ground, said):
     run = train_model(train, ground.cache, ground.interrupted)
 
     assert note_on(ground, run) is None
+    assert "changed on the way" not in card(ground, run)
     assert not [line for line in said(LOGGER) if "goes on otherwise" in line]
 
 
