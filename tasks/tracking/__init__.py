@@ -25,6 +25,7 @@ from tasks.tracking.runs import (
     read_artifact,
     run_location,
     run_metrics,
+    versions_in,
 )
 from tasks.tracking.searches import (
     ParentRun,
@@ -88,4 +89,5 @@ __all__ = [
     "tracked_run",
     "trained_versions",
     "trial_tags",
+    "versions_in",
 ]

@@ -2,6 +2,7 @@
 
 import logging
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,8 @@ BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
 """What the tags begin with that say which batch size was chosen in a stage, where that was left to the training."""
 
 GONE_ON_TAG = "lakevision.gone_on"
-"""Of a training that was begun on one device or in one number format and ended on another: which."""
+"""Of a training that was gone on with on another device or processor, in another number format, with other threads,
+code or packages than its parameters and CODE_TAG say: which, from what to what."""
 
 SYSTEM_METRICS = "system/"
 """What the names of MLflow's own metrics of the machine begin with."""
@@ -108,6 +110,11 @@ def find_begun_run(storage: Storage, key: str) -> str | None:
 def version_params() -> dict[str, str]:
     """Return the packages' versions as parameters of a run."""
     return {f"{VERSION_PARAM}{package}": found for package, found in package_versions().items()}
+
+
+def versions_in(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the packages' versions that a run's parameters say, by package."""
+    return {name.removeprefix(VERSION_PARAM): value for name, value in params.items() if name.startswith(VERSION_PARAM)}
 
 
 def end_abandoned_runs(storage: Storage, key: str, keep: str | None) -> None:

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class TrackedRun:
     run_id: str
     code_version: str | None = None
     """The commit of the code that began it, where it is known."""
+    params: dict[str, str] = field(default_factory=dict)
+    """Parameters that it had when it was opened; none of a new one."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log metrics at a step, but for those that the run has already with these values."""
@@ -144,7 +146,7 @@ def tracked_run(
 def _described(run: mlflow.ActiveRun, config: dict[str, Any]) -> TrackedRun:
     given = flat_params(config) | version_params()
     missing = {name: value for name, value in given.items() if name not in run.data.params}
-    tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit())
+    tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit(), dict(run.data.params))
     if missing:
         # The parameters last: where a process was killed on the way here, the next one finds some missing.
         mlflow.log_dict(config, CONFIG_FILE)

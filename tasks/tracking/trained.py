@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, VERSION_PARAM
+from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, GONE_ON_TAG, versions_in
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
 REPEAT_TAG = "lakevision.repeat_of"
@@ -33,6 +33,8 @@ class LoggedTraining:
     metrics: dict[str, float]
     batch_sizes: dict[str, str]
     """By stage, where they were left to the training."""
+    gone_on: str | None = None
+    """What changed on the way, where it was gone on with otherwise than it was begun."""
 
 
 def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
@@ -54,17 +56,20 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
     if "test_accuracy" not in run.data.metrics:
         raise WrongInput(f"run_id is '{run_id}', a run that is no training: {way_out}")
     config: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{CONFIG_FILE}")
-    versions = {
-        name.removeprefix(VERSION_PARAM): value
-        for name, value in run.data.params.items()
-        if name.startswith(VERSION_PARAM)
-    }
     batch_sizes = {
         name.removeprefix(BATCH_SIZE_TAG): value
         for name, value in run.data.tags.items()
         if name.startswith(BATCH_SIZE_TAG)
     }
-    return LoggedTraining(run_id, config, versions, run.data.tags.get(CODE_TAG), dict(run.data.metrics), batch_sizes)
+    return LoggedTraining(
+        run_id=run_id,
+        config=config,
+        versions=versions_in(run.data.params),
+        code_version=run.data.tags.get(CODE_TAG),
+        metrics=dict(run.data.metrics),
+        batch_sizes=batch_sizes,
+        gone_on=run.data.tags.get(GONE_ON_TAG),
+    )
 
 
 def newest_training(storage: Storage) -> RunRef:

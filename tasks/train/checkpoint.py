@@ -11,6 +11,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from tasks.train.computed_on import of_checkpoint
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -221,7 +222,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
-    progress.computed_on = content["computed_on"]
+    progress.computed_on = of_checkpoint(content["computed_on"])
     progress.tags = content["tags"]
 
 

@@ -43,6 +43,8 @@ class TrainingFacts:
     history: Sequence[EpochMetrics]
     best_epoch: int
     test: DetailedEvaluation
+    gone_on: str | None = None
+    """What changed on the way, where it was gone on with otherwise than it was begun."""
 
 
 def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None) -> str:
@@ -214,6 +216,7 @@ def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
             "code version",
             markdown_code(code_version) if code_version else "not known: no git checkout, and no image that says",
         ],
+        *([["changed on the way", markdown_code(facts.gone_on)]] if facts.gone_on else []),
     ]
     return "\n\n".join(
         [

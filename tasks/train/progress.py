@@ -72,8 +72,8 @@ class Progress:
     """Time of training and validation of the epochs that ended, over all starts."""
     classes: tuple[str, ...] = ()
     """Names of what it tells apart, in the order of the logits."""
-    computed_on: str = ""
-    """Device and number format of the last start."""
+    computed_on: dict[str, str] = field(default_factory=dict)
+    """What the last start was computed on and with, as `tasks.train.computed_on` names it."""
     tags: dict[str, str] = field(default_factory=dict)
     """What the MLflow run is to say of the training, by tag."""
 

@@ -14,10 +14,11 @@ from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config import CacheConfig, DistributedConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.rank import RankSpec, gpu_obstacle
 from tasks.errors import WrongInput, explain
 from tasks.refs import CacheRef, MetricPair, Ref, RepeatReport, RunRef
 from tasks.storage import Storage
+from tasks.train.computed_on import changes, named, would_compute_on
 from tasks.train.model import weights_digest
 
 logger = logging.getLogger("lakevision.train")
@@ -48,9 +49,22 @@ class FirstTraining(Ref):
     """By stage, where the training chose them itself."""
     versions: dict[str, str]
     code_version: str | None
+    gone_on: str | None = None
+    """What changed on the way, where it was interrupted and gone on with otherwise than it was begun."""
     metrics: dict[str, float]
     unknown_then: list[str]
     """Settings that a training has now and had not then; they have their defaults."""
+
+    def computed_on(self) -> dict[str, str]:
+        """Return what it was begun on and with."""
+        return named(
+            device=self.device,
+            processor=self.processor,
+            precision=self.precision,
+            num_threads=self.num_threads,
+            code=self.code_version,
+            versions=self.versions,
+        )
 
 
 def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
@@ -95,6 +109,7 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
         batch_sizes=logged.batch_sizes,
         versions=logged.versions,
         code_version=logged.code_version,
+        gone_on=logged.gone_on,
         metrics=logged.metrics,
         unknown_then=sorted(TrainConfig.model_fields.keys() - train.keys()),
     )
@@ -119,16 +134,18 @@ def check_same_data(first: FirstTraining, cache: CacheRef) -> list[str]:
 
 
 def differences_now(first: FirstTraining) -> list[str]:
-    """Return what is not as it was when the run was trained: packages, code, weights, settings; a sentence each."""
-    versions = tracking.package_versions()
-    found = [
-        f"{package} was {first.versions.get(package, 'not there')} and is {versions.get(package, 'not there')}"
-        for package in sorted(first.versions.keys() | versions.keys())
-        if first.versions.get(package) != versions.get(package)
-    ]
-    commit = tracking.code_commit()
-    if commit != first.code_version:
-        found.append(f"the code was {first.code_version} and is {commit}")
+    """Return what is not as it was when the run was trained, and is known before anything is trained; a sentence each.
+
+    Device, processor, number format, threads, code, packages, weights and settings.
+
+    Raises:
+        WrongInput: The device or number format that it asks for is not there.
+    """
+    num_ranks = 1 if first.distributed is None else first.distributed.num_ranks
+    now = would_compute_on(first.train, first.cache.image_size, num_ranks, _gpu_obstacle(num_ranks))
+    found = changes(first.computed_on(), now)
+    if first.gone_on is not None:
+        found.append(f"MLflow run {first.run_id} was not computed in one way: {first.gone_on}")
     digest = weights_digest(first.train.model, first.train.weights)
     # Runs of before did not say what DEFAULT stood for.
     if first.weights_digest not in (digest, "DEFAULT"):
@@ -137,19 +154,24 @@ def differences_now(first: FirstTraining) -> list[str]:
     return found
 
 
+def _gpu_obstacle(num_ranks: int) -> str | None:
+    if num_ranks == 1 or not torch.cuda.is_available():
+        return None
+    import horovod.torch as hvd  # Here: it takes seconds to load. It says how it was built without other ranks.
+
+    return gpu_obstacle(hvd.nccl_built(), num_ranks, torch.cuda.device_count())
+
+
 def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
-    """Return what both trainings found for themselves and what is not alike; a sentence each."""
-    before, now = (
-        {"device": run.device, "precision": run.precision}
-        | ({} if first.processor is None else {"processor": str(run.processor)})
-        | ({} if first.num_threads is None else {"number of threads": str(run.num_threads)})
-        | {f"batch size of stage {stage}": size for stage, size in run.batch_sizes.items()}
-        for run in (first, second)
-    )
-    return [
-        f"the {what} was {before.get(what, 'not chosen')} and is {now.get(what, 'not chosen')}"
-        for what in sorted(before.keys() | now.keys())
-        if before.get(what) != now.get(what)
+    """Return what both trainings say of themselves and what is not alike; a sentence each."""
+    found = changes(first.computed_on(), second.computed_on())
+    if second.gone_on is not None:
+        found.append(f"MLflow run {second.run_id} was not computed in one way: {second.gone_on}")
+    before, now = first.batch_sizes, second.batch_sizes
+    return found + [
+        f"the batch size of stage {stage} was {before.get(stage, 'not chosen')} and is {now.get(stage, 'not chosen')}"
+        for stage in sorted(before.keys() | now.keys())
+        if before.get(stage) != now.get(stage)
     ]
 
 
@@ -186,7 +208,7 @@ def repeat_training(first: FirstTraining, cache: CacheRef, storage: Storage, tag
     )
     run = launch_ranks(spec)
     second = read_training(run.run_id, storage)
-    different += differences_of(first, second)
+    different += [sentence for sentence in differences_of(first, second) if sentence not in different]
     pairs = compare_metrics(first.metrics, second.metrics)
     report = RepeatReport(
         run_id=run.run_id,

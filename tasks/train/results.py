@@ -10,7 +10,7 @@ import torch
 from tasks.predict.model import save_classifier
 from tasks.schema import TRAIN
 from tasks.storage import Storage
-from tasks.tracking import TrackedRun
+from tasks.tracking import GONE_ON_TAG, TrackedRun
 from tasks.train.device import processor_name
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.model import weights_digest
@@ -82,6 +82,7 @@ def log_results(
         history=progress.history,
         best_epoch=best.epoch,
         test=test,
+        gone_on=progress.tags.get(GONE_ON_TAG),
     )
     log_report(run, facts, setting.counts[TRAIN].tolist(), storage)
     with TemporaryDirectory() as scratch:

@@ -17,6 +17,7 @@ from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.train.alone import alone, wait_for_rank_0
 from tasks.train.checkpoint import Checkpoints, remove_checkpoints, restore, restore_progress
+from tasks.train.computed_on import begun_with, changes, computed_on, note_of
 from tasks.train.device import choose_device, make_deterministic
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
@@ -28,7 +29,6 @@ from tasks.train.loop import fit
 from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
-from tasks.train.precision import precision_name
 from tasks.train.progress import Beginning, EpochMetrics, Progress
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.results import log_results, run_config
@@ -88,7 +88,7 @@ class Training:
             logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = setting.manifest.classes
         computed_before = self.progress.computed_on
-        self.progress.computed_on = f"{setting.device.type} in {precision_name(setting.precision, setting.device)}"
+        self.progress.computed_on = computed_on(setting.device, setting.precision)
         if self._reducer.rank != 0:
             self._run_stages(setting, checkpoint)
             self._test(setting)
@@ -105,13 +105,16 @@ class Training:
                 self._send_new()
                 for tag, text in self.progress.tags.items():
                     self._sender.send_tag(tag, text)
-            if computed_before not in ("", self.progress.computed_on):
-                logger.warning(
-                    "begun on the %s, this training goes on on the %s: its weights will be those of neither",
-                    computed_before,
-                    self.progress.computed_on,
+            # What the checkpoint does not know is as the run was begun: its parameters cannot be changed.
+            changed = changes(begun_with(run) | computed_before, self.progress.computed_on)
+            if changed:
+                why = (
+                    "its weights may be those of neither"
+                    if checkpoint is not None
+                    else "its parameters say how it was begun"
                 )
-                self._tell(tracking.GONE_ON_TAG, f"{computed_before}, then {self.progress.computed_on}")
+                logger.warning("this training goes on otherwise than it was begun: %s; %s", "; ".join(changed), why)
+                self._tell(tracking.GONE_ON_TAG, note_of(self.progress.tags.get(tracking.GONE_ON_TAG), changed))
             try:
                 self._run_stages(setting, checkpoint)
                 test = self._test(setting)

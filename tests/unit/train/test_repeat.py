@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config import CacheConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, MetricPair
+from tasks.train.device import processor_name
 from tasks.train.identity import run_key
 from tasks.train.repeat import (
     FirstTraining,
@@ -18,7 +20,7 @@ from tasks.train.repeat import (
     differences_of,
 )
 
-TRAIN = TrainConfig(weights="none", freeze_backbone=False)
+TRAIN = TrainConfig(weights="none", freeze_backbone=False, device="cpu", precision="fp32")
 
 
 def first(**values: object) -> FirstTraining:
@@ -49,21 +51,31 @@ def test_nothing_is_different_a_moment_later() -> None:
     assert differences_now(first()) == []
 
 
-def test_what_is_different_is_named() -> None:
-    """A sentence each, with what was and what is."""
+def test_what_is_different_is_named_before_anything_is_trained() -> None:
+    """A sentence each, with what was and what is; also what a training would find for itself."""
     versions = tracking.package_versions()
     before = first(
         versions=versions | {"torch": "1.0", "gone": "2.0"},
         code_version="abc",
-        train=TrainConfig(),
+        device="cuda:0",
+        processor="H200",
+        precision="bfloat16",
+        num_threads=7,
+        train=TrainConfig(device="cpu", precision="fp32", num_threads=3),
+        gone_on="torch was 0.9 and is 1.0",
         weights_digest="mobilenet_v2-b0353104.pth",  # Of an older torchvision.
         unknown_then=["label_smoothing"],
     )
 
     assert differences_now(before) == [
-        "gone was 2.0 and is not there",
-        f"torch was 1.0 and is {versions['torch']}",
+        "the device was cuda and is cpu",
+        f"the processor was H200 and is {processor_name(torch.device('cpu'))}",
+        "the precision was bfloat16 and is float32",
+        "the number of threads was 7 and is 3",
         f"the code was abc and is {tracking.code_commit()}",
+        f"torch was 1.0 and is {versions['torch']}",
+        "gone was 2.0 and is not there",
+        "MLflow run r was not computed in one way: torch was 0.9 and is 1.0",
         "train.weights 'DEFAULT' were mobilenet_v2-b0353104.pth and are mobilenet_v2-7ebf99e0.pth",
         "train.label_smoothing was no setting then, and has its default",
     ]
@@ -74,13 +86,25 @@ def test_what_a_training_finds_for_itself_is_compared() -> None:
     before = first(batch_sizes={"0": "64"}, processor="EPYC")
 
     assert differences_of(before, before) == []
-    now = first(device="cuda:0", processor="H200", precision="bfloat16", batch_sizes={"0": "32", "1": "16"})
+    now = first(
+        run_id="s",
+        device="cuda:0",
+        processor="H200",
+        precision="bfloat16",
+        batch_sizes={"0": "32", "1": "16"},
+        gone_on="the number of threads was 2 and is 4",
+    )
     assert differences_of(before, now) == [
+        "the device was cpu and is cuda",
+        "the processor was EPYC and is H200",
+        "the precision was float32 and is bfloat16",
+        "MLflow run s was not computed in one way: the number of threads was 2 and is 4",
         "the batch size of stage 0 was 64 and is 32",
         "the batch size of stage 1 was not chosen and is 16",
-        "the device was cpu and is cuda:0",
-        "the precision was float32 and is bfloat16",
-        "the processor was EPYC and is H200",
+    ]
+    # One of two GPUs of the same name computes what the other does.
+    assert differences_of(now, now.model_copy(update={"device": "cuda:1"})) == [
+        "MLflow run s was not computed in one way: the number of threads was 2 and is 4"
     ]
     # A run of an older version did not say what it computed on.
     assert differences_of(first(), first(processor="H200")) == []
