@@ -24,12 +24,12 @@ from tasks.train.feature_files import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import check_fits, decisive_settings, run_key
-from tasks.train.loop import fit
+from tasks.train.loop import fit, is_left
 from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
 from tasks.train.precision import precision_name
-from tasks.train.progress import Beginning, EpochMetrics, Progress
+from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.results import log_results, run_config
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
@@ -51,7 +51,7 @@ class Training:
         distributed: DistributedConfig | None,
         reducer: Reducer,
         tags: dict[str, str],
-        on_epoch: Callable[[EpochMetrics], None] | None,
+        on_epoch: Callable[[ReportedEpoch], None] | None,
         repetition: str | None = None,
     ) -> None:
         self.key = run_key(train, cache, distributed, repetition)
@@ -191,7 +191,8 @@ class Training:
             save()
             pauses.saved()
             if self._on_epoch is not None and reducer.rank == 0:
-                self._on_epoch(metrics)
+                is_last = progress.stage == len(train.fine_tune) and not is_left(progress, max_epochs)
+                self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
         try:
             return fit(
