@@ -110,8 +110,9 @@ def launch_ranks(
 
     Args:
         spec: What to train.
-        on_event: Called with each event of rank 0: epoch (the number of epochs trained), max_epochs, val_accuracy, and
-            the name and value of the metric that `train.monitor` names. What it raises ends the ranks.
+        on_event: Called with each event of rank 0: epoch (the number of epochs trained), max_epochs, ends_training
+            (whether no epoch follows), val_accuracy, and the name and value of the metric that `train.monitor` names.
+            What it raises ends the ranks.
         stop: Ends the ranks when it is set; for who trains in a thread, which no signal reaches.
 
     Raises:

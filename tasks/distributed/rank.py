@@ -23,7 +23,7 @@ from tasks.signals import interrupt_on
 from tasks.storage import Storage
 from tasks.train.finite import Diverged
 from tasks.train.identity import run_key
-from tasks.train.progress import EpochMetrics
+from tasks.train.progress import ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.run import train_model
 
@@ -165,11 +165,12 @@ def leave_ranks() -> None:
 def run_rank(spec: RankSpec, reducer: Reducer) -> None:
     """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
 
-    def on_epoch(metrics: EpochMetrics) -> None:
+    def on_epoch(metrics: ReportedEpoch) -> None:
         emit(
             {
                 "epoch": metrics.epoch + 1,
                 "max_epochs": spec.train.total_epochs,
+                "ends_training": metrics.ends_training,
                 "val_accuracy": metrics.val_accuracy,
                 "monitor": spec.train.monitor,
                 "value": getattr(metrics, spec.train.monitor),

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from prefect import Task, task
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
@@ -114,6 +116,16 @@ def flow_run_tags() -> dict[str, str]:
     """Return the tags by which an MLflow run names the Prefect run it belongs to."""
     found = flow_run.get_id()
     return {"prefect.flow_run_id": str(found)} if found else {}
+
+
+def is_being_cancelled() -> bool:
+    """Say whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later."""
+    found = flow_run.get_id()
+    if found is None:
+        return False
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(str(found))).state
+    return state is not None and (state.is_cancelled() or state.is_cancelling())
 
 
 def run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -3,7 +3,12 @@
 import re
 
 from tasks.distributed.rank import TOLD
-from tasks.errors import OutOfTime
+from tasks.errors import OutOfTime, WrongInput
+
+
+class Cancelled(WrongInput):
+    """A person cancelled a submitted run: it is not tried again behind their back."""
+
 
 KINDS: dict[str, type[Exception]] = {**TOLD, OutOfTime.__name__: OutOfTime}
 """What a submitted run may end with that is made for a person to read; it is the same here, and retried as it would be

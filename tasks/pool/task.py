@@ -13,7 +13,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from tasks.errors import WrongInput
-from tasks.pool.outcome import told_by
+from tasks.orchestration.task import is_being_cancelled
+from tasks.pool.outcome import Cancelled, told_by
 from tasks.pool.settings import PoolSettings, worker_command
 
 POLL_SECONDS = 2.0
@@ -130,7 +131,8 @@ class SubmittedRun:
         However often this is called, the server is asked every POLL_SECONDS.
 
         Raises:
-            WrongInput: No worker took it within `submit_timeout_seconds`, its own input was wrong, or it was cancelled.
+            Cancelled: A person cancelled it, and not what submitted it.
+            WrongInput: All was cancelled, no worker took it within `submit_timeout_seconds`, or its input was wrong.
             Diverged, OutOfTime, DiskFull, TrackingAway, RunDeleted: It ended with that.
             TimeoutError: It took longer than `run_timeout_seconds`.
             RuntimeError: It failed or crashed.
@@ -184,11 +186,12 @@ class SubmittedRun:
     def _check_completed(self, run: FlowRun) -> None:
         # A failed child does not fail its parent by itself.
         assert run.state is not None
-        message = run.state.message or ""
-        if error := told_by(message):
+        if error := told_by(message := run.state.message or ""):
             raise error
-        if run.state.is_cancelled() or run.state.is_cancelling():
-            raise WrongInput(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
+        if run.state.is_cancelled():
+            # Prefect's UI cancels what a run submitted together with it: this one alone is then not given up.
+            kind = WrongInput if is_being_cancelled() else Cancelled
+            raise kind(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
         if not run.state.is_completed():
             raise RuntimeError(f"the submitted {self._what} '{run.name}' ended as {run.state.name}: {message}")
 
@@ -201,6 +204,9 @@ class SubmittedRun:
                 client.set_flow_run_state(self._id, Cancelling())
         except Exception as error:
             get_run_logger().warning("the submitted %s '%s' could not be cancelled: %s", self._what, self.name, error)
+
+    def join(self) -> None:
+        """Return at once: what is left of it is its worker's to end."""
 
     def wait(self) -> None:
         """Wait until the run has completed, and cancel it when we are ended first.
@@ -224,8 +230,7 @@ def submit(
 
     Args:
         settings: Names the deployment and the pool.
-        group: As `SubmittedRun`.
-        what: As `SubmittedRun`.
+        group, what: As `SubmittedRun`.
         parameters: Of the deployed flow, as JSON has them.
         name: Of the flow run, and among those that one task submits: a task submits each name once.
 

@@ -29,6 +29,7 @@ from tasks.tracking.runs import (
 )
 from tasks.tracking.searches import (
     ParentRun,
+    find_newest_run,
     mark_pruned,
     parent_run,
     trial_tags,
@@ -69,6 +70,7 @@ __all__ = [
     "find_begun_run",
     "find_data_checks",
     "find_finished_run",
+    "find_newest_run",
     "has_run",
     "load_package",
     "log_data_checks",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import RunStatus
+from mlflow.entities import Run, RunStatus
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from tasks.storage import Storage
@@ -42,6 +42,14 @@ class ParentRun:
         for name, value in {"trial": number, **values}.items():
             self.client.set_tag(self.run_id, f"lakevision.best.{name}", value)
 
+    def end_trial(self, number: int) -> None:
+        """End the run of a trial as killed, unless it is finished: its process was ended, or is about to be."""
+        for run in self.client.search_runs(
+            [self.client.get_run(self.run_id).info.experiment_id],
+            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self.run_id}' AND tags.`{TRIAL_TAG}` = '{number}'",
+        ):
+            _kill(self.client, run)
+
 
 @contextmanager
 def parent_run(
@@ -54,14 +62,12 @@ def parent_run(
     experiment, client = prepare_tracking(storage), client_of(storage)
     known = runs_with_key(storage, key)
     if known:
-        run_id = str(known[0].info.run_id)
-        client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+        run = known[0]
+        client.update_run(run.info.run_id, status=RunStatus.to_string(RunStatus.RUNNING))
     else:
-        created = client.create_run(experiment, tags={KEY_TAG: key}, run_name=name)
-        run_id = str(created.info.run_id)
-        for param, value in flat_params(about).items():
-            client.log_param(run_id, param, value)
-        client.log_dict(run_id, about, CONFIG_FILE)
+        run = client.create_run(experiment, tags={KEY_TAG: key}, run_name=name)
+    run_id = str(run.info.run_id)
+    _describe(client, run, about)
     for tag, text in tags.items():
         client.set_tag(run_id, tag, text)
     try:
@@ -75,9 +81,25 @@ def parent_run(
     client.set_terminated(run_id)
 
 
+def _describe(client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
+    missing = {name: value for name, value in flat_params(about).items() if name not in run.data.params}
+    if not missing:
+        return
+    # The parameters last: where a process was killed on the way here, the next search finds some missing.
+    client.log_dict(run.info.run_id, about, CONFIG_FILE)
+    for name, value in missing.items():
+        client.log_param(run.info.run_id, name, value)
+
+
 def trial_tags(parent_run_id: str, number: int | None) -> dict[str, str]:
     """Return the tags of a trial's run, which MLflow shows below that of the search."""
     return {MLFLOW_PARENT_RUN_ID: parent_run_id, TRIAL_TAG: str(number)}
+
+
+def find_newest_run(storage: Storage, key: str) -> str | None:
+    """Return the id of the newest run of exactly these inputs, whatever became of it, or None."""
+    runs = runs_with_key(storage, key)
+    return str(runs[0].info.run_id) if runs else None
 
 
 def mark_pruned(storage: Storage, key: str) -> str | None:
@@ -86,8 +108,13 @@ def mark_pruned(storage: Storage, key: str) -> str | None:
     runs = runs_with_key(storage, key)
     if not runs:
         return None
-    run_id = str(runs[0].info.run_id)
-    client.set_tag(run_id, PRUNED_TAG, "true")
+    client.set_tag(runs[0].info.run_id, PRUNED_TAG, "true")
     # Its process was given some seconds to say so itself.
-    client.set_terminated(run_id, RunStatus.to_string(RunStatus.KILLED))
-    return run_id
+    _kill(client, runs[0])
+    return str(runs[0].info.run_id)
+
+
+def _kill(client: MlflowClient, run: Run) -> None:
+    """End a run as killed, unless it is finished: its model is there, and may be promoted."""
+    if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
+        client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))

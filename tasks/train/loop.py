@@ -159,7 +159,8 @@ def average_buffers(model: nn.Module, reducer: Reducer) -> None:
             buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
 
 
-def _is_left(progress: Progress, max_epochs: int) -> bool:
+def is_left(progress: Progress, max_epochs: int) -> bool:
+    """Say whether a stage of at most so many epochs has another one."""
     return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
 
 
@@ -195,7 +196,7 @@ def fit(
     """
     is_over = pauses.is_over()
     # An epoch that has had a step is validated, also where the budget ran out before this process.
-    while (progress.running.steps or not is_over) and _is_left(progress, max_epochs):
+    while (progress.running.steps or not is_over) and is_left(progress, max_epochs):
         epoch, running = progress.next_epoch, progress.running
         with held_back():  # Who is asked to leave from the last step on does so when the epoch can be saved as trained.
             trained = train_one_epoch(

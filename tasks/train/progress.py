@@ -33,6 +33,14 @@ class EpochMetrics:
         return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
 
 
+@dataclass(frozen=True)
+class ReportedEpoch(EpochMetrics):
+    """An epoch as whoever watches the training is told of it."""
+
+    ends_training: bool
+    """No epoch comes after it: all are trained, patience has run out in the last stage, or the time budget is used."""
+
+
 @dataclass
 class RunningEpoch:
     """An epoch between two steps: where it stands, and its sums so far."""

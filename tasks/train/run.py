@@ -11,7 +11,7 @@ from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.alone import alone
 from tasks.train.checkpoint import remove_checkpoints
-from tasks.train.progress import Beginning, EpochMetrics
+from tasks.train.progress import Beginning, ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
@@ -24,7 +24,7 @@ def train_model(
     distributed: DistributedConfig | None = None,
     reducer: Reducer | None = None,
     tags: dict[str, str] | None = None,
-    on_epoch: Callable[[EpochMetrics], None] | None = None,
+    on_epoch: Callable[[ReportedEpoch], None] | None = None,
     repetition: str | None = None,
 ) -> RunRef:
     """Train, evaluate the best weights on the split `test`, and log it all to MLflow.

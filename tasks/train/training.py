@@ -25,11 +25,11 @@ from tasks.train.feature_files import BATCH
 from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import check_fits, decisive_settings, run_key
-from tasks.train.loop import fit
+from tasks.train.loop import fit, is_left
 from tasks.train.model import build_classifier
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
-from tasks.train.progress import Beginning, EpochMetrics, Progress
+from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.results import log_results, run_config
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
@@ -51,7 +51,7 @@ class Training:
         distributed: DistributedConfig | None,
         reducer: Reducer,
         tags: dict[str, str],
-        on_epoch: Callable[[EpochMetrics], None] | None,
+        on_epoch: Callable[[ReportedEpoch], None] | None,
         repetition: str | None = None,
     ) -> None:
         self.key = run_key(train, cache, distributed, repetition)
@@ -108,11 +108,7 @@ class Training:
             # What the checkpoint does not know is as the run was begun: its parameters cannot be changed.
             changed = changes(begun_with(run) | computed_before, self.progress.computed_on)
             if changed:
-                why = (
-                    "its weights may be those of neither"
-                    if checkpoint is not None
-                    else "its parameters say how it was begun"
-                )
+                why = "its weights may be those of neither" if checkpoint else "its parameters say how it was begun"
                 logger.warning("this training goes on otherwise than it was begun: %s; %s", "; ".join(changed), why)
                 self._tell(tracking.GONE_ON_TAG, note_of(self.progress.tags.get(tracking.GONE_ON_TAG), changed))
             try:
@@ -194,7 +190,8 @@ class Training:
             save()
             pauses.saved()
             if self._on_epoch is not None and reducer.rank == 0:
-                self._on_epoch(metrics)
+                is_last = progress.stage == len(train.fine_tune) and not is_left(progress, max_epochs)
+                self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
         try:
             return fit(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import optuna
-from optuna.trial import TrialState
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
@@ -16,10 +15,20 @@ from tasks.config import TrainConfig, TuneConfig
 from tasks.config.tune import with_values
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
+from tasks.pool.outcome import Cancelled
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
-from tasks.tune.study import counted_trials, have_study, next_trial, open_study, redo_lost_trials, trial_rows
+from tasks.tune.study import (
+    best_trial,
+    counted_trials,
+    give_up_trial,
+    have_study,
+    next_trial,
+    open_study,
+    redo_lost_trials,
+    trial_rows,
+)
 from tasks.tune.trial import fail_trial, run_trial
 
 logger = logging.getLogger("lakevision.tune")
@@ -35,7 +44,10 @@ class RunningTrial(Protocol):
         """Say whether it ended well, pruned or not; raises where it did not."""
 
     def cancel(self) -> None:
-        """End it, and return when nothing of it is left here."""
+        """Ask it to end, and return at once."""
+
+    def join(self) -> None:
+        """Return when nothing of it is left here."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +122,11 @@ class TrialThread:
         return True
 
     def cancel(self) -> None:
-        """End its ranks, and return when they are gone."""
+        """Ask its ranks to end."""
         self._stop.set()
+
+    def join(self) -> None:
+        """Return when its ranks are gone."""
         self._thread.join()
 
 
@@ -120,17 +135,19 @@ def run_trials(
     tune: TuneConfig,
     start: Callable[[int, dict[str, Any]], RunningTrial],
     look_seconds: float = LOOK_SECONDS,
+    on_cancelled: Callable[[int], None] = lambda _number: None,
 ) -> None:
     """Begin trials, `parallel` at a time, until there are as many as there are to be or the time is up.
 
     A trial that fails (out of memory, a worker that was lost) is one without a value; the search goes on, and does it
-    again when it is run again.
+    again when it is run again. One that a person cancels has no value either, and is not done again.
 
     Args:
         study: Which we have to ourselves.
         tune: How many trials, how many at once, and for how long.
         start: From a trial's number and values to the trial on its way, which tells the study what came of it.
         look_seconds: Between two looks at the trials that run.
+        on_cancelled: Called with the number of a trial that a person cancelled.
 
     Raises:
         WrongInput: A trial's input cannot be; what runs is ended.
@@ -148,24 +165,33 @@ def run_trials(
                 running[trial.number] = start(trial.number, trial.params)
             if not running:
                 return
-            for number in [number for number, going in running.items() if _is_over(study, number, going)]:
+            for number in [number for number, going in running.items() if _is_over(study, number, going, on_cancelled)]:
                 del running[number]
             time.sleep(look_seconds)
     except BaseException:
+        # All are asked before any is waited for: each may take half a minute, which is all that Prefect gives us.
         for left in running.values():
             left.cancel()
+        for left in running.values():
+            left.join()
         raise
 
 
-def _is_over(study: optuna.Study, number: int, trial: RunningTrial) -> bool:
+def _is_over(study: optuna.Study, number: int, trial: RunningTrial, on_cancelled: Callable[[int], None]) -> bool:
     try:
         if not trial.ended():
             return False
+    except Cancelled as error:
+        logger.warning("trial %d is given up: %s", number, error)
+        give_up_trial(study, number)
+        fail_trial(study, number, str(error))
+        on_cancelled(number)
     except WrongInput:
         raise  # With the same settings it would be so again.
     except Exception as error:
         logger.warning("trial %d has no value: %s", number, error)
         trial.cancel()
+        trial.join()
         fail_trial(study, number, f"{type(error).__name__}: {error}")
     return True
 
@@ -191,7 +217,7 @@ def search_parameters(
     Raises:
         WrongInput: The space has what these data cannot be trained with, or a trial's input cannot be.
         CacheDamaged: The cache is not what it was.
-        RuntimeError: No trial came to its end.
+        NoTrialCompleted: Of no trial it is known how good it is.
     """
     tune = fit_to_data(train, tune, open_cache(cache))
     name = study_name(train, tune, cache)
@@ -209,19 +235,10 @@ def search_parameters(
                 spec = RankSpec(train=config, distributed=None, cache=cache, storage=storage, tags=under)
                 return start(TrialStart(spec, name, number, tune, parent.run_id))
 
-            run_trials(study, tune, start_trial)
-            best = _best_trial(study)
+            run_trials(study, tune, start_trial, on_cancelled=parent.end_trial)
+            best = best_trial(study)
             assert best.value is not None, "it came to its end"
             parent.log_search(trial_rows(study), best.number, best.params, best.value, train.monitor)
             num_trials = len(counted_trials(study))
     logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, train.monitor, best.value)
     return SearchResult(with_values(train, best.params), best.value, trial_rows(study), parent.run_id)
-
-
-def _best_trial(study: optuna.Study) -> optuna.trial.FrozenTrial:
-    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        why = [str(row["error"]) for row in trial_rows(study) if row["error"]]
-        raise RuntimeError(
-            f"none of {len(study.trials)} trials came to its end{'; the last: ' + why[-1] if why else ''}"
-        )
-    return study.best_trial

@@ -27,9 +27,22 @@ RETRY_OF = "lakevision.retry_of"
 """Attribute of a trial that does again what another one, which ended without a value, began: that one's number."""
 ERROR = "lakevision.error"
 RUN_ID = "lakevision.run_id"
+CANCELLED = "lakevision.cancelled"
+"""Attribute of a study: the numbers of the trials that a person cancelled, which are not done again.
+
+No attribute of the trials: one that has ended takes none, and its own process says that it failed when it is ended."""
 
 BUSY_SECONDS = 60
 """How long a process waits for the database while another one writes to it."""
+
+
+class NoTrialCompleted(WrongInput):
+    """No trial of a search came to its end, so that there is nothing to choose from.
+
+    Not retried, for whatever reason they failed: that would be every failed trial once more, with all of
+    `tune.timeout_seconds` anew, and where all have failed, lost workers among it, the reason is one that a few seconds
+    do not mend. A person mends it and runs the search again, which goes on from the trials' checkpoints.
+    """
 
 
 def studies_folder(storage: Storage) -> Path:
@@ -108,14 +121,28 @@ def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.number not in gone]
 
 
+def cancelled_trials(study: optuna.Study) -> set[int]:
+    """Return the numbers of the trials that a person cancelled."""
+    return set(study.user_attrs.get(CANCELLED, []))
+
+
+def give_up_trial(study: optuna.Study, number: int) -> None:
+    """Remember that a person cancelled a trial; the caller has the study."""
+    study.set_user_attr(CANCELLED, sorted(cancelled_trials(study) | {number}))
+
+
 def redo_lost_trials(study: optuna.Study) -> int:
     """Put every trial that ended without a value on the list again, and return how many; the caller has the study.
+
+    Not those that a person cancelled.
 
     A trial that still runs lost its process, or the process that waited for it: it is failed first, so that what may
     be left of it ends with its next report. Its training goes on from its last checkpoint.
     """
-    lost = 0
+    lost, cancelled = 0, cancelled_trials(study)
     for trial in counted_trials(study):
+        if trial.number in cancelled:
+            continue
         if trial.state == TrialState.RUNNING:
             study.tell(trial.number, state=TrialState.FAIL)
         elif trial.state != TrialState.FAIL:
@@ -153,11 +180,17 @@ def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune:
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """Return what came of every trial: number, state, value, error, MLflow run and the values drawn."""
-    gone = superseded(study)
+    gone, cancelled = superseded(study), cancelled_trials(study)
+
+    def state(trial: FrozenTrial) -> str:
+        if trial.number in gone:
+            return "redone"
+        return "cancelled" if trial.number in cancelled else trial.state.name.lower()
+
     return [
         {
             "number": trial.number,
-            "state": "redone" if trial.number in gone else trial.state.name.lower(),
+            "state": state(trial),
             "value": trial.value,
             **{f"train.{name}": value for name, value in sorted(trial.params.items())},
             "run_id": trial.user_attrs.get(RUN_ID),
@@ -165,3 +198,36 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
         }
         for trial in study.get_trials(deepcopy=False)
     ]
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial:
+    """Return the best of the trials that completed.
+
+    Raises:
+        NoTrialCompleted: There is none.
+    """
+    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        raise NoTrialCompleted(_why_none_completed(study))
+    return study.best_trial
+
+
+def _why_none_completed(study: optuna.Study) -> str:
+    """Say in one sentence what became of the trials of a study of which none completed, and what to do."""
+    known = superseded(study)
+    rows = [row for row in trial_rows(study) if row["number"] not in known]
+    named = {"fail": "failed", "pruned": "diverged or pruned", "cancelled": "cancelled", "waiting": "not begun"}
+    counts = {said: sum(row["state"] == state for row in rows) for state, said in named.items()}
+    became = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
+    told = [row for row in rows if row["error"] and row["state"] in {"fail", "pruned"}]
+    last = f"; the last, trial {told[-1]['number']}, ended with '{_on_one_line(told[-1]['error'])}'" if told else ""
+    if counts["failed"] or counts["not begun"]:
+        way_out = "mend that and run the search again, which does again those that failed"
+    else:
+        way_out = "search other values (tune.search), or let more trials be drawn (tune.num_trials)"
+    return f"none of the {len(rows)} trials of the search came to its end ({became or 'none began'}){last}: {way_out}"
+
+
+def _on_one_line(error: str) -> str:
+    """Return the first line of an error, and the last one, which in a rank's traceback names the reason."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return " ... ".join([lines[0], lines[-1]] if len(lines) > 1 else lines)

@@ -15,12 +15,15 @@ from tasks.config import TuneConfig
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
-from tasks.refs import TrialReport
+from tasks.refs import RunRef, TrialReport
 from tasks.train.checkpoint import remove_checkpoints
 from tasks.train.finite import Diverged
 from tasks.tune.study import ERROR, RUN_ID, open_study
 
 logger = logging.getLogger("lakevision.tune")
+
+MOST_SAID = 1000
+"""Characters of an error that a study keeps, about."""
 
 
 class Pruned(Exception):
@@ -58,8 +61,8 @@ def reporter(trial: Trial) -> Callable[[dict[str, Any]], None]:
                 f"trial {trial.number} of the study '{trial.study.study_name}' was ended by another run of the search: "
                 "nothing is to be done here"
             ) from None
-        # After the last epoch there is nothing left to save.
-        if epochs < event["max_epochs"] and trial.should_prune():
+        # After the last epoch, be it that of early stopping, there is nothing left to save.
+        if not event["ends_training"] and trial.should_prune():
             raise Pruned
 
     return on_event
@@ -87,11 +90,10 @@ def run_trial(
     trial = trial_of(study, number)
     try:
         run = tracking.find_finished_run(spec.storage, spec.key) or launch_ranks(spec, reporter(trial), stop)
-        trial.set_user_attr(RUN_ID, run.run_id)
-        value = tracking.run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
-        study.tell(number, value)
-        return TrialReport(number=number, state="complete", value=value, run_id=run.run_id)
+        return _tell_complete(spec, trial, run)
     except Pruned:
+        if finished := tracking.find_finished_run(spec.storage, spec.key):
+            return _tell_complete(spec, trial, finished)  # It was quicker than the signal that was to end it.
         run_id = tracking.mark_pruned(spec.storage, spec.key)
         _remove_checkpoint(spec)
         trial.set_user_attr(RUN_ID, run_id)
@@ -100,16 +102,25 @@ def run_trial(
         return TrialReport(number=number, state="pruned", value=told.value, run_id=run_id)
     except Diverged as error:
         logger.warning("trial %d: %s", number, error)
+        run_id = tracking.find_newest_run(spec.storage, spec.key)
+        trial.set_user_attr(RUN_ID, run_id)
         trial.set_user_attr(ERROR, str(error))
         # Optuna takes a pruned trial for as good as its last value: no number is the worst.
         trial.report(math.nan, spec.train.total_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
         _remove_checkpoint(spec)
-        return TrialReport(number=number, state="pruned", value=None, run_id=None)
+        return TrialReport(number=number, state="pruned", value=None, run_id=run_id)
     except BaseException as error:
         if not isinstance(error, UpdateFinishedTrialError):
             fail_trial(study, number, f"{type(error).__name__}: {error}")
         raise
+
+
+def _tell_complete(spec: RankSpec, trial: Trial, run: RunRef) -> TrialReport:
+    trial.set_user_attr(RUN_ID, run.run_id)
+    value = tracking.run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
+    trial.study.tell(trial.number, value)
+    return TrialReport(number=trial.number, state="complete", value=value, run_id=run.run_id)
 
 
 def _remove_checkpoint(spec: RankSpec) -> None:
@@ -121,7 +132,8 @@ def fail_trial(study: optuna.Study, number: int, why: str) -> None:
     """Tell the study that a trial ended without a value, unless it knows already what became of it."""
     trial = trial_of(study, number)
     try:
-        trial.set_user_attr(ERROR, why[:1000])
+        # Of a rank's last lines the last one says most.
+        trial.set_user_attr(ERROR, why if len(why) <= MOST_SAID else f"{why[: MOST_SAID // 4]}\n{why[-MOST_SAID:]}")
         study.tell(number, state=TrialState.FAIL)
     except (UpdateFinishedTrialError, ValueError):
         return  # Somebody else has told.

@@ -183,6 +183,87 @@ with get_client(sync_client=True) as client:
     assert slots in {"['1 of 2', '2 of 2']", "['1 of 2', '1 of 2']"}
 
 
+def test_a_trial_that_a_person_cancels_is_given_up_and_a_cancelled_search_ends_all_of_its_own(stack, pictures):
+    """The search goes on with the next trial; what was cancelled is not done again, what the search took with it is."""
+    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
+    code = f"""
+import sys, threading, time
+import mlflow
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+from prefect.states import Cancelling
+from tasks.config import *
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+from tasks.tune.space import study_name
+from tasks.tune.study import open_study, trial_rows
+from tasks.tune.task import search_best
+
+storage, cache = resolve_storage(StorageConfig()), CacheRef(url="{cache.url}", digest="{cache.digest}")
+train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=9000,
+                    patience=1000, seed=5)
+tune = TuneConfig(search={{"learning_rate": Choices(choices=[1e-7, 2e-7])}}, num_trials=2, min_epochs=9000,
+                  submit_timeout_seconds=100)
+mlflow_client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+
+def cancel_when_it_trains(number, client, also):
+    while True:
+        runs = mlflow_client.search_runs(
+            [experiment.experiment_id for experiment in mlflow_client.search_experiments()],
+            f"tags.`lakevision.trial` = '{{number}}' AND attributes.status = 'RUNNING' AND metrics.val_loss > 0",
+        )
+        if runs:
+            break
+        time.sleep(0.2)
+    for run in client.read_flow_runs():
+        if str(run.id) in (runs[0].data.tags["prefect.flow_run_id"], also):
+            client.set_flow_run_state(run.id, Cancelling())
+
+def cancel(own):
+    with get_client(sync_client=True) as client:
+        cancel_when_it_trains(0, client, None)
+        cancel_when_it_trains(1, client, own)
+
+@flow
+def only_search():
+    threading.Thread(target=cancel, args=[flow_run.get_id()], daemon=True).start()
+    search_best(train, tune, cache, storage)
+
+try:
+    only_search()
+except Exception as error:
+    print("ended with", error)
+study = open_study(storage, study_name(train, tune, cache), train, tune, create=False)
+print([row["state"] for row in trial_rows(study)], study.user_attrs)
+deadline = time.monotonic() + 60
+with get_client(sync_client=True) as client:
+    while time.monotonic() < deadline:
+        runs = [run for run in client.read_flow_runs() if run.name.endswith(study.study_name)]
+        if all(run.state.is_final() for run in runs):
+            break
+        time.sleep(0.5)
+    print([run.state.type.value for run in runs])
+runs = mlflow_client.search_runs(
+    [experiment.experiment_id for experiment in mlflow_client.search_experiments()],
+    "tags.`lakevision.trial` = '0'", order_by=["attributes.start_time DESC"])
+print(runs[0].info.status)
+"""
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    worker = dict(stack._processes)["worker-gpu"]
+    try:
+        done = submit(stack, code)
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
+    ended, states, flow_states, status = done.stdout.splitlines()[-4:]
+    assert "'trial-1-" in ended, done.stdout + done.stderr
+    assert ended.endswith("was cancelled: run again to train")
+    assert states == "['cancelled', 'fail'] {'lakevision.cancelled': [0]}"
+    assert flow_states == "['CANCELLED', 'CANCELLED']"
+    assert status == "KILLED"
+
+
 def test_what_a_person_edited_stays(stack):
     """To deploy again, as every start of a stack does, makes all as the file has it, and schedules paused."""
     switch = """

@@ -222,3 +222,38 @@ def test_a_password_in_the_tracking_uri_is_shown_to_nobody(tmp_path, monkeypatch
     assert resolve_storage(storage.as_config()) == storage
     with pytest.raises(ValidationError, match="a user name or password"):
         StorageConfig(tracking="postgresql://bob:hunter2@127.0.0.1/mlflow")
+
+
+def test_a_search_that_was_killed_before_it_described_itself_is_described_by_the_next(tmp_path):
+    """The run was made and perhaps given some parameters; what a search that goes on finds written stays."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    experiment = tracking.prepare_tracking(storage)
+    about = {"train": {"seed": 1, "model": "resnet18"}, "tune": {"seed": 2}}
+    begun = client.create_run(experiment, tags={"lakevision.key": "study-1"}).info.run_id
+    client.log_param(begun, "train.seed", 1)
+    for given in (about, about | {"tune": {"seed": 3}}):
+        with tracking.parent_run(storage, "tune", "study-1", given, {}) as parent:
+            assert parent.run_id == begun
+        found = client.get_run(begun)
+        assert found.info.status == "FINISHED"
+        assert found.data.params == {"train.seed": "1", "train.model": "resnet18", "tune.seed": "2"}
+        assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == about
+
+
+def test_a_cancelled_trial_leaves_no_run_that_seems_to_go_on(tmp_path):
+    """Its own alone, and not one that has finished."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    with tracking.parent_run(storage, "tune", "study-1", {}, {}) as parent:
+        experiment = tracking.prepare_tracking(storage)
+        runs = [
+            client.create_run(experiment, tags=tracking.trial_tags(parent.run_id, number)).info.run_id
+            for number in (0, 1, 10)
+        ]
+        client.set_terminated(runs[0])
+        parent.end_trial(0)
+        parent.end_trial(1)
+        parent.end_trial(7)
+        states = [client.get_run(run).info.status for run in runs]
+    assert states == ["FINISHED", "KILLED", "RUNNING"]

@@ -8,8 +8,9 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
+from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 
 from flows.check_gradients import check_gradients
 from flows.command_line import parse_arguments
@@ -31,10 +32,15 @@ from tasks.config import (
     TuneConfig,
     TuneRun,
 )
+from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
+from tasks.orchestration.task import flow_run_tags
+from tasks.refs import TrialReport
 from tasks.tune.search import TrialStart, TrialThreads, search_parameters
 from tasks.tune.space import study_name
-from tasks.tune.study import open_study
+from tasks.tune.study import NoTrialCompleted, open_study, trial_rows
+from tasks.tune.task import search_best
+from tasks.tune.trial import Pruned, run_trial
 from tests.integration.hand_made import hand_made_cache
 
 SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
@@ -84,6 +90,82 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
 
 
+def test_a_poor_trial_that_early_stopping_ends_is_no_pruned_one(source, storage):
+    """Where it may be pruned after the very epoch that was its last: it is tested, finished and has its best value."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    train = SMALL.model_copy(update={"max_epochs": 4, "patience": 1})
+    settings = TuneConfig(search=RATES, num_trials=2, min_epochs=2)
+    study = open_study(storage, study_name(train, settings, cache), train, settings, create=True)
+    study.add_trial(
+        optuna.create_trial(
+            state=TrialState.COMPLETE,
+            value=1.0,
+            params={"learning_rate": 1.5e-8},
+            distributions={"learning_rate": FloatDistribution(1e-8, 2e-8, log=True)},
+            intermediate_values={2: 1.0},
+            system_attrs={"completed_rung_0": 1.0},
+        )
+    )
+    result = search_parameters(train, settings, cache, storage, TrialThreads(1), {})
+
+    assert sorted(study.trials[1].intermediate_values) == [1, 2]
+    assert result.rows[1]["state"] == "complete"
+    trial = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(result.rows[1]["run_id"])
+    assert trial.info.status == "FINISHED"
+    assert result.rows[1]["value"] == trial.data.metrics["best_val_accuracy"]
+
+
+def test_a_trial_that_finished_before_it_was_asked_to_leave_stays_finished(storage, monkeypatch):
+    """It was quicker than the signal of the pruning: what it reached counts."""
+    settings = TuneConfig(search=RATES)
+    study = open_study(storage, "study", SMALL, settings, create=True)
+    study.ask({})
+    spec = RankSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
+
+    def finish_all_the_same(*_args: object) -> None:
+        with tracking.tracked_run(storage, "trial", spec.key, {}, {}, None) as run:
+            run.log_metrics({"best_val_accuracy": 0.25}, step=0)
+        raise Pruned
+
+    monkeypatch.setattr("tasks.tune.trial.launch_ranks", finish_all_the_same)
+    report = run_trial(spec, "study", 0, settings)
+
+    assert report == TrialReport(number=0, state="complete", value=0.25, run_id=report.run_id)
+    assert study.trials[0].state == TrialState.COMPLETE
+    assert tracking.mark_pruned(storage, spec.key) == report.run_id
+    assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(report.run_id).info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
+    """Each counts as pruned without a value, and names its MLflow run; nothing is tried again behind one's back."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    settings = TuneConfig(search={"learning_rate": Choices(choices=[9.0, 10.0])}, num_trials=2, where="in_place")
+    flow_runs = []
+
+    @flow
+    def only_search() -> None:
+        flow_runs.append(flow_run_tags()["prefect.flow_run_id"])
+        search_best(SMALL, settings, cache, storage)
+
+    said = r"none of the 2 trials of the search came to its end \(2 diverged or pruned\); the last, trial 1, ended with"
+    with pytest.raises(NoTrialCompleted, match=f"{said} 'the .* lower train.learning_rate, .*': search other values"):
+        only_search()
+
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter.model_validate({"id": {"any_": flow_runs}})
+        (searched,) = client.read_task_runs(flow_run_filter=chosen)
+        assert (searched.state.name, searched.run_count) == ("Failed", 1)
+    study = open_study(storage, study_name(SMALL, settings, cache), SMALL, settings, create=False)
+    mlflow_client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    for row in trial_rows(study):
+        assert (row["state"], row["value"]) == ("pruned", None)
+        run = mlflow_client.get_run(row["run_id"])
+        assert (run.info.status, run.data.tags["lakevision.trial"]) == ("FAILED", str(row["number"]))
+        assert run.data.params["train.learning_rate"] == str(row["train.learning_rate"])
+    assert list(storage.checkpoints.rglob("*.pt")) == []
+
+
 def test_the_default_search_runs_on_few_pictures(cache, storage):
     """With batches that fit 39 of them; a batch that was asked for and does not fit is refused before a trial."""
     drawn = []
@@ -98,6 +180,9 @@ def test_the_default_search_runs_on_few_pictures(cache, storage):
             return True
 
         def cancel(self) -> None:
+            raise AssertionError
+
+        def join(self) -> None:
             raise AssertionError
 
     asked = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})

@@ -14,10 +14,11 @@ from optuna.trial import TrialState
 from tasks.config import FineTuneStage, Range, TrainConfig, TuneConfig
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
+from tasks.pool.outcome import Cancelled
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials
-from tasks.tune.study import counted_trials, open_study, redo_lost_trials, trial_rows
+from tasks.tune.study import NoTrialCompleted, best_trial, counted_trials, open_study, redo_lost_trials, trial_rows
 from tasks.tune.trial import Pruned, fail_trial, reporter, trial_of
 
 # With two epochs Hyperband has one bracket, so that a trial's number decides nothing.
@@ -44,6 +45,7 @@ class Trials:
         self.running: set[int] = set()
         self.most = 0
         self.cancelled: list[int] = []
+        self.told: list[tuple[str, int]] = []
 
     def start(self, number: int, values: dict[str, Any]) -> RunningTrial:
         """Begin a trial."""
@@ -68,6 +70,10 @@ class _Trial:
 
     def cancel(self) -> None:
         self.trials.cancelled.append(self.number)
+        self.trials.told.append(("cancel", self.number))
+
+    def join(self) -> None:
+        self.trials.told.append(("join", self.number))
 
 
 def drawn(study: optuna.Study) -> list[float]:
@@ -157,6 +163,61 @@ def test_wrong_input_ends_the_search_and_what_runs(study: optuna.Study) -> None:
         run_trials(study, TUNE.model_copy(update={"parallel": 3}), trials.start, look_seconds=0)
 
     assert {1, 2} <= set(trials.cancelled)
+    # Each has the whole of the time that we are given: none waits for another one's end before it hears of it.
+    assert [what for what, _number in trials.told] == ["cancel"] * 3 + ["join"] * 3
+
+
+def test_a_trial_that_a_person_cancels_is_given_up_and_the_search_goes_on(study: optuna.Study) -> None:
+    """Also where its own process, asked to end, has said before that it failed; no later run does it again."""
+    four = TUNE.model_copy(update={"num_trials": 4})
+    ended: list[int] = []
+
+    def cancelled(number: int) -> Exception | None:
+        if number == 2:
+            fail_trial(study, number, "TerminationSignal: ")
+        return Cancelled(f"trial {number} was cancelled") if number in {1, 2} else None
+
+    run_trials(study, four, Trials(study, fails=cancelled).start, look_seconds=0, on_cancelled=ended.append)
+
+    assert [row["state"] for row in trial_rows(study)] == ["complete", "cancelled", "cancelled", "complete"]
+    assert ended == [1, 2]
+    assert redo_lost_trials(study) == 0
+    run_trials(study, four, Trials(study).start, look_seconds=0)
+    assert len(study.trials) == 4
+
+
+def test_a_search_without_a_completed_trial_says_what_became_of_them(study: optuna.Study) -> None:
+    """As one sentence, with the last failure's reason, which is in the last line of a rank's output."""
+    output = "RankFailed: rank 0 ended with status 1; its last lines:\n" + "a line\n" * 500 + "MemoryError: no room"
+    study.ask({})
+    study.ask({})
+    study.tell(1, state=TrialState.PRUNED)
+    fail_trial(study, 0, output)
+    said = (
+        "none of the 2 trials of the search came to its end (1 failed, 1 diverged or pruned); the last, trial 0, ended "
+        "with 'RankFailed: rank 0 ended with status 1; its last lines: ... MemoryError: no room': mend that and run "
+        "the search again, which does again those that failed"
+    )
+    with pytest.raises(NoTrialCompleted) as none:
+        best_trial(study)
+    assert str(none.value) == said
+    # It is no reason to do all of them again at once.
+    assert isinstance(none.value, WrongInput)
+
+
+def test_of_trials_that_are_done_again_those_that_count_are_counted(study: optuna.Study) -> None:
+    """Each once, and where none failed there is nothing that another run would do again."""
+    study.ask({})
+    fail_trial(study, 0, "a worker was lost")
+    redo_lost_trials(study)
+    with pytest.raises(
+        NoTrialCompleted, match=r"none of the 1 trials of the search came to its end \(1 not begun\): m"
+    ):
+        best_trial(study)
+    study.ask({})
+    study.tell(1, state=TrialState.PRUNED)
+    with pytest.raises(NoTrialCompleted, match=r"none of the 1 .* \(1 diverged or pruned\): search other values"):
+        best_trial(study)
 
 
 def test_a_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Study) -> None:
@@ -166,8 +227,15 @@ def test_a_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Stu
         study.ask({})
         on_event = reporter(trial_of(study, number))
         with pytest.raises(Pruned) if number == 1 else nullcontext():
-            on_event({"epoch": 1, "max_epochs": 2, "value": value})
-            on_event({"epoch": 2, "max_epochs": 2, "value": 0.0})
+            on_event({"epoch": 1, "ends_training": False, "value": value})
+            on_event({"epoch": 2, "ends_training": True, "value": 0.0})
+
+
+def test_a_trial_that_early_stopping_has_ended_is_not_pruned(study: optuna.Study) -> None:
+    """It has epochs left that it does not use: asked to leave, it would do so within its final test."""
+    for number, value in {0: 0.5, 1: 0.4}.items():
+        study.ask({})
+        reporter(trial_of(study, number))({"epoch": 1, "ends_training": number == 1, "value": value})
 
 
 def test_epochs_of_all_stages_are_what_trials_are_given_more_or_less_of(storage: Storage) -> None:
@@ -184,13 +252,13 @@ def test_what_is_left_of_a_lost_trial_ends_with_its_next_report(study: optuna.St
     """Its process lives, but another one does its work now; an epoch that was reported is not reported again."""
     study.ask({})
     on_event = reporter(trial_of(study, 0))
-    on_event({"epoch": 1, "max_epochs": 2, "value": 0.5})
-    on_event({"epoch": 1, "max_epochs": 2, "value": 0.7})
+    on_event({"epoch": 1, "ends_training": False, "value": 0.5})
+    on_event({"epoch": 1, "ends_training": False, "value": 0.7})
     assert study.trials[0].intermediate_values == {1: 0.5}
     redo_lost_trials(study)
 
     with pytest.raises(WrongInput, match="trial 0 of the study 'study' was ended by another run of the search"):
-        on_event({"epoch": 2, "max_epochs": 2, "value": 0.5})
+        on_event({"epoch": 2, "ends_training": True, "value": 0.5})
     fail_trial(study, 0, "late")
     assert trial_rows(study)[0]["error"] is None
 
@@ -225,3 +293,28 @@ def test_trials_at_once_have_slots_of_their_own(storage: Storage, monkeypatch: p
     while not all(trial.ended() for trial in running.values()):
         time.sleep(0.01)
     assert slots == {0: (0, 2), 1: (1, 2), 2: (1, 2)}
+
+
+def test_trials_in_place_are_all_asked_to_end_before_one_is_waited_for(
+    storage: Storage, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here each ends when it knows that all were asked, which one that is waited for alone would never know."""
+    asked = threading.Barrier(3)
+
+    def run(_spec: RankSpec, _study: str, number: int, _tune: TuneConfig, stop: threading.Event) -> None:
+        if number == 0:
+            raise WrongInput("a sentence")
+        stop.wait()
+        asked.wait(30)
+
+    monkeypatch.setattr("tasks.tune.search.run_trial", run)
+    spec = RankSpec(train=TRAIN, distributed=None, cache=CacheRef(url="cache", digest="digest"), storage=storage)
+    begin = TrialThreads(4)
+    with pytest.raises(WrongInput, match="a sentence"):
+        run_trials(
+            study,
+            TUNE.model_copy(update={"parallel": 4}),
+            lambda number, _values: begin(TrialStart(spec, "study", number, TUNE, "parent")),
+            look_seconds=0,
+        )
+    assert not asked.broken
