@@ -185,7 +185,7 @@ with get_client(sync_client=True) as client:
 
 def test_a_trial_that_a_person_cancels_is_given_up_and_a_cancelled_search_ends_all_of_its_own(stack, pictures):
     """The search goes on with the next trial; what was cancelled is not done again, what the search took with it is."""
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
+    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-cancelled"))
     code = f"""
 import sys, threading, time
 import mlflow
