@@ -1,7 +1,6 @@
 """A Prefect server, its work pools and workers, and MLflow's UI on this machine: started together, ended together."""
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import filelock
 
-from deployments.stack_processes import HOST, LocalStack
+from deployments.stack_processes import HOST, LocalStack, say
 from tasks.environment import MLFLOW_PORT
 from tasks.errors import WrongInput
+from tasks.home import PRIVATE_FOLDER, make_home
 
 PREFECT_PORT = 4200
 """Of the Prefect server, if $LAKEVISION_PORT names no other."""
@@ -61,7 +61,9 @@ def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
     Raises:
         WrongInput: Another stack has it.
     """
-    (home / "prefect").mkdir(parents=True, exist_ok=True)
+    if closed := make_home(home):
+        say(closed)
+    (home / "prefect").mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     lock = filelock.FileLock(home / "prefect" / "stack.lock")
     try:
         lock.acquire(timeout=0)
@@ -75,7 +77,7 @@ def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
 
 @contextmanager
 def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterator[LocalStack]:
-    """Run server, pools, deployments and workers, and MLflow's UI where it is asked for, until the block ends.
+    """Run server, pools, deployments and workers until the block ends; MLflow's UI, where it is asked for, comes later.
 
     Raises:
         WrongInput: A port is in use, or another stack runs on this home.
@@ -88,7 +90,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     lock = _have_to_ourselves(home)
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
-        stack.start("prefect-server", prefect_command("server", "start", "--host", HOST, "--port", str(port)))
+        stack.start_server()
         stack.start("register", [sys.executable, "-m", "deployments.register", began])
         stack.wait_for(f"{stack.url}/api/health", "prefect-server")
         say("work pools cpu and gpu, deployments of deployments/prefect.yaml, one worker a pool")
@@ -101,7 +103,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
             stack.start(f"worker-{pool}", command)
         stack.finish("register")
         if mlflow_port is not None:
-            start_mlflow_ui(stack, mlflow_port)
+            stack.start("mlflow-ui", [sys.executable, "-m", "deployments.mlflow_ui", "--port", str(mlflow_port)])
         yield stack
     finally:
         with uninterrupted():
@@ -120,23 +122,3 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in saved.items():
             signal.signal(number, handler)
-
-
-def start_mlflow_ui(stack: LocalStack, port: int) -> None:
-    """Start MLflow's UI on the runs under the stack's home."""
-    from tasks.config import StorageConfig
-    from tasks.storage import resolve_storage, tracking_file
-    from tasks.tracking import prepare_tracking
-
-    # The stack's own database, as its workers have it, whatever this process's environment names.
-    storage = resolve_storage(StorageConfig(home=str(stack.home), tracking=tracking_file(str(stack.home))))
-    prepare_tracking(storage)
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", storage.tracking]
-    stack.start("mlflow-ui", [*command, "--host", HOST, "--port", str(port)])
-    stack.wait_for(f"http://{HOST}:{port}/health", "mlflow-ui")
-
-
-def say(text: str) -> None:
-    """Tell a person what happens."""
-    width = shutil.get_terminal_size().columns
-    print(f"==> {text}"[: max(width, 200)], flush=True)

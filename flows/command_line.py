@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prefect import Flow
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from tasks.errors import FOR_A_PERSON, WrongInput, explain
+from tasks.home import make_home
 from tasks.storage import resolve_storage
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -65,8 +67,10 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
 
 def _route_logs(config: BaseModel) -> str:
     """Keep full logs in a file, and tracebacks of wrong input off the terminal; return the file."""
-    log = resolve_storage(config.storage).logs / "flows.log"  # type: ignore[attr-defined]
-    log.parent.mkdir(parents=True, exist_ok=True)
+    storage = resolve_storage(config.storage)  # type: ignore[attr-defined]
+    make_home(Path(storage.home))
+    log = storage.logs / "flows.log"
+    log.parent.mkdir(exist_ok=True)
     file = logging.FileHandler(log)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     setup_logging()  # Prefect would make its handlers only when the flow starts.

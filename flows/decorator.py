@@ -1,5 +1,6 @@
 """What every flow shares: results as JSON, and Prefect's own data under the home folder when it is called plainly."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import BaseModel
 
 from tasks.config import StorageConfig
+from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
 from tasks.storage import resolve_storage
+
+logger = logging.getLogger("lakevision.home")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,8 +29,11 @@ def temporary_server_under(home: Path) -> Iterator[None]:
     if PREFECT_API_URL.value():
         yield
         return
+    if closed := make_home(home):
+        logger.warning("%s", closed)
     folder = home / "prefect"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    make_private_file(folder / "temporary.db")
     defaults = {
         # Not the database of `make up`: that server may run at the same time.
         "server.database.connection_url": f"sqlite+aiosqlite:///{folder / 'temporary.db'}",

@@ -103,6 +103,11 @@ def tracking_uri() -> str | None:
 
 
 def mlflow_ui(tracking: str) -> str:
-    """Return where a person's browser finds MLflow: $LAKEVISION_MLFLOW_UI, the tracking server, or `make up`'s port."""
+    """Return where a person's browser finds MLflow: $LAKEVISION_MLFLOW_UI, the tracking server, or `make up`'s port.
+
+    $LAKEVISION_MLFLOW_UI shows what $LAKEVISION_TRACKING_URI names; a server chosen beside that is its own page.
+    """
+    default = tracking_uri()
+    other = default is not None and tracking != default and tracking.startswith("http")
     served = tracking if tracking.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
-    return (os.environ.get("LAKEVISION_MLFLOW_UI") or served).rstrip("/")
+    return ("" if other else os.environ.get("LAKEVISION_MLFLOW_UI") or "").rstrip("/") or served.rstrip("/")

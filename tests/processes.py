@@ -61,3 +61,11 @@ def rank_processes(home: str) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def server_errors(home: Path) -> list[str]:
+    """Return what the Prefect server of a stack logged as an error; a good server's log has none."""
+    lines = (home / "logs" / "prefect-server.log").read_text(errors="replace").splitlines()
+    return [
+        line for line in lines if "| ERROR" in line or "| CRITICAL" in line or line.startswith(("ERROR:", "Traceback"))
+    ]

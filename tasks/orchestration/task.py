@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -18,6 +19,10 @@ from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
 from tasks.errors import OutOfTime, WrongInput
+from tasks.home import make_home
+from tasks.storage import Storage
+
+logger = logging.getLogger("lakevision.home")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +72,16 @@ def run_log() -> Iterator[None]:
         package.propagate = propagate
 
 
+def make_homes(*arguments: object) -> None:
+    """Create the home folder of each storage among a stage's arguments, and log what was closed to other users."""
+    for storage in arguments:
+        if isinstance(storage, Storage):
+            # A home that cannot be made or read is refused by the stage, which knows what it needs there.
+            with suppress(OSError):
+                if closed := make_home(Path(storage.home)):
+                    logger.warning("%s", closed)
+
+
 def skipped(value: R, why: str) -> R:
     """Return the value in a completed state named Skipped, so that the UI says that nothing had to be done."""
     # Prefect takes a returned state for the task's own and unpacks its data for the caller.
@@ -93,6 +108,7 @@ def stage(
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with run_log():
+                make_homes(*args, *kwargs.values())
                 return function(*args, **kwargs)
 
         made: Task[P, R] = task(

@@ -14,7 +14,8 @@ from mlflow.utils.rest_utils import http_request
 
 from tasks.credentials import without_credentials
 from tasks.errors import TrackingAway, WrongInput
-from tasks.storage import Storage, artifacts_folder, local_path
+from tasks.home import make_home, make_private_file
+from tasks.storage import Storage, artifacts_folder, local_path, tracking_file
 
 EXPERIMENT = "lakevision"
 
@@ -40,7 +41,11 @@ def prepare_tracking(storage: Storage) -> str:
     Called once before anything runs in parallel: two processes that make one SQLite database race.
     """
     if storage.tracking.startswith("sqlite:///"):
-        Path(storage.tracking.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        database = Path(storage.tracking.removeprefix("sqlite:///"))
+        if storage.tracking == tracking_file(str(database.parent)):  # that of a home, this run's or its stack's
+            make_home(database.parent)
+            make_private_file(database)
+        database.parent.mkdir(parents=True, exist_ok=True)
     client = client_of(storage)
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:

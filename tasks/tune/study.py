@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tasks.config import TrainConfig, TuneConfig
 from tasks.errors import WrongInput
+from tasks.home import make_private_file
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.tune")
@@ -89,6 +90,7 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
         raise _missing(name, folder)
     # Two that make the tables of one database at once fail both.
     with filelock.FileLock(folder / "studies.db.lock"):
+        make_private_file(folder / "studies.db")
         database = RDBStorage(
             f"sqlite:///{folder / 'studies.db'}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}
         )

@@ -20,9 +20,7 @@ def stack(tmp_path_factory):
     running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
     # Slots of this machine that others have, on which the numbers of ours would depend.
     running.environment["TMPDIR"] = str(tmp_path_factory.mktemp("slots"))
-    running.start(
-        "prefect-server", prefect_command("server", "start", "--host", "127.0.0.1", "--port", str(running.port))
-    )
+    running.start_server()
     try:
         running.run("register", [sys.executable, "-m", "deployments.register"])
         yield running

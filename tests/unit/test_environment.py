@@ -113,3 +113,11 @@ def test_links_lead_to_mlflow_s_ui(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "https://mlflow.example/")
     assert mlflow_ui("http://mlflow:5000") == "https://mlflow.example"
+
+
+def test_links_of_another_tracking_server_lead_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The UI of the default tracking server or database does not have its runs."""
+    monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "http://127.0.0.1:5000")
+    monkeypatch.setenv("LAKEVISION_TRACKING_URI", "sqlite:////stack/mlflow.db")
+    assert mlflow_ui("sqlite:////stack/mlflow.db") == "http://127.0.0.1:5000"
+    assert mlflow_ui("https://tracking.example/") == "https://tracking.example"

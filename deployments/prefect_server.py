@@ -1,0 +1,79 @@
+"""The Prefect server, as `prefect server start` runs it, with two things that it has no settings for.
+
+It answers to its own names only: a page whose name was made to lead to this machine (DNS rebinding) is of the server's
+own origin for a browser, and CORS and CSRF checks hold nothing against it. And on SQLite, transactions that may write
+take the write lock when they begin: one that reads first and is overtaken by another writer cannot write any more,
+however long it waits ("database is locked").
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from prefect.server.api.server import create_app
+from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.dependencies import temporary_database_config
+from prefect.settings import get_current_settings
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from deployments.stack_processes import HOST
+
+OWN_HOSTS = (HOST, "localhost")
+
+
+class LockingSqlite(AioSqliteConfiguration):
+    """SQLite whose transactions all begin with the write lock, for which SQLite lets them queue."""
+
+    def begin_transaction(
+        self, session: AsyncSession, with_for_update: bool = False
+    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+        """Enter a transaction; Prefect asks for the lock itself (`with_for_update`) in a few places only."""
+        return super().begin_transaction(session, with_for_update=True)
+
+
+@contextmanager
+def write_lock_first() -> Iterator[None]:
+    """Let the server's transactions take SQLite's write lock when they begin; another database is left as it is."""
+    url = get_current_settings().server.database.connection_url
+    if url is None or not url.get_secret_value().startswith("sqlite"):
+        yield
+        return
+    with temporary_database_config(LockingSqlite(connection_url=url.get_secret_value())):
+        yield
+
+
+def guarded_app(hosts: Sequence[str]) -> FastAPI:
+    """Return Prefect's server, UI and background services, which refuses requests for other hosts."""
+    app = create_app(final=True)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return app
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until a signal comes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default=HOST, help="address to listen on")
+    parser.add_argument("--port", type=int, default=4200, help="port to listen on")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], help=f"a name of this server beside {', '.join(OWN_HOSTS)}"
+    )
+    options = parser.parse_args(arguments)
+    settings = get_current_settings().server
+    with write_lock_first():
+        uvicorn.run(
+            guarded_app([*OWN_HOSTS, *options.allowed_host]),
+            host=options.host,
+            port=options.port,
+            timeout_keep_alive=settings.api.keepalive_timeout,
+            ws_ping_interval=settings.api.websocket_ping_interval,
+            ws_ping_timeout=settings.api.websocket_ping_timeout,
+            log_level=settings.logging_level.lower(),
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,298 @@
+"""`make up` as others see it: a page of another origin, another user of the machine, and the user who logs in."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import connect
+
+from deployments.login import auth_file, authorization
+from tests.processes import ROOT, free_port, plain_environment, run_python, server_errors
+
+FOREIGN = "http://page.example"
+
+
+@dataclass
+class Up:
+    """A running `make up`."""
+
+    process: "subprocess.Popen[str]"
+    home: Path
+    url: str
+    mlflow: str
+    printed: list[str]
+
+    @property
+    def api(self) -> str:
+        """Address of Prefect's API."""
+        return f"{self.url}/api"
+
+    @property
+    def auth(self) -> str:
+        """The string to log in with, as its owner reads it."""
+        return auth_file(self.home).read_text().strip()
+
+    def client(self, name: str = "test") -> httpx.Client:
+        """Return a client that is logged in and has a CSRF token."""
+        client = httpx.Client(base_url=self.api, headers=authorization(self.auth), timeout=120)
+        token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
+        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": name})
+        return client
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """Return a deployment."""
+        return self.client().get(f"/deployments/name/{name}/{name}").raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Run `make up` until the last test, and look through its server's log."""
+    home, port, mlflow_port = tmp_path_factory.mktemp("up") / "home", free_port(), free_port()
+    environment = plain_environment(
+        LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(port), LAKEVISION_MLFLOW_PORT=str(mlflow_port)
+    )
+    command = [sys.executable, "-m", "deployments.up"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    printed: list[str] = []
+    try:
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("==> MLflow UI "):
+                break
+        assert process.poll() is None, printed
+        yield Up(process, home, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", printed)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+        process.stdout.close()
+    assert server_errors(home) == []
+
+
+def run_a_command(up: Up, client: httpx.Client, proof: Path, **headers: str) -> int:
+    """Ask for a run whose worker would run a command of ours; return the answer's status."""
+    deployment = up.deployment("maintain")["id"]
+    body = f'{{"state": {{"type": "SCHEDULED"}}, "job_variables": {{"command": "touch {proof}"}}}}'
+    # As a page may send it to another origin without being asked whether it may: with no content type.
+    answer = client.post(f"{up.api}/deployments/{deployment}/create_flow_run", content=body, headers=headers)
+    return answer.status_code
+
+
+def num_runs(up: Up) -> int:
+    """Return how many flow runs there are."""
+    return int(up.client().post("/flow_runs/count", json={}).raise_for_status().json())
+
+
+def test_a_page_of_another_origin_starts_no_command(up: Up, tmp_path: Path) -> None:
+    """Neither as it is, nor where the browser has the login; and it may read nothing."""
+    before = num_runs(up)
+    plain = httpx.Client()
+    assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN) == 403
+    assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN, **authorization(up.auth)) == 403
+    assert num_runs(up) == before
+    for origin, allowed in ((FOREIGN, None), (up.url, up.url)):
+        answer = plain.get(f"{up.api}/health", headers={"Origin": origin})
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+@pytest.mark.parametrize("host", ["page.example", "127.0.0.1.page.example", "localhost.page.example:4200", ""])
+def test_a_foreign_host_is_refused(up: Up, tmp_path: Path, host: str) -> None:
+    """A name that was made to lead here (DNS rebinding): for a browser its page is of our own origin."""
+    assert httpx.get(f"{up.url}/", headers={"Host": host}).status_code == 400
+    assert httpx.get(f"{up.api}/csrf-token?client=x", headers={"Host": host}).status_code == 400
+    client = up.client()
+    assert run_a_command(up, client, tmp_path / "proof", Host=host) == 400
+
+
+def test_another_user_of_the_machine_is_refused(up: Up, tmp_path: Path) -> None:
+    """Who cannot read the file has no token, can start and read nothing, and hears no events."""
+    before = num_runs(up)
+    assert httpx.get(f"{up.api}/csrf-token", params={"client": "other"}).status_code == 401
+    client = up.client("other")
+    del client.headers["Authorization"]
+    assert run_a_command(up, client, tmp_path / "proof") == 401
+    assert run_a_command(up, client, tmp_path / "proof", **authorization("lakevision:guessed")) == 401
+    assert client.post("/flow_runs/filter", json={}).status_code == 401
+    assert client.post("/logs/filter", json={}).status_code == 401
+    assert num_runs(up) == before
+    for path in ("events/in", "events/out", "logs/out"):
+        with pytest.raises(InvalidStatus):
+            connect(f"{up.api.replace('http', 'ws')}/{path}")
+        with pytest.raises(WebSocketException):  # the protocol of Prefect's clients, with another string
+            talk_with_a_guess(f"{up.api.replace('http', 'ws')}/{path}")
+
+
+def talk_with_a_guess(url: str) -> None:
+    """Log in to a socket with a string that is not the stack's, and listen."""
+    with connect(url, subprotocols=["prefect"]) as socket:  # type: ignore[list-item]
+        socket.send('{"type": "auth", "token": "lakevision:guessed"}')
+        while True:
+            assert "auth_success" not in str(socket.recv(timeout=30))
+
+
+def test_the_login_is_in_no_command_line_and_in_one_file(up: Up) -> None:
+    """Which its owner alone may read, as the home and its databases."""
+    assert not [process for process in psutil.process_iter(["cmdline"]) if up.auth in " ".join(process.cmdline() or [])]
+    assert [path for path in up.home.rglob("*") if path.is_file() and up.auth.encode() in path.read_bytes()] == [
+        auth_file(up.home)
+    ]
+    files = [auth_file(up.home), *up.home.glob("mlflow.db*"), *up.home.glob("prefect/prefect.db*")]
+    assert len(files) >= 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert {folder.stat().st_mode & 0o777 for folder in (up.home, up.home / "prefect")} == {0o700}
+
+
+def test_what_is_printed_logs_in_on_the_page_and_on_the_command_line(up: Up) -> None:
+    """The command line's own line holds where the string is kept and not the string."""
+    page, command = (next(line for line in up.printed if part in line) for part in ("to log in:", "export "))
+    assert up.auth in page
+    assert up.auth not in command
+    export = command[command.index("export ") :].strip()
+    done = subprocess.run(
+        ["bash", "-c", f"{export}; {sys.executable} -m prefect work-pool ls"],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gpu" in done.stdout
+
+
+def test_mlflow_s_ui_refuses_foreign_hosts_and_pages(up: Up) -> None:
+    """And has one process, without the job runner's eight."""
+    assert httpx.get(f"{up.mlflow}/", headers={"Host": "page.example"}).status_code == 403
+    url = f"{up.mlflow}/api/2.0/mlflow/experiments/create"
+    assert httpx.post(url, headers={"Origin": FOREIGN}, content='{"name": "x"}').status_code == 403
+    assert httpx.get(f"{up.mlflow}/").status_code == 200
+    stack = psutil.Process(up.process.pid)
+    (mlflow,) = [child for child in stack.children() if "mlflow" in child.cmdline()]
+    assert len(mlflow.children(recursive=True)) <= 1
+
+
+def test_ten_users_submit_at_once(up: Up) -> None:
+    """Nothing is refused because another one writes: SQLite lets the writers queue."""
+    deployment = up.deployment("maintain")["id"]
+    statuses: Counter[tuple[str, int]] = Counter()
+
+    def submit(number: int) -> None:
+        client = up.client(f"user-{number}")
+        for _ in range(5):
+            # In the far future: no worker takes it.
+            state = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
+            made = client.post(f"/deployments/{deployment}/create_flow_run", json={"state": state})
+            statuses["create", made.status_code] += 1
+            if made.status_code == 201:
+                run = made.json()["id"]
+                changed = client.post(
+                    f"/flow_runs/{run}/set_state", json={"state": {"type": "CANCELLED"}, "force": True}
+                )
+                statuses["cancel", changed.status_code] += 1
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == {("create", 201): 50, ("cancel", 201): 50}
+
+
+def test_an_active_schedule_gives_runs_and_they_run(up: Up) -> None:
+    """The scheduler is a service of the server's own, whose failures no page shows."""
+    deployment = up.deployment("maintain")["id"]
+    code = f"""
+import sys, time
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.schedules import IntervalSchedule
+deployment = UUID("{deployment}")
+soon = datetime.now(UTC) + timedelta(seconds=20)
+with get_client(sync_client=True) as client:
+    every = IntervalSchedule(interval=timedelta(minutes=30), anchor_date=soon)
+    made, = client.create_deployment_schedules(deployment, [(every, True)])
+    scheduled = FlowRunFilter.model_validate({{"deployment_id": {{"any_": [deployment]}}}})
+    def runs():
+        return [run for run in client.read_flow_runs(flow_run_filter=scheduled) if run.auto_scheduled]
+    while not runs():
+        time.sleep(0.5)
+    print("upcoming", all(run.state.is_scheduled() or run.start_time for run in runs()))
+    while not (ran := [run for run in runs() if run.start_time and run.state.is_final()]):
+        time.sleep(0.5)
+    print("ran", len(ran), min(run.expected_start_time for run in ran) - soon)
+    client.delete_deployment_schedule(deployment, made.id)
+"""
+    environment = plain_environment(
+        LAKEVISION_HOME=str(up.home), PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.auth
+    )
+    done = run_python("-c", code, environment=environment, timeout=400)
+    assert done.stdout.splitlines() == ["upcoming True", "ran 1 0:00:00"], done.stderr
+
+
+@pytest.fixture
+def browser() -> Iterator[webdriver.Chrome]:
+    """Run a headless Chromium."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    # As root, as in a container, Chromium runs without its sandbox or not at all.
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    for argument in ("--headless=new", "--disable-dev-shm-usage", "--window-size=1400,1000", *sandbox):
+        options.add_argument(argument)
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()
+
+
+def test_a_user_logs_in_and_starts_a_run_from_the_form(up: Up, browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """With the login and the CSRF check on, the pages are Prefect's own and work as without."""
+    deployment = up.deployment("maintain")["id"]
+    before = num_runs(up)
+    wait = WebDriverWait(browser, 120)
+
+    def log_in(auth: str) -> None:
+        field = wait.until(lambda page: page.find_element(By.CSS_SELECTOR, "input[type=password]"))
+        field.clear()
+        field.send_keys(auth)
+        browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+
+    browser.get(f"{up.url}/deployments/deployment/{deployment}/run")
+    log_in("lakevision:guessed")
+    wait.until(lambda page: "Authentication failed" in page.page_source)
+    assert "/login" in browser.current_url
+    browser.get(f"{up.url}/login?redirect=/deployments/deployment/{deployment}/run")
+    log_in(up.auth)
+    form = wait.until(lambda page: page.find_element(By.XPATH, "//button[normalize-space()='Submit']"))
+    browser.save_screenshot(str(tmp_path / "form.png"))
+    form.click()
+    wait.until(lambda page: "/run" not in page.current_url.rsplit("/", maxsplit=1)[-1])
+    wait.until(lambda _: num_runs(up) == before + 1)
+    browser.save_screenshot(str(tmp_path / "submitted.png"))
+    database = sqlite3.connect(f"file:{up.home}/prefect/prefect.db?mode=ro", uri=True)
+    newest = "SELECT id FROM flow_run ORDER BY created DESC LIMIT 1"
+    run = database.execute(newest).fetchone()[0]
+    deadline = time.monotonic() + 240
+    while not up.client().get(f"/flow_runs/{run}").json()["start_time"]:
+        assert time.monotonic() < deadline, "no worker has taken the run that the form submitted"
+        time.sleep(1.0)
