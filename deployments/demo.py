@@ -14,6 +14,7 @@ from uuid import UUID
 import httpx
 
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting, say
+from deployments.login import auth_file, own_auth_string
 from deployments.stack_processes import HOST, LocalStack
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
@@ -109,6 +110,8 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
         run = client.create_flow_run_from_deployment(deployment.id, parameters=values)
         say(f"running the deployment {DEPLOYMENT}: {stack.url}/runs/flow-run/{run.id}")
+        if own_auth_string() is None:
+            say(f"to log in there: what is in {auth_file(stack.home)}")
         shown: set[UUID] = set()
         try:
             while run.state is None or not run.state.is_final():
@@ -173,7 +176,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
     print(f"\nfor programs  {file}")
-    print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C), then")
+    print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C; it prints the login), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
     print(
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"

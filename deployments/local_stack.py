@@ -92,10 +92,10 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
         stack.start_server()
         stack.start("register", [sys.executable, "-m", "deployments.register", began])
-        stack.wait_for(f"{stack.url}/api/health", "prefect-server")
+        stack.wait_for("/api/health", "prefect-server")
         say("work pools cpu and gpu, deployments of deployments/prefect.yaml, one worker a pool")
         # Workers start while the deployments are registered; the pools are there before either.
-        stack.wait_for(f"{stack.url}/api/work_pools/gpu", "register")
+        stack.wait_for("/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
             command = prefect_command(
                 "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-worker"

@@ -1,9 +1,10 @@
-"""MLflow's UI on the runs under a home: prepare the tracking database, and become MLflow's own command."""
+"""MLflow's UI on the runs under a home: prepare the tracking database, and run MLflow's own command."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
+
+from mlflow.cli import cli
 
 from deployments.stack_processes import HOST
 from tasks.config import StorageConfig
@@ -21,10 +22,9 @@ def main(arguments: Sequence[str]) -> None:
     # The home's own database, as the workers of its stack have it.
     storage = resolve_storage(StorageConfig(home=home, tracking=tracking_file(home)))
     prepare_tracking(storage)
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", storage.tracking]
-    # One worker: several are ended by a health check of five seconds while they import on a busy machine.
-    command += ["--host", HOST, "--port", str(port), "--workers", "1"]
-    os.execv(command[0], command)  # noqa: S606  # no shell is wanted
+    # In this process, which has imported MLflow already. One worker: several are ended by a health check of 5 s
+    # while they import on a busy machine.
+    cli(["ui", "--backend-store-uri", storage.tracking, "--host", HOST, "--port", str(port), "--workers", "1"])
 
 
 if __name__ == "__main__":

@@ -160,21 +160,25 @@ class LocalStack:
         lines = log.read_text(errors="replace").splitlines()[-15:]
         return f"the end of {log}:\n" + "\n".join(lines)
 
-    def wait_for(self, url: str, name: str) -> None:
-        """Wait until `url` answers, for as long as the processes of the stack run, and tell a user what it waits for.
+    def wait_for(self, path: str, name: str) -> None:
+        """Wait until the Prefect server answers at `path`, for as long as all runs, and tell a user what for.
+
+        Args:
+            path: What comes after the server's address.
+            name: The process that makes it answer.
 
         Raises:
             RuntimeError: A process ended.
         """
         waiting = Waiting(self, name)
-        while not self.answers(url):
+        while not self.answers(f"{self.url}{path}", authorization(self.auth_string)):
             self.check_alive()
             waiting.tell()
             time.sleep(0.3)
 
-    def answers(self, url: str) -> bool:
+    def answers(self, url: str, headers: Mapping[str, str] | None = None) -> bool:
         """Return whether `url` answers."""
-        request = urllib.request.Request(url, headers=authorization(self.auth_string))  # noqa: S310  # our own address
+        request = urllib.request.Request(url, headers=dict(headers or {}))  # noqa: S310  # an address of our own making
         try:
             with urllib.request.urlopen(request, timeout=2):  # noqa: S310
                 return True

@@ -9,23 +9,27 @@ import psutil
 import pytest
 
 from deployments.local_stack import check_port, prefect_command
+from deployments.login import OWN_STRING
 from deployments.stack_processes import STACK_MARK, LocalStack
 from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, run_python
+from tests.processes import free_port, run_python, server_errors
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    """Run a server with the pools and deployments of a fresh stack, and no worker."""
-    running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
-    # Slots of this machine that others have, on which the numbers of ours would depend.
-    running.environment["TMPDIR"] = str(tmp_path_factory.mktemp("slots"))
-    running.start_server()
-    try:
-        running.run("register", [sys.executable, "-m", "deployments.register"])
-        yield running
-    finally:
-        running.end()
+    """Run a server with the pools and deployments of a fresh stack, no worker, and a user's own login."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(OWN_STRING, "somebody:own login")
+        # Slots of this machine that others have, on which the numbers of ours would depend.
+        patched.setenv("TMPDIR", str(tmp_path_factory.mktemp("slots")))
+        running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
+        running.start_server()
+        try:
+            running.run("register", [sys.executable, "-m", "deployments.register"])
+            yield running
+        finally:
+            running.end()
+    assert server_errors(running.home) == []
 
 
 def marked(stack: LocalStack) -> list[int]:

@@ -1,0 +1,120 @@
+"""The processes of a stack: their environment, the login, and what is waited for."""
+
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments import stack_processes
+from deployments.login import OWN_STRING, auth_file, auth_string
+from deployments.stack_processes import LocalStack
+from tasks.config import StorageConfig
+from tasks.storage import resolve_storage
+from tests.processes import free_port
+
+RUNS = [sys.executable, "-c", "import time; time.sleep(60)"]
+FAILS = [sys.executable, "-c", "import sys, time; time.sleep(0.2); sys.exit('no such table')"]
+ANSWERS = "from http.server import *; HTTPServer(('127.0.0.1', {port}), SimpleHTTPRequestHandler).serve_forever()"
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
+    """Return a stack without processes, which ends those that a test starts."""
+    monkeypatch.delenv(OWN_STRING, raising=False)
+    made = LocalStack(tmp_path / "home", free_port())
+    yield made
+    made.end()
+
+
+def test_the_login_is_made_once_for_a_home_and_read_by_its_owner_alone(stack: LocalStack) -> None:
+    """Server and clients of the next stack on this home get the same."""
+    first = auth_string(stack.home)
+    assert first.startswith("lakevision:")
+    assert len(first) > 40
+    assert auth_string(stack.home) == first == stack.environment["PREFECT_API_AUTH_STRING"]
+    assert stack.environment[OWN_STRING] == first
+    file = auth_file(stack.home)
+    assert file.read_text() == f"{first}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert auth_string(stack.home.parent / "another") != first
+
+
+@pytest.mark.parametrize("spoilt", [0o644, 0o640])
+def test_a_login_that_others_could_read_is_replaced(stack: LocalStack, spoilt: int) -> None:
+    """They may have read it."""
+    first = auth_string(stack.home)
+    auth_file(stack.home).chmod(spoilt)
+    second = auth_string(stack.home)
+    assert second != first
+    assert stat.S_IMODE(auth_file(stack.home).stat().st_mode) == 0o600
+
+
+def test_the_user_s_own_login_wins_and_is_kept_nowhere(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the server and for what talks to it; that of another server has no say."""
+    monkeypatch.setenv(OWN_STRING, "me:mine")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "of:another")
+    assert stack.environment[OWN_STRING] == "me:mine"
+    assert stack.environment["PREFECT_API_AUTH_STRING"] == "me:mine"
+    assert not auth_file(stack.home).exists()
+
+
+def test_runs_of_a_stack_with_another_home_track_where_its_ui_shows_them(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the form names another tracking."""
+    for name, value in stack.environment.items():
+        monkeypatch.setenv(name, value)
+    shown = resolve_storage(StorageConfig()).tracking
+    assert shown == f"sqlite:///{stack.home}/mlflow.db"
+    assert resolve_storage(StorageConfig(home="/another/home")).tracking == shown
+    chosen = StorageConfig(home="/another/home", tracking="http://mlflow:5000")
+    assert resolve_storage(chosen).tracking == "http://mlflow:5000"
+
+
+def test_a_part_is_waited_for_as_long_as_it_lives_and_that_is_said(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers late; a user hears what is waited for, and where its log is."""
+    monkeypatch.setattr(stack_processes, "SAY_SECONDS", 0.5)
+    late = f"import time; time.sleep(2); {ANSWERS.format(port=stack.port)}"
+    stack.start("prefect-server", [sys.executable, "-c", late])
+    stack.wait_for("/", "prefect-server")
+    said = capsys.readouterr().out
+    assert "==> waiting for prefect-server for " in said
+    assert str(stack.log_file("prefect-server")) in said
+
+
+def test_a_part_that_ends_is_waited_for_no_longer(stack: LocalStack) -> None:
+    """Nor is one whose server has ended; the last lines of the log come with it."""
+    stack.start("prefect-server", FAILS)
+    with pytest.raises(RuntimeError, match=r"(?s)prefect-server ended with status 1; the end of .*no such table"):
+        stack.wait_for("/api/health", "prefect-server")
+    stack.start("register", RUNS)
+    with pytest.raises(RuntimeError, match="prefect-server ended with status 1"):
+        stack.finish("register")
+
+
+def test_a_registration_that_is_done_ends_nothing(stack: LocalStack) -> None:
+    """And one that failed says why."""
+    stack.start("prefect-server", RUNS)
+    stack.run("register", [sys.executable, "-c", "pass"])
+    stack.check_alive()
+    with pytest.raises(RuntimeError, match=r"(?s)register ended with status 1; .*no such table"):
+        stack.run("register", FAILS)
+
+
+def test_the_stack_goes_on_without_mlflow_s_ui(stack: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
+    """One warning, with the reason."""
+    stack.start("prefect-server", RUNS)
+    stack.start("mlflow-ui", FAILS)
+    dict(stack._processes)["mlflow-ui"].wait()
+    for _ in range(2):
+        stack.check_alive()
+    said = capsys.readouterr().out
+    assert said.count("warning: mlflow-ui ended with status 1") == 1
+    assert "no such table" in said
+    assert not stack.runs("mlflow-ui")
+    assert stack.runs("prefect-server")
