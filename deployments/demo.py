@@ -13,9 +13,9 @@ from uuid import UUID
 
 import httpx
 
-from deployments.local_stack import PREFECT_PORT, local_stack, port_setting, say
+from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
-from deployments.stack_processes import HOST, LocalStack
+from deployments.stack_processes import HOST, LocalStack, say
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput

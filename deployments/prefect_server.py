@@ -8,8 +8,8 @@ however long it waits ("database is locked").
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -28,11 +28,13 @@ OWN_HOSTS = (HOST, "localhost")
 class LockingSqlite(AioSqliteConfiguration):
     """SQLite whose transactions all begin with the write lock, for which SQLite lets them queue."""
 
-    def begin_transaction(
+    @asynccontextmanager
+    async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
-    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+    ) -> AsyncGenerator[AsyncSessionTransaction, None]:
         """Enter a transaction; Prefect asks for the lock itself (`with_for_update`) in a few places only."""
-        return super().begin_transaction(session, with_for_update=True)
+        async with super().begin_transaction(session, with_for_update=True) as transaction:
+            yield transaction
 
 
 @contextmanager

@@ -4,9 +4,9 @@ import signal
 import sys
 import time
 
-from deployments.local_stack import PREFECT_PORT, local_stack, port_setting, say
+from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import OWN_STRING, auth_file, own_auth_string
-from deployments.stack_processes import HOST, LocalStack, Waiting
+from deployments.stack_processes import HOST, LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
