@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Up:
     url: str
     mlflow: str
     printed: list[str]
+    opened: list[httpx.Client] = field(default_factory=list)
 
     @property
     def api(self) -> str:
@@ -52,6 +53,7 @@ class Up:
     def client(self, name: str = "test") -> httpx.Client:
         """Return a client that is logged in and has a CSRF token."""
         client = httpx.Client(base_url=self.api, headers=authorization(self.auth), timeout=120)
+        self.opened.append(client)
         token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
         client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": name})
         return client
@@ -78,7 +80,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
             if line.startswith("==> MLflow UI "):
                 break
         assert process.poll() is None, printed
-        yield Up(process, home, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", printed)
+        started = Up(process, home, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", printed)
+        yield started
+        for client in started.opened:
+            client.close()
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=120)
@@ -103,13 +108,13 @@ def num_runs(up: Up) -> int:
 def test_a_page_of_another_origin_starts_no_command(up: Up, tmp_path: Path) -> None:
     """Neither as it is, nor where the browser has the login; and it may read nothing."""
     before = num_runs(up)
-    plain = httpx.Client()
-    assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN) == 403
-    assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN, **authorization(up.auth)) == 403
+    with httpx.Client() as plain:
+        assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN) == 403
+        assert run_a_command(up, plain, tmp_path / "proof", Origin=FOREIGN, **authorization(up.auth)) == 403
+        for origin, allowed in ((FOREIGN, None), (up.url, up.url)):
+            answer = plain.get(f"{up.api}/health", headers={"Origin": origin})
+            assert answer.headers.get("Access-Control-Allow-Origin") == allowed
     assert num_runs(up) == before
-    for origin, allowed in ((FOREIGN, None), (up.url, up.url)):
-        answer = plain.get(f"{up.api}/health", headers={"Origin": origin})
-        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
 
 
 @pytest.mark.parametrize("host", ["page.example", "127.0.0.1.page.example", "localhost.page.example:4200", ""])
@@ -184,7 +189,7 @@ def test_mlflow_s_ui_refuses_foreign_hosts_and_pages(up: Up) -> None:
     assert httpx.post(url, headers={"Origin": FOREIGN}, content='{"name": "x"}').status_code == 403
     assert httpx.get(f"{up.mlflow}/").status_code == 200
     stack = psutil.Process(up.process.pid)
-    (mlflow,) = [child for child in stack.children() if "mlflow" in child.cmdline()]
+    (mlflow,) = [child for child in stack.children() if "deployments.mlflow_ui" in child.cmdline()]
     assert len(mlflow.children(recursive=True)) <= 1
 
 
