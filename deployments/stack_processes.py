@@ -29,6 +29,9 @@ SAY_SECONDS = 15.0
 """How often a user is told what the stack waits for."""
 
 END_SECONDS = 20.0
+
+SERVER = "prefect-server"
+
 DISPENSABLE = frozenset({"mlflow-ui"})
 """Processes without which the others go on."""
 
@@ -113,7 +116,7 @@ class LocalStack:
         make_home(self.home)
         (self.home / "prefect").mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         make_private_file(self.home / "prefect" / "prefect.db")
-        self.start("prefect-server", [sys.executable, "-m", "deployments.prefect_server", "--port", str(self.port)])
+        self.start(SERVER, [sys.executable, "-m", "deployments.prefect_server", "--port", str(self.port)])
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process that runs until the stack ends; its output goes to logs/NAME.log."""
@@ -144,15 +147,15 @@ class LocalStack:
         """Wait until the process `name`, one of ENDING, has done its work.
 
         Raises:
-            RuntimeError: It failed, or a process that it may need has ended; carries the last lines of that one's log.
+            RuntimeError: It failed, or the server has ended; carries the last lines of its log.
         """
         process = dict(self._processes)[name]
         waiting = Waiting(self, name)
         while process.poll() is None:
-            self.check_alive()
+            self.check_alive(SERVER, name)
             waiting.tell()
             time.sleep(0.1)
-        self.check_alive()
+        self.check_alive(name)
         self._processes.remove((name, process))
 
     def _last_lines(self, name: str) -> str:
@@ -161,18 +164,18 @@ class LocalStack:
         return f"the end of {log}:\n" + "\n".join(lines)
 
     def wait_for(self, path: str, name: str) -> None:
-        """Wait until the Prefect server answers at `path`, for as long as all runs, and tell a user what for.
+        """Wait until the Prefect server answers at `path`, while it and `name` run, and tell a user what for.
 
         Args:
             path: What comes after the server's address.
             name: The process that makes it answer.
 
         Raises:
-            RuntimeError: A process ended.
+            RuntimeError: One of the two ended.
         """
         waiting = Waiting(self, name)
         while not self.answers(f"{self.url}{path}", authorization(self.auth_string)):
-            self.check_alive()
+            self.check_alive(SERVER, name)
             waiting.tell()
             time.sleep(0.3)
 
@@ -189,13 +192,18 @@ class LocalStack:
         """Return whether the process `name` is there and nobody was told that it ended."""
         return name in dict(self._processes)
 
-    def check_alive(self) -> None:
+    def check_alive(self, *names: str) -> None:
         """Raise when a process of the stack ended by itself; warn of one that the others can do without.
+
+        Args:
+            names: Those that are looked at; none given means all.
 
         Raises:
             RuntimeError: Names the process, and carries the last lines of its log.
         """
         for name, process in list(self._processes):
+            if names and name not in names:
+                continue
             if process.poll() is None or (name in ENDING and process.returncode == 0):
                 continue
             if name not in DISPENSABLE:

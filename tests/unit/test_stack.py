@@ -102,6 +102,11 @@ def test_a_registration_that_is_done_ends_nothing(stack: LocalStack) -> None:
     stack.start("prefect-server", RUNS)
     stack.run("register", [sys.executable, "-c", "pass"])
     stack.check_alive()
+    stack.start("worker-gpu", FAILS)  # which a registration has no need of
+    dict(stack._processes)["worker-gpu"].wait()
+    stack.run("register", [sys.executable, "-c", "pass"])
+    with pytest.raises(RuntimeError, match="worker-gpu ended with status 1"):
+        stack.check_alive()
     with pytest.raises(RuntimeError, match=r"(?s)register ended with status 1; .*no such table"):
         stack.run("register", FAILS)
 
