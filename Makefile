@@ -5,17 +5,19 @@ benchmarks := demo etl loader train accuracy
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 
-.PHONY: help setup demo up test lint types test-unit test-integration test-e2e test-faults bench readme image clean
+.PHONY: help setup demo up test lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
 
 setup:  ## everything a fresh machine needs, each step once
 	@deployments/setup.sh
-	@$(python) -m deployments.class_archive
+	@$(python) -m deployments.class_archive --check || \
+	    { . deployments/step.sh; step "Spark's classes archived (once for this .venv)" $(python) -m deployments.class_archive; }
 
 jars-%: setup  ## what Spark needs for a store, into the user's cache once: jars-s3a, jars-abfss
-	@$(python) -m deployments.fetch_jars $*
+	@$(python) -m deployments.fetch_jars $* --check || \
+	    { . deployments/step.sh; step "jars for $* (checked by hash)" $(python) -m deployments.fetch_jars $*; }
 
 demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIGHTS=, MODEL=, IMAGE_SIZE=)
 	@$(python) -m deployments.demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(MODEL),--model "$(MODEL)") \
@@ -39,6 +41,9 @@ types:  ## mypy, strict
 
 test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
 	@$(python) -m pytest tests/$(@:test-%=%)
+
+audit: setup  ## the lock against a source of security advisories; known findings are in .github/SECURITY.md
+	@$(python) -m deployments.audit $(if $(SOURCE),--source "$(SOURCE)")
 
 bench: setup  ## all benchmarks
 	@for name in $(benchmarks); do $(python) tests/benchmarks/$$name.py $(BENCH_ARGS) || exit 1; done

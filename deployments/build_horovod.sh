@@ -4,6 +4,7 @@
 # HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs (needs nvcc); without it the wheel is for CPU tensors over Gloo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. deployments/step.sh
 
 version=0.28.1
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
@@ -37,8 +38,8 @@ mkdir -p "$wheels"
 exec 9>"$wheels/.lock"
 flock 9
 wheel=$(find_wheel)
-if [ -z "$wheel" ]; then
-    echo "Building Horovod $version for $key (once, about 4 minutes on 2 cores; log: $wheels/build.log)"
+
+build_wheel() {
     uv sync --quiet --locked --inexact --group build
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
@@ -48,31 +49,26 @@ if [ -z "$wheel" ]; then
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
         "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
-    # GCC 13 no longer includes cstdint by the way (horovod#3957); PIPESTATUS keeps the compiler's verdict behind the filter.
-    set +e
+    # GCC 13 no longer includes cstdint by the way (horovod#3957).
     PATH=$PWD/.venv/bin:$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc) CXXFLAGS="-include cstdint ${CXXFLAGS:-}" \
-        "$python" -m pip wheel --no-deps --no-build-isolation --verbose -w "$work/wheel" "$work/horovod-$version" 2>&1 |
-        tee "$wheels/build.log" | grep --line-buffered -oE '^ *\[ *[0-9]+(%|/[0-9]+)\].*' | awk '{ printf "\r%-100.100s", $0; fflush() }'
-    status=${PIPESTATUS[0]}
-    set -e
-    echo
-    if [ "$status" -ne 0 ]; then
-        tail -n 30 "$wheels/build.log" >&2
-        echo "Horovod did not build: the whole log is $wheels/build.log" >&2
-        exit 1
-    fi
+        "$python" -m pip wheel --no-deps --no-build-isolation --verbose -w "$work/wheel" "$work/horovod-$version"
     # A rename is the commit: a half-written wheel is never found.
     cp "$work"/wheel/horovod-*.whl "$wheels/.partial"
     mv "$wheels/.partial" "$wheels/$(basename "$work"/wheel/horovod-*.whl)"
+}
+if [ -z "$wheel" ]; then
+    step "Horovod $version for $variant (built once, about 4 minutes on 2 cores)" build_wheel
     wheel=$(find_wheel)
 fi
 
-if [ ! -e "$stamp" ] || ! "$python" -c 'import horovod' 2>/dev/null; then
+install_wheel() {
     rm -f .venv/.horovod-*
-    uv pip install --quiet --python "$python" --no-deps --reinstall "$wheel"
+    uv pip install --python "$python" --no-deps --reinstall "$wheel"
     "$python" -c 'import horovod.torch as hvd; assert hvd.gloo_built(), "Horovod was built without Gloo"'
     touch "$stamp"
     if [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then echo "$HOROVOD_GPU_OPERATIONS" >"$remembered"; fi
-    echo "Horovod installed from $wheel"
+}
+if [ ! -e "$stamp" ] || ! "$python" -c 'import horovod' 2>/dev/null; then
+    step "Horovod's wheel into .venv" install_wheel
 fi

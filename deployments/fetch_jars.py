@@ -73,7 +73,7 @@ def jars_of(name: str) -> Jars:
 
 
 def have_all(jars: Jars) -> bool:
-    """Say whether every jar is in its folder with the digest it must have."""
+    """Return whether every jar is in its folder with the digest it must have."""
     return all(
         (jars.folder / name).is_file() and hashlib.sha256((jars.folder / name).read_bytes()).hexdigest() == digest
         for name, digest in jars.digests.items()
@@ -118,10 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fetch what is missing; return 0 when all jars are there."""
     parser = argparse.ArgumentParser(prog="fetch_jars", description=__doc__)
     parser.add_argument("name", nargs="?", default="delta", choices=("delta", *FETCHED))
-    jars = jars_of(parser.parse_args(arguments).name)
+    parser.add_argument("--check", action="store_true", help="fetch nothing: return 1 where a jar is missing")
+    parsed = parser.parse_args(arguments)
+    jars = jars_of(parsed.name)
     packages = ", ".join(jars.packages)
     if have_all(jars):
         return 0
+    if parsed.check:
+        return 1
     print(f"Fetching {packages} into {jars.folder} (once)", flush=True)
     try:
         check_java()
@@ -132,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PySparkRuntimeError:
         pass  # Spark ended without a session; what it could not fetch is said below.
     if not have_all(jars):
-        print(f"fetch_jars: {packages} could not be fetched: see Spark's lines above", file=sys.stderr)
+        print(f"fetch_jars: {packages} could not be fetched: see the resolver's lines above", file=sys.stderr)
         return 1
     return 0
 

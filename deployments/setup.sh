@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Everything a fresh machine needs, each step once: system packages, uv, .venv from the lock, Horovod, Delta's jars.
-# Arguments go to `uv sync` (an image passes --no-dev).
+# Arguments go to `uv sync` (an image passes --no-dev). One line a step; nothing is printed where nothing is to be done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. deployments/step.sh
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() {
     printf 'setup: %s\n' "$*" >&2
     exit 1
 }
 
 if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
-    say "$(uname -s) $(uname -m) is not a platform lakevision is tried on (Linux x86_64 is); going on, Horovod may not build"
+    echo "setup: $(uname -s) $(uname -m) is not a platform lakevision is tried on (Linux x86_64 is); going on, Horovod may not build"
 fi
 
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
@@ -34,7 +34,15 @@ java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else ec
 has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
 has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
-has_uv() { uv --version >/dev/null 2>&1 || [ -x "$cache/uv/bin/uv" ]; }
+# The oldest uv that reads the lock as it is written; what set-up installs itself is in deployments/uv.txt.
+oldest_uv=0.9.0
+new_enough() { [ "$(printf '%s\n' "$oldest_uv" "$1" | sort -V | head -n 1)" = "$oldest_uv" ]; }
+uv_on_path() { local said && said=$(uv --version 2>/dev/null) && new_enough "$(cut -d' ' -f2 <<<"$said")"; }
+uv_requirement=$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' deployments/uv.txt)
+own_uv=$cache/uv/.installed-${uv_requirement#uv==}
+# Set-up's own uv is on PATH as well where `make` runs this.
+other_uv() { uv_on_path && ! [[ $(command -v uv) -ef $cache/uv/bin/uv ]]; }
+has_uv() { other_uv || [ -e "$own_uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
 wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
@@ -52,10 +60,12 @@ if [ ${#missing[@]} -gt 0 ]; then
         fail "JAVA_HOME is $JAVA_HOME, which is not Java 17 or 21: point it at one, or unset it"
     fi
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "Installing ${missing[*]}"
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -q
-        apt-get install -y -q --no-install-recommends "${missing[@]}"
+        install_packages() {
+            export DEBIAN_FRONTEND=noninteractive
+            apt-get update -q
+            apt-get install -y -q --no-install-recommends "${missing[@]}"
+        }
+        step "system packages (${missing[*]})" install_packages
     else
         fail "missing: ${missing[*]}. Run this, then again what you ran: sudo sh -c '$command'"
     fi
@@ -63,11 +73,15 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # --- uv, from PyPI, in a folder of its own ---------------------------------------------------------------------------
-if ! uv --version >/dev/null 2>&1; then
-    if [ ! -x "$cache/uv/bin/uv" ]; then
-        say "Installing uv into $cache/uv"
-        "$python" -m venv "$cache/uv"
-        "$cache/uv/bin/pip" install --quiet --disable-pip-version-check 'uv>=0.9'
+if ! other_uv; then
+    if [ ! -e "$own_uv" ]; then
+        install_uv() {
+            rm -f "$cache"/uv/.installed-*
+            "$python" -m venv "$cache/uv"
+            "$cache/uv/bin/pip" install --disable-pip-version-check --require-hashes --only-binary :all: -r deployments/uv.txt
+            touch "$own_uv"
+        }
+        step "uv (${uv_requirement#uv==}, checked by hash)" install_uv
     fi
     PATH=$cache/uv/bin:$PATH
 fi
@@ -75,13 +89,15 @@ fi
 # --- .venv from the lock ---------------------------------------------------------------------------------------------
 synced=.venv/.synced-$(cat uv.lock pyproject.toml | sha256sum | cut -c1-16)
 if [ ! -e "$synced" ]; then
-    say "Making .venv from uv.lock (the first time downloads about 4 GB)"
     # --inexact: Horovod is installed beside the lock and must survive.
-    uv sync --locked --inexact --python "$python" "$@"
+    step "packages (.venv from uv.lock; the first time downloads about 4 GB)" \
+        uv sync --locked --inexact --python "$python" "$@"
     rm -f .venv/.synced-*
     touch "$synced"
 fi
 
 # --- Horovod and Delta's jars ----------------------------------------------------------------------------------------
 deployments/build_horovod.sh
-.venv/bin/python -m deployments.fetch_jars
+if ! .venv/bin/python -m deployments.fetch_jars --check; then
+    step "Delta's jars (checked by hash)" .venv/bin/python -m deployments.fetch_jars
+fi

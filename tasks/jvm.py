@@ -12,12 +12,30 @@ from tasks.environment import download_cache, java_command
 from tasks.errors import WrongInput
 
 DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
+DELTA_JARS = ("delta-spark_2.13-4.0.1.jar", "delta-storage-4.0.1.jar")
+"""What Spark's own jars lack (antlr4-runtime comes with Spark)."""
+
 JAVA_VERSIONS = ("17", "21")
 
 
 def jars_folder() -> Path:
     """Return the folder of Delta's jars, filled once by set-up."""
     return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
+
+
+def delta_jars(*, required: bool = True) -> list[str]:
+    """Return the paths of Delta's jars, none where one is missing.
+
+    Spark is never told to fetch them by itself: nobody would have checked what it loads.
+
+    Raises:
+        WrongInput: One is missing that is required.
+    """
+    found = [jars_folder() / name for name in DELTA_JARS]
+    missing = [jar.name for jar in found if not jar.is_file()]
+    if missing and required:
+        raise WrongInput(f"Delta's jars are not in '{jars_folder()}' ({', '.join(missing)}): run 'make setup' once")
+    return [] if missing else [str(jar) for jar in found]
 
 
 def class_archive(java: str) -> Path:

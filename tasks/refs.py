@@ -75,8 +75,9 @@ class TableMaintenance(Ref):
     files_compacted: int
     files_written: int
     files_deleted: int
+    bytes_deleted: int
     retention_hours: int
-    """How far back VACUUM kept files."""
+    """Versions younger than this were kept, whatever they are needed for."""
     kept_versions: list[int]
     """Versions that registered models were trained from."""
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
 from tasks.cores import num_cores
-from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder, java_options
+from tasks.jvm import check_java, delta_jars, java_options
 from tasks.scratch import Scratch, scratch_root
 from tasks.spark_failure import failure_in_text
 from tasks.storage import Storage
@@ -70,15 +70,14 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
             "spark.ui.enabled": "false",
             "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
         }
-    jars = sorted(jars_folder().glob("*.jar"))
+    # A user may give Delta's jars in another way; nothing is fetched that nobody asked for.
+    given_otherwise = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
+    jars = delta_jars(required=not given_otherwise)
     if jars:
-        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+        settings["spark.jars"] = ",".join(jars)
         if scratch is not None:
             # Also where the JVM looks first: an archive holds no class of Spark's own loader.
-            settings["spark.driver.extraClassPath"] = ":".join(str(jar) for jar in jars)
-    else:
-        logger.info("No jars in %s: Spark fetches %s (make setup does it once)", jars_folder(), DELTA_PACKAGE)
-        settings["spark.jars.packages"] = DELTA_PACKAGE
+            settings["spark.driver.extraClassPath"] = ":".join(jars)
     return settings | config.conf
 
 

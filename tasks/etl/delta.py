@@ -3,8 +3,9 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
@@ -65,23 +66,29 @@ def clear_uncommitted(path: str) -> None:
     filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
-def added_since(path: str, version: int | None) -> set[str]:
-    """Return the names of the data files that commits after `version` (None: all commits) added, without Spark."""
+def _actions_since(path: str, version: int | None) -> Iterator[dict[str, Any]]:
     filesystem, root = fsspec.core.url_to_fs(path)
     commits = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    names: set[str] = set()
     for commit in filter(re.compile(r"\d{20}\.json").fullmatch, commits):
         if version is None or int(commit.removesuffix(".json")) > version:
             with filesystem.open(f"{root}/_delta_log/{commit}", "rb") as file:
-                actions = [json.loads(line) for line in file]
-            names |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
-    return names
+                yield from (json.loads(line) for line in file)
 
 
-def count_data_files(path: str) -> int:
-    """Return how many Parquet files lie in the table's folder, needed or not."""
-    filesystem, root = fsspec.core.url_to_fs(path)
-    return sum(name.endswith(".parquet") and "/_delta_log/" not in name for name in filesystem.find(root))
+def added_since(path: str, version: int | None) -> set[str]:
+    """Return the names of the data files that commits after `version` (None: all commits) added, without Spark."""
+    return {file_name(action["add"]["path"]) for action in _actions_since(path, version) if "add" in action}
+
+
+def rows_changed_since(path: str, version: int) -> bool:
+    """Return whether a commit after `version` changed rows, without Spark; compaction changes files alone."""
+    changes = (action.get("add") or action.get("remove") for action in _actions_since(path, version))
+    return any(change["dataChange"] for change in changes if change)
+
+
+def file_name(path: str) -> str:
+    """Return the name of a data file below the table's folder, from the path that an action of the log gives it."""
+    return unquote(path)
 
 
 def _delta_log(spark: SparkSession, path: str) -> Any:
@@ -93,6 +100,33 @@ def newest_in_log(spark: SparkSession, path: str) -> Any:
     """Return the newest snapshot in Delta's log, in the JVM; its version is below 0 where there is no table."""
     none = _scala_none(spark._jvm)
     return _delta_log(spark, path).update(False, none, none)
+
+
+def snapshot_at(spark: SparkSession, path: str, version: int) -> Any:
+    """Return the snapshot of a version that the log can be replayed to, in the JVM."""
+    none = _scala_none(spark._jvm)
+    return _delta_log(spark, path).getSnapshotAt(version, none, none)
+
+
+def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int, datetime]], hours: int) -> None:
+    """Let Delta delete these of the table's files, but for those that its own retention still protects.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        files: Name below the table's folder, size in bytes and time of last modification of each.
+        hours: Delta's retention.
+    """
+    folder = str(_delta_log(spark, path).dataPath())  # as Delta's own listing names it: with a scheme, and not encoded
+    rows = [(f"{folder}/{name}", size, False, int(at.timestamp() * 1000)) for name, size, at in files]
+    inventory = spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long")
+    view = f"inventory_{uuid4().hex}"
+    inventory.createOrReplaceTempView(view)
+    try:
+        table = path.replace("`", "``")
+        spark.sql(f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS")  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
+    finally:
+        spark.catalog.dropTempView(view)
 
 
 def _scala_none(jvm: Any) -> Any:

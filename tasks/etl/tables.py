@@ -13,12 +13,11 @@ from tasks.etl.parts import PartTarget
 from tasks.etl.staging import choose_parts
 from tasks.schema import FILES, IMAGES
 
-IMAGES_PROPERTIES = {
-    "delta.enableChangeDataFeed": "true",
-    # A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
-    # maintenance keeps its files, this keeps the log that names them.
-    "delta.logRetentionDuration": "interval 36500 days",
-}
+# A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
+# maintenance keeps its files, this keeps the log that names them.
+KEEP_LOG = {"delta.logRetentionDuration": "interval 36500 days"}
+
+IMAGES_PROPERTIES = {"delta.enableChangeDataFeed": "true", **KEEP_LOG}
 
 
 def write_images(

@@ -1,7 +1,7 @@
 """Compact the Delta tables and remove the files that no kept version needs."""
 
 import logging
-import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from delta.tables import DeltaTable
@@ -12,7 +12,9 @@ from tasks.config import MaintainConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta, snapshots
-from tasks.refs import MaintenanceReport, TableMaintenance
+from tasks.etl.tables import KEEP_LOG
+from tasks.maintenance.kept import SAFE_AGE, list_files, removable_files, versions_to_keep
+from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
 from tasks.spark import spark_session
 from tasks.storage import Storage
 from tasks.turns import take_turn
@@ -20,41 +22,10 @@ from tasks.turns import take_turn
 logger = logging.getLogger("lakevision.maintenance")
 
 TABLES = ("images", "files", "predictions")
-DELTA_FLOOR_HOURS = 168
+DELTA_FLOOR_HOURS = int(SAFE_AGE.total_seconds() // 3600)
 """Delta refuses a shorter retention by itself: a reader or writer may still need what a shorter one removes."""
 RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
-
-
-def retention_hours(wanted: int, oldest_needed: datetime | None, now: datetime) -> int:
-    """Return how far back VACUUM must keep files so that the oldest needed version stays readable.
-
-    A file of that version was removed after its commit, if at all, and VACUUM deletes only what was removed before
-    `now` less the retention.
-
-    Args:
-        wanted: Retention in hours that a person asked for.
-        oldest_needed: Commit time of the oldest version that a registered model was trained from, or None.
-        now: Both times carry a time zone.
-    """
-    if oldest_needed is None:
-        return wanted
-    # One more hour, since commit times are those of a clock that may be set.
-    return max(wanted, math.ceil((now - oldest_needed).total_seconds() / 3600) + 1)
-
-
-def _commit_times(spark: SparkSession, path: str) -> dict[int, datetime]:
-    rows = DeltaTable.forPath(spark, path).history().select("version", "timestamp").collect()
-    return {row["version"]: row["timestamp"].astimezone(UTC) for row in rows}
-
-
-def _needed(spark: SparkSession, path: str, versions: set[int]) -> datetime | None:
-    """Return the commit time of the oldest needed version that the log still holds."""
-    times = _commit_times(spark, path)
-    gone = sorted(versions - times.keys())
-    if gone:
-        logger.warning("%s: the log no longer holds version %s, which a model was trained from", path, gone)
-    return min((times[version] for version in versions & times.keys()), default=None)
 
 
 def _check_floor(config: MaintainConfig, spark: SparkSession) -> None:
@@ -65,25 +36,47 @@ def _check_floor(config: MaintainConfig, spark: SparkSession) -> None:
         )
 
 
-def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, versions: set[int]) -> TableMaintenance:
-    """Compact one table and vacuum it; at most one commit for the rows' files and two for the vacuum's own record."""
+def maintain_table(
+    spark: SparkSession, path: str, config: MaintainConfig, trained: Sequence[TableRef]
+) -> TableMaintenance:
+    """Compact one table and delete the files that no kept version needs.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        config: Retention and size of files.
+        trained: Table versions that models were trained from, of any table.
+    """
+    found = snapshots.newest_snapshot(spark, path)
+    assert found is not None, path
+    versions = versions_to_keep(found.table, trained)
+    missing = {name: value for name, value in KEEP_LOG.items() if found.properties.get(name) != value}
+    if versions and missing:
+        # Delta would clean up the part of its log that names the files of those versions.
+        delta.set_properties(spark, path, missing)
     spark.conf.set(MAX_FILE_SIZE, str(config.file_megabytes << 20))
     metrics = DeltaTable.forPath(spark, path).optimize().executeCompaction().collect()[0]["metrics"]
-    hours = retention_hours(config.vacuum_hours, _needed(spark, path, versions), datetime.now(UTC))
-    before = delta.count_data_files(path)
-    DeltaTable.forPath(spark, path).vacuum(float(hours))
-    after = delta.count_data_files(path)
+    before = list_files(path)
+    removable = removable_files(spark, path, versions, config.vacuum_hours, datetime.now(UTC))
+    if removable:
+        files = [(file.name, file.bytes, file.modified_at) for file in removable]
+        delta.vacuum_files(spark, path, files, config.vacuum_hours)
+    left = {file.name for file in list_files(path)}
+    deleted = [file for file in before if file.name not in left]
     done = TableMaintenance(
         table=snapshots.latest(spark, path),
         files_compacted=metrics["numFilesRemoved"],
         files_written=metrics["numFilesAdded"],
-        files_deleted=before - after,
-        retention_hours=hours,
-        kept_versions=sorted(versions),
+        files_deleted=len(deleted),
+        bytes_deleted=sum(file.bytes for file in deleted),
+        retention_hours=config.vacuum_hours,
+        kept_versions=versions,
     )
     logger.info(
-        "%s: %d files compacted into %d, %d files deleted that nothing of the last %d hours needs",
-        path, done.files_compacted, done.files_written, done.files_deleted, hours,
+        "%s: %d files compacted into %d, %d files deleted (%.1f MB) that no version of the last %d hours and no "
+        "registered model needs; versions kept for models: %s",
+        path, done.files_compacted, done.files_written, done.files_deleted, done.bytes_deleted / 1e6,
+        done.retention_hours, versions or "none",
     )  # fmt: skip
     return done
 
@@ -109,10 +102,5 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
             # Looked up now that nobody else is at the tables: a model may have been registered meanwhile.
             found = [path for path in paths if delta.check_table_path(path)]
             trained = tracking.trained_versions(storage)
-            return _maintain_all(spark, config, found, trained)
-
-
-def _maintain_all(
-    spark: SparkSession, config: MaintainConfig, found: list[str], trained: dict[str, set[int]]
-) -> MaintenanceReport:
-    return MaintenanceReport(tables=[maintain_table(spark, path, config, trained.get(path, set())) for path in found])
+            done = [maintain_table(spark, path, config, trained) for path in found]
+    return MaintenanceReport(tables=done)

@@ -8,7 +8,6 @@ import pyarrow as pa
 import torch
 
 from tasks import tracking
-from tasks.cache.sizes import cache_bytes, check_disk
 from tasks.config import CacheConfig, PipelineConfig, TrainConfig, TuneRun
 from tasks.config.tune import MOST_CORNERS, corners, with_values
 from tasks.disk import check_writable
@@ -19,6 +18,7 @@ from tasks.etl.listing import check_splits
 from tasks.etl.snapshots import read_columns
 from tasks.etl.source import prepare_source
 from tasks.jvm import check_java
+from tasks.preflight.room import check_room
 from tasks.refs import TableRef
 from tasks.schema import IMAGES_ARROW, TRAIN
 from tasks.spark import NeedsSpark
@@ -151,7 +151,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     if config.predict.table and not check_table_path(config.predict.table):
         raise WrongInput(f"predict.table is '{config.predict.table}', where no Delta table is: check the path")
     check_training(config.train, config.cache)
-    check_disk(storage.cache, cache_bytes(num_files, config.cache))
+    check_room(config.etl, config.cache, source, storage)
     tracking.check_tracking(storage)
     logger.info(
         "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location

@@ -1,6 +1,7 @@
 """The only package that knows MLflow's API."""
 
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
+from tasks.tracking.kept import trained_versions
 from tasks.tracking.models import (
     download_model,
     load_package,
@@ -8,7 +9,6 @@ from tasks.tracking.models import (
     register_run,
     set_alias,
     to_json,
-    trained_versions,
 )
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,

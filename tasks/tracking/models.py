@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.kept import table_tags
 from tasks.tracking.server import client_of
 
 
@@ -34,7 +35,10 @@ def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
     model_id = whole_model(storage, run)
     if model_id is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
-    created = mlflow.register_model(f"models:/{model_id}", name)
+    # Kept beside the model as well: maintenance needs them when the run is purged.
+    created = mlflow.register_model(
+        f"models:/{model_id}", name, tags=table_tags(client.get_run(run.run_id).data.params)
+    )
     return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
 
 
@@ -55,17 +59,6 @@ def set_alias(storage: Storage, model: ModelRef, alias: str, tags: dict[str, str
     for name, value in tags.items():
         client.set_model_version_tag(model.name, str(model.version), name, value)
     client.set_registered_model_alias(model.name, alias, str(model.version))
-
-
-def trained_versions(storage: Storage) -> dict[str, set[int]]:
-    """Return the table versions that registered models were trained from, by the table's path."""
-    client = client_of(storage)
-    versions: dict[str, set[int]] = {}
-    for found in client.search_model_versions():
-        params = client.get_run(found.run_id).data.params if found.run_id else {}
-        if "data.table" in params:
-            versions.setdefault(params["data.table"], set()).add(int(params["data.version"]))
-    return versions
 
 
 def download_model(storage: Storage, model: ModelRef, folder: Path) -> Path:

@@ -5,17 +5,21 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from mlflow.exceptions import MlflowException
 from pyspark.sql import SparkSession
 
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig
+from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
+from tasks.storage import resolve_storage
+from tasks.tracking.kept import table_tags
 from tests.conftest import write_pictures
+from tests.processes import plain_environment, run_python
 
 
 @pytest.fixture
@@ -37,14 +41,37 @@ def hashes(spark: SparkSession, table: TableRef) -> set[str]:
     return {row["sha256"] for row in rows if row["content"]}
 
 
-def register(storage, table: TableRef) -> None:
-    """Register a model that was trained from this version of the table."""
-    config = {"data": {"table": table.path, "version": table.version}}
-    with tracking.tracked_run(storage, "by hand", "key", config, {}, None) as run:
+def register(storage, table: TableRef, name: str = "lakevision", *, tagged: bool = False) -> str:
+    """Register a model that was trained from this version of the table; return the id of its run."""
+    data = {"table": table.path, "version": table.version, "table_id": table.table_id}
+    with tracking.tracked_run(storage, "by hand", "key", {"data": data}, {}, None) as run:
         pass
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    client.create_registered_model("lakevision")
-    client.create_model_version("lakevision", source=f"runs:/{run.run_id}/model", run_id=run.run_id)
+    tags = table_tags(client.get_run(run.run_id).data.params) if tagged else None
+    client.create_registered_model(name)
+    client.create_model_version(name, source=f"runs:/{run.run_id}/model", run_id=run.run_id, tags=tags)
+    return run.run_id
+
+
+def purge(storage, run_id: str) -> None:
+    """Delete a run for good, as a user does."""
+    mlflow.MlflowClient(tracking_uri=storage.tracking).delete_run(run_id)
+    command = ("-m", "mlflow", "gc", "--backend-store-uri", storage.tracking, "--run-ids", run_id)
+    done = run_python(*command, environment=plain_environment(MLFLOW_TRACKING_URI=storage.tracking), timeout=300)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(MlflowException, match="not found"):
+        mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run_id)
+
+
+def data_bytes(table: TableRef) -> int:
+    """Return the bytes of the table's data files, needed or not."""
+    return sum(file.stat().st_size for file in Path(table.path).rglob("*.parquet") if file.parent.name != "_delta_log")
+
+
+def rewritten(spark: SparkSession, path: str, times: int) -> None:
+    """Write every row of the table again, several times."""
+    for _ in range(times):
+        spark.sql(f"UPDATE delta.`{path}` SET width = width + 1")  # noqa: S608
 
 
 def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
@@ -80,18 +107,109 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
     images = next(done for done in report.tables if done.table.path == first.path)
     assert images.files_compacted > images.files_written
     assert images.kept_versions == [first.version]
-    assert images.retention_hours >= 1
     assert hashes(spark, first) == held
     assert hashes(spark, images.table) == kept
     assert materialize_cache(CacheConfig(image_size=16), images.table, storage, SparkConfig()) == (cache, False)
 
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_registered_model("lakevision")
-    done = maintain_table(
-        spark, first.path, MaintainConfig(vacuum_hours=0), tracking.trained_versions(storage).get(first.path, set())
-    )
+    done = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), tracking.trained_versions(storage))
 
     assert done.files_deleted > 0
     assert hashes(spark, done.table) == kept
+
+
+def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
+    """The table is recognized by its id: its path is another one now."""
+    first, held = grown(spark, source, storage)
+    register(storage, first)
+    moved = Path(storage.home).rename(Path(storage.home).with_name("moved home"))
+    storage = resolve_storage(StorageConfig(home=str(moved)))
+
+    report = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
+
+    images = report.tables[0]
+    assert images.kept_versions == [first.version]
+    assert images.files_deleted > 0
+    assert hashes(spark, first.model_copy(update={"path": storage.table("images")})) == held
+
+
+def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention):
+    """The disk does not grow with every version since the oldest registered one: what lies between them goes."""
+    first, held = grown(spark, source, storage)
+    register(storage, first, "first")
+    path = first.path
+    rewritten(spark, path, 2)
+    second = snapshots.latest(spark, path)
+    seen = hashes(spark, second)
+    register(storage, second, "second")
+    rewritten(spark, path, 3)
+    between, newest = second.model_copy(update={"version": second.version + 1}), snapshots.latest(spark, path)
+    before = data_bytes(newest)
+
+    # Left by a killed run long ago, and by one that goes on and is about to commit.
+    old, young = (Path(path) / f"part-00000-{name}-1.parquet" for name in ("killed", "running"))
+    for file in (old, young):
+        file.write_bytes(b"uncommitted")
+    # The change data of every rewriting, which no version needs.
+    for file in (old, *Path(path, "_change_data").iterdir()):
+        os.utime(file, (0, 0))
+
+    done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
+
+    assert done.kept_versions == [first.version, second.version]
+    assert (old.exists(), young.exists()) == (False, True)
+    assert done.bytes_deleted > before / 2
+    assert data_bytes(newest) < before / 2
+    assert not list(Path(path, "_change_data").glob("*.parquet"))
+    assert (hashes(spark, first), hashes(spark, second), hashes(spark, done.table)) == (held, seen, seen)
+    with pytest.raises(Exception, match="FILE_NOT_EXIST|does not exist|FileNotFound"):
+        hashes(spark, between)
+    # The log still names the files of kept versions, whatever it is told of its own age.
+    assert snapshots.newest_snapshot(spark, path).properties["delta.logRetentionDuration"] == "interval 36500 days"
+    again = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
+    assert (again.files_deleted, again.table.version) == (0, done.table.version)
+
+
+def test_a_version_younger_than_the_retention_stays_whatever_delta_remembers(spark, source, storage, any_retention):
+    """Delta forgets after a week which files were removed when, and deletes them then, however long the retention."""
+    first, held = grown(spark, source, storage)
+    forgets = (
+        "'delta.deletedFileRetentionDuration' = 'interval 0 hours', 'delta.logRetentionDuration' = 'interval 1 day'"
+    )
+    spark.sql(f"ALTER TABLE delta.`{first.path}` SET TBLPROPERTIES ({forgets})")
+    for file in Path(first.path).glob("*.parquet"):
+        os.utime(file, (0, 0))
+
+    done = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=1), [])
+
+    assert done.files_deleted == 0
+    assert hashes(spark, first) == held
+    kept = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), [first])
+    assert kept.files_deleted > 0
+    assert hashes(spark, first) == held
+    assert (
+        snapshots.newest_snapshot(spark, first.path).properties["delta.logRetentionDuration"] == "interval 36500 days"
+    )
+
+
+def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, any_retention, said):
+    """The tags of the model version say what the run said; where there are none, a warning names it."""
+    first, held = grown(spark, source, storage)
+    second = snapshots.at_version(spark, first.path, 1)
+    seen = hashes(spark, second)
+    purge(storage, register(storage, first, "tagged", tagged=True))
+    unknown = register(storage, second, "unknown")
+    purge(storage, unknown)
+    assert seen != held
+
+    done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
+
+    assert done.kept_versions == [first.version]
+    assert hashes(spark, first) == held
+    assert [line for line in said("lakevision.tracking") if "purged" in line] == [
+        "unknown version 1 does not say which table version it was trained from, and its run "
+        f"{unknown} was purged from MLflow: files of that table version are not kept for it"
+    ]
 
 
 def test_a_retention_that_delta_refuses_is_one_sentence(spark, source, storage):

@@ -1,0 +1,150 @@
+"""Check every locked package against a source of security advisories, by pip-audit.
+
+Findings that are known, with the reason why they stay, are in .github/SECURITY.md. The jars of Spark and Delta and the
+packages of the operating system are not looked at: pip-audit knows Python packages alone.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+KNOWN_FINDINGS = ROOT / ".github" / "SECURITY.md"
+KNOWN_ID = re.compile(r"\b(?:CVE-\d{4}-\d+|GHSA(?:-[0-9a-z]{4}){3}|PYSEC-\d{4}-\d+)\b")
+SOURCES = {"osv": "OSV (api.osv.dev)", "pypi": "PyPI (pypi.org)"}
+
+NOTHING_NEW, FOUND, NOT_CHECKED = 0, 1, 2
+"""Exit codes."""
+
+
+class SourceAway(RuntimeError):
+    """The source of advisories did not answer; the message is the last line that pip-audit printed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a source said of the packages.
+
+    Attributes:
+        checked: How many packages it answered for.
+        skipped: Names of those that it did not answer for.
+        known: Findings that are in the list of known ones, a line each.
+        new: Findings that are not.
+    """
+
+    checked: int
+    skipped: list[str]
+    known: list[str]
+    new: list[str]
+
+
+def locked_packages() -> str:
+    """Return every package that set-up installs, as pinned requirements: the lock's, Horovod, and uv."""
+    command = ["uv", "export", "--frozen", "--no-emit-project", "--all-groups", "--no-hashes", "--quiet"]
+    locked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    horovod = re.search(r"^version=(\S+)$", ROOT.joinpath("deployments/build_horovod.sh").read_text(), re.MULTILINE)
+    uv = re.search(r"^uv==\S+", ROOT.joinpath("deployments/uv.txt").read_text(), re.MULTILINE)
+    assert horovod, "build_horovod.sh names no version"
+    assert uv, "uv.txt names no version"
+    return f"{locked}\nhorovod=={horovod[1]}\n{uv[0]}\n"
+
+
+def known_findings(text: str) -> set[str]:
+    """Return the ids in the section "Known findings" of a Markdown text."""
+    section = text.partition("## Known findings")[2].partition("\n## ")[0]
+    return set(KNOWN_ID.findall(section))
+
+
+def ask(requirements: str, source: str, url: str | None = None) -> dict[str, Any]:
+    """Return pip-audit's report on pinned requirements.
+
+    Args:
+        requirements: Lines of `name==version`.
+        source: One of SOURCES.
+        url: Where OSV is asked, if not at its own address.
+
+    Raises:
+        SourceAway: There is no report.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        pinned = Path(scratch, "requirements.txt")
+        pinned.write_text(requirements)
+        command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"]
+        command += ["--progress-spinner", "off", "--vulnerability-service", source, "--requirement", str(pinned)]
+        done = subprocess.run(
+            [*command, *(["--osv-url", url] if url else [])], capture_output=True, text=True, check=False
+        )
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise SourceAway(lines[-1]) from None
+    return report
+
+
+def judge(report: dict[str, Any], known: set[str]) -> Verdict:
+    """Sort what pip-audit reports; a package that it skipped was not checked, whatever its summary says."""
+    packages = report["dependencies"]
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for package in packages:
+        for found in package.get("vulns", ()):
+            ids = sorted([found["id"], *found["aliases"]])
+            fixed = ", ".join(found["fix_versions"]) or "no version"
+            line = f"{package['name']} {package['version']}: {', '.join(ids)} (fixed in {fixed})"
+            lines[bool(known & set(ids))].append(line)
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    return Verdict(len(packages) - len(skipped), skipped, known=lines[True], new=lines[False])
+
+
+def say(verdict: Verdict, source: str) -> int:
+    """Print what a source said, and return the exit code."""
+    for line in verdict.known:
+        print(f"known: {line}")
+    for line in verdict.new:
+        print(f"NEW: {line}")
+    if verdict.skipped:
+        print(f"audit: {source} says nothing of {len(verdict.skipped)} packages: {', '.join(verdict.skipped)}")
+    print(
+        f"audit: {verdict.checked} packages checked against {source}: "
+        f"{len(verdict.new)} new findings, {len(verdict.known)} known ones (.github/SECURITY.md)"
+    )
+    if verdict.new:
+        return FOUND
+    return NOT_CHECKED if verdict.skipped else NOTHING_NEW
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask the sources in turn until one answers."""
+    parser = argparse.ArgumentParser(prog="audit", description=__doc__)
+    parser.add_argument("--source", choices=sorted(SOURCES), help="ask only this one")
+    parser.add_argument("--osv-url", help="address of another server with OSV's interface")
+    parser.add_argument("--requirements", type=Path, help="check these in place of the locked packages")
+    parser.add_argument("--known", type=Path, default=KNOWN_FINDINGS, help="Markdown file with the known findings")
+    parsed = parser.parse_args(arguments)
+    try:
+        requirements = parsed.requirements.read_text() if parsed.requirements else locked_packages()
+    except FileNotFoundError as error:
+        parser.error(f"'{error.filename}' is not there: run 'make audit', which has uv on its path")
+    known = known_findings(parsed.known.read_text())
+    for source in [parsed.source] if parsed.source else SOURCES:
+        try:
+            verdict = judge(ask(requirements, source, parsed.osv_url), known)
+        except SourceAway as away:
+            print(f"audit: {SOURCES[source]} could not be reached: {away}", file=sys.stderr)
+            continue
+        if verdict.checked:
+            return say(verdict, SOURCES[source])
+        print(f"audit: {SOURCES[source]} answered for none of {len(verdict.skipped)} packages", file=sys.stderr)
+    print("audit: nothing was checked: no source of advisories answered", file=sys.stderr)
+    return NOT_CHECKED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

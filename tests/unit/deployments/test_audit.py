@@ -1,0 +1,104 @@
+"""The audit of the lock: pip-audit itself, against a server with OSV's interface."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from deployments.audit import FOUND, KNOWN_FINDINGS, NOT_CHECKED, NOTHING_NEW, judge, known_findings, main
+from tests.processes import free_port
+
+FINDING = {
+    "id": "GHSA-aaaa-bbbb-cccc",
+    "aliases": ["CVE-2026-1234"],
+    "summary": "It does too much.",
+    "affected": [
+        {
+            "package": {"name": "careless", "ecosystem": "PyPI"},
+            "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.0"}]}],
+        }
+    ],
+}
+
+
+class Advisories(BaseHTTPRequestHandler):
+    """Answers as OSV does: one package has a finding."""
+
+    def do_POST(self) -> None:
+        """Answer a query."""
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps({"vulns": [FINDING]} if query["package"]["name"] == "careless" else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def osv() -> Iterator[str]:
+    """Return the address of a source of advisories."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Advisories)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/query"
+    server.shutdown()
+    server.server_close()
+
+
+def audit(folder: Path, requirements: str, url: str, known: str = "") -> int:
+    """Audit these requirements; the known findings are those of a text."""
+    (folder / "requirements.txt").write_text(requirements)
+    (folder / "SECURITY.md").write_text(known)
+    files = ["--requirements", str(folder / "requirements.txt"), "--known", str(folder / "SECURITY.md")]
+    return main(["--source", "osv", "--osv-url", url, *files])
+
+
+def test_a_finding_fails_the_audit_until_it_is_known(
+    tmp_path: Path, osv: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By any of its ids, in the section of known findings alone."""
+    both = "careless==1.0\nsound==1.0\n"
+    assert audit(tmp_path, both, osv) == FOUND
+    printed = capsys.readouterr().out
+    assert "NEW: careless 1.0: CVE-2026-1234, GHSA-aaaa-bbbb-cccc (fixed in 2.0)" in printed
+    assert "2 packages checked against OSV (api.osv.dev): 1 new findings, 0 known ones" in printed
+    assert audit(tmp_path, both, osv, "# CVE-2026-1234\n## Known findings\n| none |\n## More\nCVE-2026-1234") == FOUND
+    assert audit(tmp_path, both, osv, "## Known findings\n| CVE-2026-1234 | careless | Never called. |") == NOTHING_NEW
+    assert "known: careless 1.0" in capsys.readouterr().out
+    assert audit(tmp_path, "sound==1.0\n", osv) == NOTHING_NEW
+
+
+def test_a_source_that_does_not_answer_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code and the last line say that nothing was checked."""
+    assert audit(tmp_path, "sound==1.0\n", f"http://127.0.0.1:{free_port()}/v1/query") == NOT_CHECKED
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "audit: OSV (api.osv.dev) could not be reached: " in printed.err
+    assert printed.err.endswith("audit: nothing was checked: no source of advisories answered\n")
+
+
+def test_a_package_that_was_skipped_was_not_checked() -> None:
+    """Pip-audit itself prints "No known vulnerabilities found" then."""
+    skipped = {"name": "unheard-of", "skip_reason": "Dependency not found on PyPI"}
+    verdict = judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]}, set())
+    assert (verdict.checked, verdict.skipped, verdict.new) == (1, ["unheard-of"], [])
+
+
+def test_every_known_finding_names_its_package_and_its_reason() -> None:
+    """The list that people read is the list that the audit reads."""
+    text = KNOWN_FINDINGS.read_text()
+    assert "CVE-2024-6345" in known_findings(text)
+    section = text.partition("## Known findings")[2]
+    rows = [
+        row.strip("|").split("|") for row in section.splitlines() if row.startswith("| ") and "finding" not in row[:12]
+    ]
+    assert rows
+    for row in rows:
+        assert len(row) == 3
+        assert known_findings(f"## Known findings\n{row[0]}")
+        assert len(row[2].split()) > 5, row

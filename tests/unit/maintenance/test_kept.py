@@ -1,0 +1,84 @@
+"""Which versions and files maintenance keeps, by names alone."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.maintenance.kept import list_files, loadable_versions, versions_to_keep
+from tasks.refs import TableRef
+
+
+def test_a_table_is_recognized_by_its_id_wherever_it_lies(tmp_path: Path) -> None:
+    """A table at the same path with another id is another table, whose versions mean nothing here."""
+    here = TableRef(path=str(tmp_path / "images"), version=9, table_id="a")
+    trained = [
+        TableRef(path="/moved/from/images", version=3, table_id="a"),
+        TableRef(path=here.path, version=1, table_id="a"),
+        TableRef(path=here.path, version=5, table_id="of the table that was here before"),
+    ]
+    assert versions_to_keep(here, trained) == [1, 3]
+
+
+def test_without_an_id_the_path_decides_links_followed(tmp_path: Path) -> None:
+    """As runs were logged before; a link to the table and a path with a slash more are the same place."""
+    (tmp_path / "tables" / "images").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "images").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "tables")
+    here = TableRef(path=str(tmp_path / "tables" / "images"), version=9, table_id="a")
+    trained = [
+        TableRef(path=str(tmp_path / "link" / "images"), version=2),
+        TableRef(path=f"file://{here.path}/", version=4),
+        TableRef(path=str(tmp_path / "elsewhere" / "images"), version=6),
+    ]
+    assert versions_to_keep(here, trained) == [2, 4]
+    store = TableRef(path="s3a://bucket/images", version=9)
+    assert versions_to_keep(store, [TableRef(path="s3a://bucket/images/", version=7)]) == [7]
+
+
+def test_a_version_whose_table_is_gone_and_has_no_id_is_kept(tmp_path: Path, said: Callable[[str], list[str]]) -> None:
+    """The home may have been moved after the run: a warning says so; other tables' names are left alone."""
+    here = TableRef(path=str(tmp_path / "home" / "images"), version=9, table_id="a")
+    trained = [
+        TableRef(path=str(tmp_path / "old home" / "images"), version=2),
+        TableRef(path=str(tmp_path / "old home" / "files"), version=4),
+    ]
+    assert versions_to_keep(here, trained) == [2]
+    (line,) = said("lakevision.maintenance")
+    assert "which is not there any more: kept as version 2" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "loadable"),
+    [
+        (["00000000000000000000.json", "00000000000000000001.json", "00000000000000000001.crc"], {0, 1}),
+        # A log that was cleaned up begins with a checkpoint.
+        (["00000000000000000010.checkpoint.parquet", "00000000000000000011.json"], {10, 11}),
+        # What is left before the checkpoint cannot be replayed.
+        (["00000000000000000009.json", "00000000000000000010.checkpoint.parquet"], {10}),
+        (["00000000000000000000.json", "00000000000000000002.json"], {0}),
+        (["_last_checkpoint", "_unfinished-3-abc", "00000000000000000000.json.tmp"], set()),
+    ],
+)
+def test_a_version_is_loadable_from_the_beginning_or_from_a_checkpoint(names: list[str], loadable: set[int]) -> None:
+    """Only such versions can name their files."""
+    assert loadable_versions(names) == loadable
+
+
+def test_the_log_and_hidden_files_are_never_listed(tmp_path: Path) -> None:
+    """Change data is, with its age."""
+    for name in (
+        "part.parquet",
+        "_delta_log/0.json",
+        ".part.parquet.crc",
+        "_change_data/cdc.parquet",
+        "a/_b/c.parquet",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"four")
+    os.utime(tmp_path / "part.parquet", (0, 0))
+    found = {file.name: file for file in list_files(str(tmp_path))}
+    assert set(found) == {"part.parquet", "_change_data/cdc.parquet"}
+    assert found["part.parquet"].bytes == 4
+    assert found["part.parquet"].modified_at.timestamp() == 0

@@ -1,0 +1,38 @@
+"""What a training run says of its table is what a registered model is tagged with."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from tasks.cache.manifest import CacheManifest
+from tasks.config import CacheConfig, TrainConfig
+from tasks.refs import CacheRef, TableRef
+from tasks.tracking.kept import table_tags
+from tasks.tracking.runs import flat_params
+from tasks.train.results import run_config
+from tasks.train.stages import Setting
+
+
+def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> None:
+    """So that the table is recognized when its home was moved, and when the run was purged."""
+    table = TableRef(path="/home/tables/images", version=3, table_id="5c7e")
+    manifest = CacheManifest(
+        format=2, table=table, content_digest="", settings=CacheConfig(image_size=32), classes=("a", "b"), splits={}
+    )
+    setting = SimpleNamespace(
+        train=TrainConfig(weights="none", freeze_backbone=False),
+        distributed=None,
+        cache=CacheRef(url="/cache", digest="d"),
+        manifest=manifest,
+        reducer=SimpleNamespace(num_ranks=1),
+        device=torch.device("cpu"),
+        precision=torch.float32,
+    )
+    params = {name: str(value) for name, value in flat_params(run_config(cast("Setting", setting))).items()}
+    assert table_tags(params) == {
+        "lakevision.table": "/home/tables/images",
+        "lakevision.table_version": "3",
+        "lakevision.table_id": "5c7e",
+    }
+    assert table_tags({}) == {}
