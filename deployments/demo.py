@@ -166,7 +166,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
     from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
-    from tasks.tracking import run_location
+    from tasks.tracking import run_location, runs_location
 
     file = stack.home / SUMMARY_FILE
     summary = PipelineSummary.model_validate_json(file.read_text())
@@ -181,6 +181,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     print(
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
     )
+    print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
     print(f"  MLflow alone: .venv/bin/mlflow ui --backend-store-uri {storage.tracking} --host 127.0.0.1")
 
 

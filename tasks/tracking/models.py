@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.server import client_of
 
 
@@ -35,6 +36,9 @@ def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
     if model_id is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
     created = mlflow.register_model(f"models:/{model_id}", name)
+    if description := client.get_run(run.run_id).data.tags.get(DESCRIPTION_TAG):
+        # The model card, where a reader of the registry looks for it.
+        client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
     return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
 
 
