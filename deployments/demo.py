@@ -76,8 +76,8 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def check_parameters(values: dict[str, Any]) -> None:
-    """Refuse before anything starts what the form or the source would refuse.
+def check_parameters(values: dict[str, Any], model: str | None) -> None:
+    """Refuse before anything starts what the form or the source would refuse; `model` is the one that was asked for.
 
     Raises:
         ValidationError: A setting has a value it cannot have.
@@ -86,11 +86,14 @@ def check_parameters(values: dict[str, Any]) -> None:
     from tasks.config import PipelineConfig
     from tasks.etl.listing import check_source
     from tasks.jvm import check_java
-    from tasks.train.model import check_model_name
 
     config = PipelineConfig.model_validate(values["config"])
     check_java()
-    check_model_name(config.train.model)
+    if model is not None:
+        # Imported for a user's model alone: torchvision takes seconds to load, and the demo's own models are known.
+        from tasks.train.model import check_model_name
+
+        check_model_name(model)
     folder = local_path(config.etl.source)  # the digits are none, and a URL the DAG's preflight looks at in its Spark
     if folder is not None:
         check_source(folder)
@@ -166,7 +169,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
     from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
-    from tasks.tracking import run_location
+    from tasks.tracking import run_location, runs_location
 
     file = stack.home / SUMMARY_FILE
     summary = PipelineSummary.model_validate_json(file.read_text())
@@ -181,6 +184,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
     print(
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
     )
+    print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
     print(f"  MLflow alone: .venv/bin/mlflow ui --backend-store-uri {storage.tracking} --host 127.0.0.1")
 
 
@@ -195,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
         values = parameters(options)
-        check_parameters(values)
+        check_parameters(values, options.model)
         port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:
             os.environ.update(stack.environment)

@@ -125,6 +125,18 @@ def at_version(spark: SparkSession | None, path: str, version: int | None) -> Ta
     return newest.model_copy(update={"version": version})
 
 
+def properties_of(table: TableRef) -> dict[str, str]:
+    """Return the properties of exactly this version, read without Spark.
+
+    Raises:
+        NeedsSpark: Only Spark can read it, or the version is gone.
+    """
+    found = _without_spark(table.path, table.version)
+    if found is None:
+        raise NeedsSpark
+    return dict(found.metadata().configuration)
+
+
 def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
     """Return the names of the columns of exactly this version."""
     found = _without_spark(table.path, table.version)

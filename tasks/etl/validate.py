@@ -144,7 +144,8 @@ def validate_tables(
         "quarantined": [file.model_dump() for file in checks.quarantined],
     }
     table_tags = {"lakevision.table": report.images.path, "lakevision.table_version": str(report.images.version)}
-    tracking.log_data_checks(storage, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
+    name = f"data-validation v{report.images.version}"
+    tracking.log_data_checks(storage, name, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
     logger.info("data validation: %s", "; ".join(f"{row['check']} {row['value']}" for row in checks.rows()))
     if checks.quarantined:
         named = "; ".join(f"{file.path} ({file.reason})" for file in checks.quarantined)

@@ -1,6 +1,7 @@
 """The only package that knows MLflow's API."""
 
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
+from tasks.tracking.datasets import TrainingData
 from tasks.tracking.kept import trained_versions
 from tasks.tracking.models import (
     download_model,
@@ -14,7 +15,9 @@ from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
     FLOW_RUN_TAG,
     GONE_ON_TAG,
+    SOURCE_TAG,
     SYSTEM_METRICS,
+    TABLE_ID_TAG,
     code_commit,
     end_abandoned_runs,
     find_begun_run,
@@ -28,6 +31,7 @@ from tasks.tracking.runs import (
     versions_in,
 )
 from tasks.tracking.searches import (
+    TRIAL_TAG,
     ParentRun,
     find_newest_run,
     mark_pruned,
@@ -39,7 +43,9 @@ from tasks.tracking.server import (
     answers,
     away_named,
     check_tracking,
+    prepare_data_tracking,
     prepare_tracking,
+    runs_location,
 )
 from tasks.tracking.tracked_run import TrackedRun, tracked_run
 from tasks.tracking.trained import (
@@ -55,11 +61,15 @@ __all__ = [
     "FLOW_RUN_TAG",
     "GONE_ON_TAG",
     "REPEAT_TAG",
+    "SOURCE_TAG",
     "SYSTEM_METRICS",
+    "TABLE_ID_TAG",
+    "TRIAL_TAG",
     "LoggedTraining",
     "MetricSender",
     "ParentRun",
     "TrackedRun",
+    "TrainingData",
     "answers",
     "away_named",
     "check_tracking",
@@ -80,12 +90,14 @@ __all__ = [
     "newest_training",
     "package_versions",
     "parent_run",
+    "prepare_data_tracking",
     "prepare_tracking",
     "promotable_runs",
     "read_artifact",
     "register_run",
     "run_location",
     "run_metrics",
+    "runs_location",
     "set_alias",
     "to_json",
     "tracked_run",

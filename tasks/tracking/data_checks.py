@@ -6,14 +6,15 @@ import mlflow
 
 from tasks.refs import RunRef
 from tasks.storage import Storage
-from tasks.tracking.runs import KEY_TAG, end_abandoned_runs, find_finished_run
-from tasks.tracking.server import client_of, prepare_tracking
+from tasks.tracking.runs import KEY_TAG, SOURCE_TAG, end_abandoned_runs, find_finished_run
+from tasks.tracking.server import client_of, prepare_data_tracking, prepare_tracking
 
 CHECKS_FILE = "data_validation.json"
 
 
 def log_data_checks(
     storage: Storage,
+    name: str,
     key: str,
     checks: dict[str, Any],
     tables: dict[str, list[dict[str, Any]]],
@@ -21,15 +22,15 @@ def log_data_checks(
     tags: dict[str, str],
 ) -> RunRef:
     """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
-    end_abandoned_runs(storage, key, None)
-    experiment, client = prepare_tracking(storage), client_of(storage)
-    run = client.create_run(experiment, tags={KEY_TAG: key, **tags}, run_name="data-validation")
+    experiment, client = prepare_data_tracking(storage), client_of(storage)
+    end_abandoned_runs(storage, key, None, [experiment])
+    run = client.create_run(experiment, tags={KEY_TAG: key, SOURCE_TAG: "flows.etl", **tags}, run_name=name)
     run_id = run.info.run_id
-    for name, value in metrics.items():
-        client.log_metric(run_id, name, value)
-    for name, rows in tables.items():
+    for metric, value in metrics.items():
+        client.log_metric(run_id, metric, value)
+    for table, rows in tables.items():
         if rows:
-            client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{name}.json")
+            client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{table}.json")
     # Last: a run that has finished has all of it.
     client.log_dict(run_id, checks, CHECKS_FILE)
     client.set_terminated(run_id)
@@ -38,7 +39,8 @@ def log_data_checks(
 
 def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
     """Return what `log_data_checks` logged under this key, or None."""
-    found = find_finished_run(storage, key)
+    # Versions before this one logged them among the training runs.
+    found = find_finished_run(storage, key, [prepare_data_tracking(storage), prepare_tracking(storage)])
     if found is None:
         return None
     logged: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{CHECKS_FILE}")

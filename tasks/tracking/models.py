@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.kept import table_tags
 from tasks.tracking.server import client_of
 
@@ -35,10 +36,12 @@ def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
     model_id = whole_model(storage, run)
     if model_id is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
+    logged = client.get_run(run.run_id).data
     # Kept beside the model as well: maintenance needs them when the run is purged.
-    created = mlflow.register_model(
-        f"models:/{model_id}", name, tags=table_tags(client.get_run(run.run_id).data.params)
-    )
+    created = mlflow.register_model(f"models:/{model_id}", name, tags=table_tags(logged.params))
+    if description := logged.tags.get(DESCRIPTION_TAG):
+        # The model card, where a reader of the registry looks for it.
+        client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
     return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
 
 

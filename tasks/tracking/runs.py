@@ -2,7 +2,7 @@
 
 import logging
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +11,13 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run, RunStatus, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_SOURCE_NAME
 
 import tasks
 from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.experiments import run_page
 from tasks.tracking.server import away_named, client_of, prepare_tracking
 
 logger = logging.getLogger("lakevision.tracking")
@@ -42,6 +44,12 @@ SYSTEM_METRICS = "system/"
 
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
+SOURCE_TAG = MLFLOW_SOURCE_NAME
+"""What the column Source of MLflow's lists shows: the flow, where MLflow's default is the file that a rank runs."""
+
+TABLE_ID_TAG = "lakevision.table_id"
+"""Delta's own id of the table that a run was trained on: the same wherever the table lies."""
+
 LOGGED_PACKAGES = (
     "torch",
     "torchvision",
@@ -57,14 +65,14 @@ LOGGED_PACKAGES = (
 )
 
 
-def find_finished_run(storage: Storage, key: str) -> RunRef | None:
-    """Return the finished run of exactly these inputs, or None.
+def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> RunRef | None:
+    """Return the finished run of exactly these inputs, or None; without `experiments`, among the training runs.
 
     Raises:
         TrackingAway: The server has not answered for as long as MLflow tries.
     """
     with away_named(storage):
-        runs = runs_with_key(storage, key)
+        runs = runs_with_key(storage, key, experiments)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 
@@ -80,11 +88,11 @@ def has_run(storage: Storage, run_id: str) -> bool:
     return bool(found.info.lifecycle_stage == "active")
 
 
-def runs_with_key(storage: Storage, key: str) -> list[Run]:
+def runs_with_key(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> list[Run]:
     """Return the runs of exactly these inputs that nobody deleted, the newest first."""
-    experiment = prepare_tracking(storage)
+    within = list(experiments or [prepare_tracking(storage)])
     return list(
-        client_of(storage).search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
+        client_of(storage).search_runs(within, f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
     )
 
 
@@ -117,9 +125,9 @@ def versions_in(params: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(VERSION_PARAM): value for name, value in params.items() if name.startswith(VERSION_PARAM)}
 
 
-def end_abandoned_runs(storage: Storage, key: str, keep: str | None) -> None:
+def end_abandoned_runs(storage: Storage, key: str, keep: str | None, experiments: Sequence[str] | None = None) -> None:
     """Mark runs of this key as killed that no process can still be writing; the caller holds the key's lock."""
-    for run in runs_with_key(storage, key):
+    for run in runs_with_key(storage, key, experiments):
         if run.info.status == RunStatus.to_string(RunStatus.RUNNING) and run.info.run_id != keep:
             logger.info("MLflow run %s was abandoned by a killed process: marked as killed", run.info.run_id)
             client_of(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
@@ -186,4 +194,4 @@ def artifact_names(run_id: str) -> set[str]:
 def run_location(storage: Storage, run: RunRef) -> str:
     """Return where a person finds the run: the experiment and run in MLflow's UI."""
     experiment = client_of(storage).get_run(run.run_id).info.experiment_id
-    return f"/#/experiments/{experiment}/runs/{run.run_id}"
+    return run_page(experiment, run.run_id)

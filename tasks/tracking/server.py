@@ -16,8 +16,9 @@ from tasks.credentials import without_credentials
 from tasks.errors import TrackingAway, WrongInput
 from tasks.home import make_home, make_private_file
 from tasks.storage import Storage, artifacts_folder, local_path, tracking_file
+from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
 
-EXPERIMENT = "lakevision"
+EXPERIMENT = TRAINING.name
 
 FIRST_RETRIES = 2
 """How often a server is asked again before work starts: a person waits for the answer. MLflow's seven, each after twice
@@ -46,16 +47,22 @@ def prepare_tracking(storage: Storage) -> str:
             make_home(database.parent)
             make_private_file(database)
         database.parent.mkdir(parents=True, exist_ok=True)
+    return prepare_experiment(client_of(storage), TRAINING, _artifact_location(storage))
+
+
+def prepare_data_tracking(storage: Storage) -> str:
+    """Create the experiment of the data validations where it is missing, and return its id.
+
+    Its artifacts lie where those of the training runs lie.
+    """
     client = client_of(storage)
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(EXPERIMENT, _artifact_location(storage)))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-        return str(client.get_experiment_by_name(EXPERIMENT).experiment_id)  # Another process was quicker.
+    training = client.get_experiment(prepare_tracking(storage))
+    return prepare_experiment(client, DATA, str(training.artifact_location))
+
+
+def runs_location(storage: Storage) -> str:
+    """Return where MLflow's UI lists all training runs with their metrics."""
+    return run_list(prepare_tracking(storage))
 
 
 def _artifact_location(storage: Storage) -> str:

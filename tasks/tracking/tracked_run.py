@@ -20,6 +20,8 @@ from mlflow.types import ColSpec, DataType, Schema
 import tasks
 from tasks.errors import TrackingAway
 from tasks.storage import Storage
+from tasks.tracking.datasets import TrainingData, dataset_inputs
+from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
 from tasks.tracking.server import away_named, prepare_tracking
 
@@ -75,6 +77,14 @@ class TrackedRun:
     def log_text(self, text: str, name: str) -> None:
         """Log a text file."""
         mlflow.log_text(text, name, run_id=self.run_id)
+
+    def log_data(self, data: TrainingData) -> None:
+        """Log what the run is trained on as its datasets; of a resumed run, those that it has stay."""
+        mlflow.MlflowClient().log_inputs(self.run_id, datasets=dataset_inputs(data))
+
+    def describe(self, text: str) -> None:
+        """Make a Markdown text the run's description, which its page begins with."""
+        mlflow.MlflowClient().set_tag(self.run_id, DESCRIPTION_TAG, fit_description(text, MAX_RUN_DESCRIPTION))
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder into the folder `name` of the artifacts."""

@@ -43,6 +43,8 @@ class TrainingFacts:
     history: Sequence[EpochMetrics]
     best_epoch: int
     test: DetailedEvaluation
+    source: str | None = None
+    """Folder or URL that the images came from, where it is known."""
     gone_on: str | None = None
     """What changed on the way, where it was gone on with otherwise than it was begun."""
 
@@ -166,6 +168,7 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
 def _data(facts: TrainingFacts) -> str:
     manifest = facts.manifest
     rows = [
+        *([["images from", markdown_code(facts.source)]] if facts.source else []),
         ["table", markdown_code(manifest.table.path)],
         ["version", str(manifest.table.version)],
         ["content digest", markdown_code(manifest.content_digest)],

@@ -57,7 +57,9 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
     with TemporaryDirectory() as scratch:
         write_event_file(Path(scratch), facts.history, run.run_id)
         run.log_folder(Path(scratch), "tensorboard")
-    run.log_text(model_card(facts, train_counts, run.run_id, run.code_version), MODEL_CARD_FILE)
+    card = model_card(facts, train_counts, run.run_id, run.code_version)
+    run.log_text(card, MODEL_CARD_FILE)
+    run.describe(card)
 
 
 def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:

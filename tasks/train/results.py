@@ -1,16 +1,22 @@
 """What a training says of itself in MLflow: what it was given, and at its end what came of it."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from tasks.credentials import without_credentials
+from tasks.etl import snapshots
+from tasks.etl.settings import PREFIX
 from tasks.predict.model import save_classifier
+from tasks.refs import TableRef
 from tasks.schema import TRAIN
+from tasks.spark import NeedsSpark
 from tasks.storage import Storage
-from tasks.tracking import GONE_ON_TAG, TrackedRun
+from tasks.tracking import GONE_ON_TAG, REPEAT_TAG, SOURCE_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
 from tasks.train.device import processor_name
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.model import weights_digest
@@ -23,7 +29,42 @@ from tasks.train.stages import Setting
 logger = logging.getLogger("lakevision.train")
 
 
-def run_config(setting: Setting) -> dict[str, Any]:
+def training_data(setting: Setting) -> TrainingData:
+    """Return which version of which table the run is trained on, and where its images came from."""
+    manifest = setting.manifest
+    rows = {split: part.rows for split, part in manifest.splits.items()}
+    return TrainingData(manifest.table, manifest.content_digest, rows, source_of(manifest.table))
+
+
+def source_of(table: TableRef) -> str | None:
+    """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
+    try:
+        source = snapshots.properties_of(table).get(f"{PREFIX}source")
+    except (NeedsSpark, OSError, ValueError):
+        return None
+    return without_credentials(source) if source else None
+
+
+def run_name(setting: Setting, tags: Mapping[str, str]) -> str:
+    """Return what the list of runs calls the run: the network, its image size, and what is special about the run."""
+    ranks = [] if setting.distributed is None else [f"{setting.reducer.num_ranks} ranks"]
+    trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
+    repeated = ["repeated"] if REPEAT_TAG in tags else []
+    return ", ".join([f"{setting.train.model} {setting.manifest.image_size} px", *ranks, *trial, *repeated])
+
+
+def run_tags(setting: Setting, tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of the run: those given, the flow that trains as its source, and the table's id."""
+    if TRIAL_TAG in tags or REPEAT_TAG in tags:
+        flow = "tune" if TRIAL_TAG in tags else "repeat"
+    else:
+        flow = "train" if setting.distributed is None else "train_distributed"
+    table_id = setting.manifest.table.table_id
+    own = {SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
+    return own | dict(tags)
+
+
+def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
     """Return all that decides a training, enough to do it again."""
     manifest = setting.manifest
     return {
@@ -40,7 +81,8 @@ def run_config(setting: Setting) -> dict[str, Any]:
             "version": manifest.table.version,
             "table_id": manifest.table.table_id,
             "content_digest": manifest.content_digest,
-            "rows": {split: part.rows for split, part in manifest.splits.items()},
+            "source": data.source,
+            "rows": dict(data.rows),
         },
         "weights_digest": weights_digest(setting.train.model, setting.train.weights),
         "num_ranks": setting.reducer.num_ranks,
@@ -83,6 +125,7 @@ def log_results(
         history=progress.history,
         best_epoch=best.epoch,
         test=test,
+        source=source_of(manifest.table),
         gone_on=progress.tags.get(GONE_ON_TAG),
     )
     log_report(run, facts, setting.counts[TRAIN].tolist(), storage)

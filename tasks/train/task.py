@@ -104,7 +104,11 @@ def _pictures(run: RunRef, storage: Storage, page: str) -> str:
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_pictures(figures, MAX_PICTURE_BYTES).items()]
-    where = f"All figures in full, tables and event files are among the artifacts of [the MLflow run]({page})."
+    everything = mlflow_ui(storage.tracking) + tracking.runs_location(storage)
+    where = (
+        f"All figures in full, tables and event files are among the artifacts of [the MLflow run]({page}); "
+        f"[all training runs]({everything}) are listed with their metrics."
+    )
     return "\n\n".join(["## Figures", *shown, where])
 
 

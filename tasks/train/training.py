@@ -31,7 +31,7 @@ from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
 from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
-from tasks.train.results import log_results, run_config
+from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
 from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 
 logger = logging.getLogger("lakevision.train")
@@ -94,9 +94,10 @@ class Training:
             self._test(setting)
             run_of_rank_0: RunRef = wait_for_rank_0(self._reducer)
             return run_of_rank_0
-        name = f"{self._train.model}-{self._reducer.num_ranks}-ranks" if self._distributed else self._train.model
-        config = run_config(setting)
-        with tracking.tracked_run(self._storage, name, self.key, config, self._tags, beginning.resume) as run:
+        data = training_data(setting)
+        name, config, tags = run_name(setting, self._tags), run_config(setting, data), run_tags(setting, self._tags)
+        with tracking.tracked_run(self._storage, name, self.key, config, tags, beginning.resume) as run:
+            run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
                 self._num_told = len(self.progress.history)

@@ -35,6 +35,7 @@ def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_pat
     (source / "blue" / "000.png").unlink()
     reports.append(ingest(source, storage))
     for number, report in enumerate(reports):
+        assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
         assert report.images.version == report.files.version == number
         for table, schema in ((report.images, HELD_ARROW), (report.files, FILES_ARROW)):
             ours, theirs = both(spark, table, schema)

@@ -10,7 +10,7 @@ from tasks.config import EtlConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.etl.validate import measure_tables, validate_tables
-from tasks.tracking import prepare_tracking
+from tasks.tracking import prepare_data_tracking, prepare_tracking
 from tests.conftest import write_pictures
 
 
@@ -44,10 +44,11 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
         ("test/blue/ramp.jpg", "blue", "test"),
     }
     assert pair.bits == 0
-    experiment = prepare_tracking(storage)
+    experiment = prepare_data_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
+    assert client.search_runs([prepare_tracking(storage)]) == []  # those of trainings
     (run,) = client.search_runs([experiment])
-    assert run.info.run_name == "data-validation"
+    assert run.info.run_name == "data-validation v0"
     assert run.data.tags["why"] == "test"
     assert run.data.tags["lakevision.table_version"] == "0"
     assert run.data.metrics["near_duplicates"] == 1

@@ -252,4 +252,4 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     assert len(small) + len(content) <= MAX_PICTURE_BYTES
     with Image.open(io.BytesIO(content)) as rendition:
         assert rendition.format == "JPEG"
-    assert f"/runs/{run.run_id})" in data["shown-model-card"]
+    assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import mlflow
 import pytest
+import torch
 from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
@@ -18,9 +19,11 @@ from pydantic import ValidationError
 from tasks import tracking
 from tasks.config import StorageConfig
 from tasks.errors import TrackingAway, WrongInput
-from tasks.refs import RunRef
+from tasks.predict.model import save_classifier
+from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
+from tasks.train.model import build_classifier
 
 
 def test_artifacts_cannot_move_under_an_experiment_that_is_there(tmp_path):
@@ -222,6 +225,81 @@ def test_a_password_in_the_tracking_uri_is_shown_to_nobody(tmp_path, monkeypatch
     assert resolve_storage(storage.as_config()) == storage
     with pytest.raises(ValidationError, match="a user name or password"):
         StorageConfig(tracking="postgresql://bob:hunter2@127.0.0.1/mlflow")
+
+
+def test_both_experiments_open_on_their_runs_with_metrics_in_the_list(tmp_path):
+    """By the tags that MLflow's UI reads; what a user changed there stays."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    metrics = {}
+    for name, prepare in (
+        ("lakevision", tracking.prepare_tracking),
+        ("lakevision-data", tracking.prepare_data_tracking),
+    ):
+        found = client.get_experiment(prepare(storage))
+        assert found.name == name
+        assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+        view = json.loads(found.tags["mlflow.sharedViewState.lakevision"])
+        metrics[name] = json.loads(view["state"])["selectedColumns"]
+    assert "metrics.`test_accuracy`" in metrics["lakevision"]
+    assert "metrics.`near_duplicates`" in metrics["lakevision-data"]
+    training = tracking.prepare_tracking(storage)
+    assert tracking.runs_location(storage) == (
+        f"/#/experiments/{training}/runs?workflowType=machine_learning&viewStateShareKey=lakevision"
+    )
+    client.set_experiment_tag(training, "mlflow.experimentKind", "genai_development")
+    assert tracking.prepare_tracking(storage) == training
+    assert client.get_experiment(training).tags["mlflow.experimentKind"] == "genai_development"
+
+
+def test_an_experiment_that_an_older_version_made_gets_what_it_lacks(tmp_path):
+    """Its runs and its place of artifacts stay; data validations of then are found where they are."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    elsewhere = (tmp_path / "elsewhere").as_uri()
+    old = client.create_experiment("lakevision", elsewhere, tags={"mlflow.note.content": "mine"})
+    run = client.create_run(old, tags={"lakevision.key": "checks"})
+    client.log_dict(run.info.run_id, {"leaked": 0}, "data_validation.json")
+    client.set_terminated(run.info.run_id)
+    assert tracking.find_data_checks(storage, "checks") == {"leaked": 0}
+    assert tracking.find_data_checks(storage, "others") is None
+    tags = client.get_experiment(old).tags
+    assert (tags["mlflow.experimentKind"], tags["mlflow.note.content"]) == ("custom_model_development", "mine")
+    data = client.get_experiment(tracking.prepare_data_tracking(storage))
+    assert (data.name, data.artifact_location) == ("lakevision-data", elsewhere)
+    tracking.log_data_checks(storage, "data-validation v1", "others", {"leaked": 1}, {}, {"images": 3.0}, {})
+    assert tracking.find_data_checks(storage, "others") == {"leaked": 1}
+    assert [found.info.run_id for found in client.search_runs([old])] == [run.info.run_id]
+
+
+def test_a_run_has_its_data_and_its_card_and_so_has_the_registered_version(tmp_path):
+    """Logged again by a resumed training, the data is there once; a card that is too long is cut for the registry."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    table = TableRef(path=storage.table("images"), version=3, table_id="a27e")
+    data = tracking.TrainingData(table, "0123456789abcdef" * 4, {"train": 8, "val": 1, "test": 2}, "/data/photos")
+    card = "# model\n" + "".join(f"\n## chapter {number}\n\n{'words ' * 150}\n" for number in range(8))
+    torch.manual_seed(0)
+    classifier = build_classifier("squeezenet1_1", "none", 2, freeze_backbone=False)
+    save_classifier(tmp_path / "model", "squeezenet1_1", classifier.state_dict(), ("ant", "bee"), 32)
+    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
+        run.log_data(data)
+    with tracking.tracked_run(storage, "test", "key", {}, {}, run.run_id) as run:
+        run.log_data(data)
+        run.describe(card)
+        run.log_model(tmp_path / "model")
+    found = client.get_run(run.run_id)
+    assert sorted(logged.dataset.name for logged in found.inputs.dataset_inputs) == [
+        "photos v3 test",
+        "photos v3 train",
+        "photos v3 val",
+    ]
+    assert found.data.tags["mlflow.note.content"] == card
+    model = tracking.register_run(storage, RunRef(run_id=run.run_id), "photos")
+    description = client.get_model_version("photos", str(model.version)).description
+    assert description.startswith(card[:4000])
+    assert len(description) <= 5000
+    assert "`model_card.md` of the training run" in description
 
 
 def test_a_search_that_was_killed_before_it_described_itself_is_described_by_the_next(tmp_path):

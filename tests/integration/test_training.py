@@ -84,6 +84,25 @@ def test_a_training_is_tracked_whole_and_not_repeated(finished):
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "name", "source"),
+    [(None, "squeezenet1_1 24 px", "flows.train"), (2, "squeezenet1_1 24 px, 2 ranks", "flows.train_distributed")],
+)
+def test_a_list_of_runs_says_what_each_is(finished, num_ranks, name, source):
+    """By its name, its source, its datasets and a description, which is the model card."""
+    found = finished(num_ranks)
+    run = mlflow.MlflowClient(tracking_uri=found.storage.tracking).get_run(found.runs[0].run_id)
+    assert (run.info.run_name, run.data.tags["mlflow.source.name"]) == (name, source)
+    datasets = {logged.tags[0].value: logged.dataset for logged in run.inputs.dataset_inputs}
+    assert {split: json.loads(dataset.profile)["num_rows"] for split, dataset in datasets.items()} == {
+        "train": 39,
+        "val": 11,
+        "test": 10,
+    }
+    card = tracking.read_artifact(found.storage, found.runs[0], "model_card.md")
+    assert run.data.tags["mlflow.note.content"] == card.decode()
+
+
 @pytest.mark.parametrize("num_ranks", [None, 2])
 def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_ranks):
     """Figures, tables, event file and card are in the run; one process measures what many ranks logged."""

@@ -97,6 +97,20 @@ def test_ranks_and_executors_do_not_load_what_draws(imported: dict[str, Any]) ->
     assert imported["drawing"] == []
 
 
+def test_demo_loads_no_torch_before_its_server_starts(tmp_path: Path) -> None:
+    """Its own models need no check; one that a user asks for is refused at once."""
+    program = """
+import sys
+from deployments.demo import main, check_parameters, parameters, parse_arguments
+check_parameters(parameters(parse_arguments([])), None)
+print({"torch", "mlflow", "pandas"} & set(sys.modules))
+print(main(["--model", "resnet0"]))
+"""
+    done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120)
+    assert done.stdout.split("\n")[:2] == ["set()", "2"], done.stderr
+    assert "train.model is 'resnet0'" in done.stderr
+
+
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])

@@ -33,6 +33,7 @@ class RecordingRun:
         self.figures: dict[str, Figure] = {}
         self.texts: dict[str, str] = {}
         self.folders: dict[str, list[str]] = {}
+        self.description = ""
 
     def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
         """Keep the table."""
@@ -45,6 +46,10 @@ class RecordingRun:
     def log_text(self, text: str, name: str) -> None:
         """Keep the text."""
         self.texts[name] = text
+
+    def describe(self, text: str) -> None:
+        """Keep the description."""
+        self.description = text
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Keep the names of the files."""
@@ -97,6 +102,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
     }
     assert run.folders == {"tensorboard": ["events.out.tfevents.run"]}
     assert "| cat | 3 | 2 |" in run.texts["model_card.md"]
+    assert run.description == run.texts["model_card.md"]
 
 
 def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storage) -> None:

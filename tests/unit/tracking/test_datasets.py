@@ -1,0 +1,59 @@
+"""What MLflow is told of a run's data, and finds again from it."""
+
+import json
+
+import mlflow.data
+from mlflow.entities import DatasetInput
+
+from tasks.refs import TableRef
+from tasks.tracking.datasets import TrainingData, dataset_inputs
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def inputs(source: str | None = "/data/photos/", path: str = "/home/tables/images") -> list[DatasetInput]:
+    """Return the datasets of version 0 of a table."""
+    table = TableRef(path=path, version=0, table_id="a27e8783")
+    return dataset_inputs(TrainingData(table, DIGEST, {"train": 8, "test": 2}, source))
+
+
+def test_each_split_is_a_dataset_with_version_digest_and_rows() -> None:
+    """The content's digest, as the cache has it, and no hash of a query plan."""
+    train, test = (found.dataset for found in inputs())
+
+    assert (train.name, test.name) == ("photos v0 train", "photos v0 test")
+    assert train.digest == test.digest == DIGEST[:16]
+    assert json.loads(train.profile) == {"num_rows": 8, "content_digest": DIGEST}
+    assert [(tag.key, tag.value) for tag in inputs()[1].tags] == [("mlflow.data.context", "test")]
+
+
+def test_source_names_table_version_and_folder_of_the_images() -> None:
+    """Version 0 and the table's id too, which MLflow's own source leaves out."""
+    assert json.loads(inputs()[0].dataset.source) == {
+        "path": "/home/tables/images",
+        "delta_table_version": 0,
+        "delta_table_id": "a27e8783",
+        "images_from": "/data/photos/",
+    }
+
+
+def test_mlflow_finds_the_version_of_the_table_again() -> None:
+    """By its own function, which reads it with Spark."""
+    source = mlflow.data.get_source(inputs()[0])
+
+    assert (source.path, source.delta_table_version) == ("/home/tables/images", 0)
+
+
+def test_without_a_source_the_dataset_is_called_after_its_table() -> None:
+    """A table on a store is not asked where its images came from."""
+    (train, _test) = (found.dataset for found in inputs(source=None, path="s3a://bucket/tables/images"))
+
+    assert train.name == "images v0 train"
+    assert "images_from" not in json.loads(train.source)
+
+
+def test_name_of_a_folder_is_one_short_line() -> None:
+    """Escape sequences, ends of lines and a folder's 200 characters stay out of MLflow's lists."""
+    assert inputs(source="/data/my\x1b[31m\nphotos")[0].dataset.name == "my [31m photos v0 train"
+    assert len(inputs(source="/data/" + 200 * "x")[0].dataset.name) == len(" v0 train") + 100
+    assert inputs(source="s3a://bucket")[0].dataset.name == "bucket v0 train"
