@@ -23,6 +23,7 @@ from tasks.home import make_home
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.home")
+from tasks.log_lines import OneLine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +61,7 @@ def run_log() -> Iterator[None]:
     """Let everything below the logger `lakevision` reach the log of the current Prefect run."""
     package = logging.getLogger("lakevision")
     handler = _RunLogHandler(get_run_logger())
+    handler.addFilter(OneLine())
     level, propagate = package.level, package.propagate
     package.addHandler(handler)
     package.setLevel(logging.INFO)
