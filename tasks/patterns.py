@@ -122,7 +122,7 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     return compiled
 
 
-def find_group(compiled: re2._Regexp, text: str, group: str | int) -> str | None:
+def find_group(compiled: re2._Regexp, text: str, group: int) -> str | None:
     """Return what a group of the first match has found in a text, or None where nothing is found.
 
     A byte of a name that is no Unicode matches nothing.

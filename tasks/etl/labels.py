@@ -102,7 +102,7 @@ def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
     if etl.labels.by == "pattern":
         assert etl.labels.pattern is not None, "the form refuses it"
         pattern = compile_pattern(etl.labels.pattern)
-        group = "label" if "label" in pattern.groupindex else 1
+        group = pattern.groupindex.get("label", 1)
         return lambda path, _split: find_group(pattern, path, group) or None
     return label_from_folder
 
