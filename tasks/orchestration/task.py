@@ -20,10 +20,10 @@ from prefect.tasks import exponential_backoff
 
 from tasks.errors import OutOfTime, WrongInput
 from tasks.home import make_home
+from tasks.log_lines import OneLine
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.home")
-from tasks.log_lines import OneLine
 
 P = ParamSpec("P")
 R = TypeVar("R")
