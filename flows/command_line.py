@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from tasks.errors import FOR_A_PERSON, WrongInput, explain
 from tasks.home import make_home
+from tasks.log_lines import OneLine
 from tasks.storage import resolve_storage
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -78,6 +79,7 @@ def _route_logs(config: BaseModel) -> str:
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler):
                 _hide_tracebacks(handler)
+    file.addFilter(OneLine())
     logging.getLogger().addHandler(file)
     return str(log)
 

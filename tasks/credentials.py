@@ -2,54 +2,121 @@
 
 import re
 from typing import Annotated
+from urllib.parse import unquote
 
 from pydantic import AfterValidator
 
 CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 """URLs of Azure name a container where others have a user name: abfss://container@account.dfs.core.windows.net/."""
 
+KEYSTORE_SCHEMES = ("jceks", "bcfks")
+"""URLs of Hadoop's credential stores name the file system of the store there: jceks://hdfs@host:8020/keys.jceks."""
+
 _SECRET = re.compile(
-    r"(secret|password|token|(?<![a-z])sas|(access|account|private|encryption)[._-]?key(_id)?)"
-    r"($|[._-](?!(provider|file)([._-]|$)))",
+    r"(secret|passw(or)?d|passphrase|(?<![a-z])(pwd|sas|sig)|signature|token|"
+    r"(access|account|private|encryption|api|shared|client)[._-]?key([._-]?id)?)"
+    r"\d*($|[._-](?!(provider|file|path)([._-]|$)))"
+    r"|credentials?$|odbc_connect$",
     re.IGNORECASE,
 )
-"""What a setting is called that holds a secret, and not where one is found; environment variables have underscores."""
+"""Matches the name of a setting that holds a secret, and not of one that says where it is found.
+
+A word counts as a whole or at the end of another (keyStorePassword); environment variables have underscores. The short
+ones do not count within a word: Texas has none.
+"""
+
+_IN_QUERY = re.compile(r"^(key|pass|auth|googleaccessid)$", re.IGNORECASE)
+"""More names of secrets, among the parameters of a URL."""
+
+_USER = re.compile(
+    r"//(?P<user>"
+    # A key with a slash in it ends the host early: what is left of it looks like a port that is not a number.
+    r"[^/\s@'\"\[]{0,500}:(?!\d*([/\s'\",;)?#]|$))[^\s'\"]{0,2000}(?=@)"
+    r"|[^/\s'\"?#]{0,2000}(?=@))@"
+)
+"""The user name and password in the URLs of a text."""
+
+_HOST = r"([^:]*|\[.*\])(:\d*)?"
+_SCHEME = re.compile(r"([\w.+-]*):$")
+
+_NAMED = re.compile(
+    r"(?<![\w.%])(?P<name>[\w%][\w.%-]{0,100})(?P<equals>\s{0,3}=\s{0,3}|\"\s{0,3}:\s{0,3})"
+    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
+)
+"""A name and its value: of a URL's query, a Java option, a connection string, or JSON."""
+
+
+def is_secret(name: str, in_query: bool = False) -> bool:
+    """Return whether a setting, variable or parameter of this name holds a secret."""
+    return bool(_SECRET.search(name) or (in_query and _IN_QUERY.search(name)))
+
+
+def _has_user(found: re.Match[str]) -> bool:
+    scheme = _SCHEME.search(found.string[max(found.start() - 40, 0) : found.start()])
+    if scheme is None:
+        return ":" in found["user"]  # without a scheme it is a URL only where it names a user and a password
+    has_none = scheme[1].lower() in (*CONTAINER_SCHEMES, *KEYSTORE_SCHEMES)
+    return not has_none or bool({":", "@"} & set(found["user"]))
+
+
+def _names_secret(found: re.Match[str]) -> bool:
+    before = found.string[max(found.start() - 1, 0) : found.start()]
+    return found["value"] != "***" and is_secret(unquote(found["name"]), in_query=before in {"?", "&"})
 
 
 def without_credentials(text: str) -> str:
-    """Return a text in which three stars stand for the user name and password of every URL."""
-    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+    """Return a text with three stars for each user name and password of a URL, and for each value named as a secret."""
+    text = _USER.sub(lambda found: "//***@" if _has_user(found) else found[0], text)
+    return _NAMED.sub(
+        lambda found: f"{found['name']}{found['equals']}***" if _names_secret(found) else found[0],
+        text,
+    )
 
 
 def check_url(url: str) -> str:
-    """Return a path or URL as it is, unless a user name or password is in it.
+    """Return a path or URL as it is, unless a user name, a password or another secret is in it.
 
     Raises:
         ValueError: There is one; the sentence does not repeat it.
     """
     scheme, separator, rest = url.partition("://")
-    container, _, host = rest.split("/", 1)[0].rpartition("@")
+    container, _, host = rest.split("/", 1)[0].split("?", 1)[0].rpartition("@")
     allowed = scheme.lower() in CONTAINER_SCHEMES and not {":", "@"} & set(container)
-    # A key with a slash in it ends the host early: what is left of it looks like a port that is no number.
-    if separator and ((container and not allowed) or not re.fullmatch(r"([^:]*|\[.*\])(:\d*)?", host)):
+    # A chain of fsspec (zip://a.csv::https://host/a.zip) has a colon here, and is refused where it cannot be.
+    odd_port = "::" not in url and not all(re.fullmatch(_HOST, each) for each in host.split(","))
+    in_url = separator and ((container and not allowed) or odd_port)
+    if in_url or any(_has_user(found) for found in _USER.finditer(url)):
         raise ValueError(
             "it is a URL with a user name or password in it, which logs and tables would show: leave them out, and "
             "give credentials in the environment or in a credential store of Hadoop"
         )
+    # In a path, and in file://, a question mark begins nothing: photos?token=1 is the name of a folder.
+    if (separator or url.startswith("//")) and scheme.lower() != "file":
+        for found in _NAMED.finditer(url):
+            if found.start() and url[found.start() - 1] in "?&;#" and _names_secret(found):
+                raise ValueError(
+                    f"it is a URL with a secret in it ({unquote(found['name'])}), which logs and tables would show: "
+                    "leave it out, and give it in the environment or in a credential store of Hadoop"
+                )
     return url
 
 
 def check_settings(settings: dict[str, str]) -> dict[str, str]:
-    """Return Spark settings as they are, unless one of them is a credential.
+    """Return Spark settings as they are, unless one of them is a credential, or has one in its value.
 
     Raises:
         ValueError: Names the setting, and does not repeat its value.
     """
-    for name in settings:
-        if _SECRET.search(name):
+    for name, value in settings.items():
+        if is_secret(name):
             raise ValueError(
                 f"{name} is a credential, which the form and logs would show: give it in the environment "
                 "(AWS_ACCESS_KEY_ID, ...), in core-site.xml or in a credential store of Hadoop"
+            )
+        if without_credentials(value) != value:
+            raise ValueError(
+                f"the value of {name} has a credential in it, which the form and logs would show: leave it out, and "
+                "give it in the environment, in core-site.xml or in a credential store of Hadoop"
             )
     return settings
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 
+from tasks.printable import printable
+
 logger = logging.getLogger("lakevision.spark")
 
 WORKER_MARK = "lakevision-worker: "
@@ -17,7 +19,7 @@ WORKER_MARK = "lakevision-worker: "
 
 def say(message: str) -> None:
     """Write one line that reaches the run's log (on a cluster: the executor's stderr)."""
-    print(f"{WORKER_MARK}{message}", file=sys.stderr, flush=True)
+    print(f"{WORKER_MARK}{printable(message)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

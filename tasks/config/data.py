@@ -1,12 +1,14 @@
 """What a person fills in on the data: sources, labels, splits, the cache, the tables' maintenance."""
 
-import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.config.storage import Settings
 from tasks.credentials import Url
+from tasks.errors import MOST_SHOWN, shown
+from tasks.patterns import compile_pattern
+from tasks.remote_file import check_remote_file, is_url
 
 BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
@@ -38,7 +40,7 @@ class LabelConfig(Settings):
                 raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
             if value and self.by != name:
                 raise ValueError(
-                    f"{name} is '{value}', but by is '{self.by}', which has no use for it: set by to '{name}', "
+                    f"{name} is '{_short(value)}', but by is '{self.by}', which has no use for it: set by to '{name}', "
                     f"or leave out {name}"
                 )
         return self
@@ -47,15 +49,14 @@ class LabelConfig(Settings):
     def _find_one_label(self) -> Self:
         if not self.pattern:
             return self
+        pattern = _short(self.pattern)
         try:
-            compiled = re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(
-                f"pattern is '{self.pattern}', which is no regular expression ({error}): mend it"
-            ) from None
+            compiled = compile_pattern(self.pattern)
+        except ValueError as error:
+            raise ValueError(f"pattern is '{pattern}', which {error}") from None
         if compiled.groups != 1 and "label" not in compiled.groupindex:
             raise ValueError(
-                f"pattern is '{self.pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
+                f"pattern is '{pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
                 "around the label, or name its group: (?P<label>...)"
             )
         return self
@@ -64,9 +65,16 @@ class LabelConfig(Settings):
     def _know_the_format(self) -> Self:
         if self.file and not self.file.lower().endswith((".csv", ".parquet")):
             raise ValueError(
-                f"file is '{self.file.partition('?')[0]}', which ends in neither .csv nor .parquet: give one of these"
+                f"file is '{_short(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet: "
+                "give one of these"
             )
+        if self.file and is_url(self.file):
+            check_remote_file(self.file)
         return self
+
+
+def _short(value: str) -> str:
+    return shown(value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}...")
 
 
 class EtlConfig(Settings):
@@ -92,7 +100,9 @@ class EtlConfig(Settings):
     test_fraction: float = Field(
         0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by content)"
     )
-    split_seed: int = Field(1, ge=0, description="Seed of the split; the same picture and seed give the same split")
+    split_seed: int = Field(
+        1, ge=0, lt=2**53, description="Seed of the split; the same picture and seed give the same split"
+    )
     deleted: Literal["remove", "keep"] = Field(
         "remove",
         description="What becomes of the picture of a deleted file: it leaves the table images, or stays; the ledger "
@@ -107,6 +117,7 @@ class EtlConfig(Settings):
     min_images_per_class: int = Field(
         0,
         ge=0,
+        le=1_000_000_000,
         description="The run fails, tables unchanged, when a class has fewer usable pictures than this in all splits "
         "together; 0 sets no bound",
     )
@@ -195,6 +206,7 @@ class MaintainConfig(Settings):
     vacuum_hours: int = Field(
         168,
         ge=0,
+        le=876_000,
         description="Files that left the table longer ago than this are deleted; versions that registered models "
         "were trained from are kept in any case",
     )

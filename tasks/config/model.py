@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.config.storage import Settings
+from tasks.config.values import YEAR_SECONDS, ModelName
 from tasks.credentials import Url
 
 
@@ -16,7 +17,7 @@ class DistributedConfig(Settings):
         "linear", description="How the learning rate grows with the number of ranks"
     )
     warmup_epochs: float = Field(
-        1.0, ge=0.0, description="Epochs over which the learning rate rises to its scaled value"
+        1.0, ge=0.0, le=10_000.0, description="Epochs over which the learning rate rises to its scaled value"
     )
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
@@ -29,18 +30,26 @@ class DistributedConfig(Settings):
         description="Deployment to submit, flow/deployment",
     )
     submit_timeout_seconds: int = Field(
-        300, ge=1, description="How long the submitted run may wait while no worker polls the pool, in seconds"
+        300,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="How long the submitted run may wait while no worker polls the pool, in seconds",
     )
-    run_timeout_seconds: int = Field(86_400, ge=1, description="How long the submitted run may take, in seconds")
+    run_timeout_seconds: int = Field(
+        86_400, ge=1, le=YEAR_SECONDS, description="How long the submitted run may take, in seconds"
+    )
     stall_timeout_seconds: int = Field(
-        600, ge=61, description="Ranks are ended when one waits this long for another (Horovod warns after 60)"
+        600,
+        ge=61,
+        le=YEAR_SECONDS,
+        description="Ranks are ended when one waits this long for another (Horovod warns after 60)",
     )
 
 
 class PromoteConfig(Settings):
     """Which run becomes the champion."""
 
-    model_name: str = Field("lakevision", pattern=r"^[^/:]+$", description="Name of the registered model")
+    model_name: ModelName = Field("lakevision", description="Name of the registered model")
     min_test_accuracy: float = Field(
         0.0, ge=0.0, le=1.0, description="A run below this accuracy on the split `test` is not promoted"
     )

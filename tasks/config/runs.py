@@ -1,6 +1,6 @@
 """One model a flow: the parameters it takes, in the order of the data."""
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,7 @@ from tasks.config.data import CacheConfig, EtlConfig, MaintainConfig
 from tasks.config.model import DistributedConfig, PredictConfig, PromoteConfig
 from tasks.config.storage import Settings, SparkConfig, StorageConfig
 from tasks.config.train import TrainConfig
+from tasks.config.values import RunId, TableVersion
 
 
 class SparkRun(Settings):
@@ -27,9 +28,7 @@ class CacheRun(SparkRun):
     """Parameters of the flow `cache`."""
 
     cache: CacheConfig = CacheConfig()
-    table_version: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Version of the table `images`; empty: the latest"
-    )
+    table_version: TableVersion | None = Field(None, description="Version of the table `images`; empty: the latest")
 
 
 class TrainRun(CacheRun):
@@ -47,14 +46,15 @@ class TrainDistributedRun(TrainRun):
 class RepeatRun(SparkRun):
     """Parameters of the flow `repeat`."""
 
-    run_id: str | None = Field(None, description="MLflow run to repeat; empty: the newest finished training")
+    run_id: RunId | None = Field(None, description="MLflow run to repeat; empty: the newest finished training")
 
 
 class PromoteRun(Settings):
     """Parameters of the flow `promote`."""
 
-    run_ids: list[str] = Field(
+    run_ids: list[RunId] = Field(
         default_factory=list,
+        max_length=10_000,
         description="MLflow runs to choose from; empty: the newest finished run and all on the same cache",
     )
     storage: StorageConfig = StorageConfig()

@@ -1,20 +1,42 @@
 """Where things lie, on what Spark they run, and what all settings share."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tasks.config.values import Memory, SparkMaster, check_no_control, check_text
 from tasks.credentials import SparkSettings, Url
 
 
 class Settings(BaseModel):
     """A frozen group of settings that refuses names it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # it may be a credential
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # it may be a credential
+        allow_inf_nan=False,
+    )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _have_nothing_hidden(cls, value: Any) -> Any:
+        """Check every text of a setting, in lists and as names and values of settings, too."""
+        if isinstance(value, dict):
+            for name, text in value.items():
+                check_text(name)
+                if isinstance(text, str):
+                    check_no_control(text)  # SparkSettings looks for credentials there
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                check_text(text)
+        return value
 
 
 class StorageConfig(Settings):
     """Where a run writes. Every place may be a folder or a URL; what is empty lies under `home`."""
 
-    home: str | None = Field(
+    home: Url | None = Field(
         None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
     tables: Url | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
@@ -32,6 +54,6 @@ class StorageConfig(Settings):
 class SparkConfig(Settings):
     """The Spark session of ETL, cache and inference."""
 
-    master: str = Field("local[*]", description="Spark master URL")
-    driver_memory: str = Field("3g", pattern=r"^\d+[kmgt]$", description="Java heap of the driver, e.g. 3g")
+    master: SparkMaster = Field("local[*]", description="Spark master URL")
+    driver_memory: Memory = Field("3g", description="Java heap of the driver: 512m to 16t, e.g. 3g")
     conf: SparkSettings = Field(default_factory=dict, description="More Spark settings, no secrets; they win over ours")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.storage import Settings
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS
 
 
 class AugmentationConfig(Settings):
@@ -58,21 +59,29 @@ class TrainConfig(Settings):
         "or falls to a tenth after plateau_epochs without improvement",
     )
     plateau_epochs: int = Field(
-        2, ge=1, description="Epochs without improvement after which the learning rate falls (schedule plateau)"
+        2,
+        ge=1,
+        le=10_000,
+        description="Epochs without improvement after which the learning rate falls (schedule plateau)",
     )
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay (AdamW: decoupled)")
     label_smoothing: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of a target's probability that all classes get alike"
     )
     max_gradient_norm: float | None = Field(
-        None, gt=0.0, description="Norm above which the gradients of a step are scaled down to it; empty: no bound"
+        None,
+        gt=0.0,
+        le=1e9,
+        description="Norm above which the gradients of a step are scaled down to it; empty: no bound",
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: a class counts in the training loss by how rare it is"
     )
     augmentation: AugmentationConfig = AugmentationConfig()
     fine_tune: list[FineTuneStage] = Field(
-        default_factory=list, description="Stages after the frozen backbone's, each with more layers that learn"
+        default_factory=list,
+        max_length=100,
+        description="Stages after the frozen backbone's, each with more layers that learn",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         32, description="Pictures a step on each rank; auto: the largest that fits the device's memory"
@@ -94,15 +103,16 @@ class TrainConfig(Settings):
     max_seconds: int | None = Field(
         None,
         ge=1,
+        le=YEAR_SECONDS,
         description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last (on many "
         "ranks one within about a second), its epoch is validated. Training and validation count; starting, making "
         "features, checkpoints, the evaluation at the end and what a killed process did after its last checkpoint do "
         "not; empty: no bound",
     )
     patience: int = Field(
-        3, ge=1, description="Stop after this many epochs without improvement; the best weights are restored"
+        3, ge=1, le=10_000, description="Stop after this many epochs without improvement; the best weights are restored"
     )
-    min_delta: float = Field(0.0, ge=0.0, description="The least change that counts as improvement")
+    min_delta: float = Field(0.0, ge=0.0, le=1e9, description="The least change that counts as improvement")
     monitor: Literal["val_accuracy", "val_loss", "val_macro_f1", "val_top5_accuracy"] = Field(
         "val_accuracy",
         description="Metric that early stopping watches; val_macro_f1 counts each class alike, however small",
@@ -121,7 +131,10 @@ class TrainConfig(Settings):
         True, description="Run a frozen backbone once a picture and train the head on what it gave"
     )
     checkpoint_seconds: int = Field(
-        300, ge=1, description="A checkpoint is written after this many seconds, beside that of every epoch"
+        300,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="A checkpoint is written after this many seconds, beside that of every epoch",
     )
     keep_checkpoints: int = Field(2, ge=1, le=100, description="Checkpoints that are kept while it trains")
     keep_checkpoint_days: int | None = Field(
@@ -132,10 +145,13 @@ class TrainConfig(Settings):
         "empty: none is",
     )
     timeout_seconds: int = Field(
-        86_400, ge=1, description="The training is ended after this many seconds; run again, it goes on where it was"
+        86_400,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="The training is ended after this many seconds; run again, it goes on where it was",
     )
     num_threads: int = Field(
-        0, ge=0, description="Compute threads a rank; 0 shares the machine's cores among its ranks"
+        0, ge=0, le=MAX_THREADS, description="Compute threads a rank; 0 shares the machine's cores among its ranks"
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from tasks.config.runs import TrainRun
 from tasks.config.storage import Settings
 from tasks.config.train import TrainConfig
+from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
 
 NOT_SEARCHED = {
@@ -92,7 +93,10 @@ class TuneConfig(Settings):
     num_trials: int = Field(20, ge=1, le=100_000, description="Trainings to try, those of earlier runs among them")
     parallel: int = Field(1, ge=1, le=1024, description="Trials at once")
     timeout_seconds: int | None = Field(
-        None, ge=1, description="No trial begins later than this after the search began, in seconds; empty: no bound"
+        None,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="No trial begins later than this after the search began, in seconds; empty: no bound",
     )
     max_epochs: int | None = Field(
         None,
@@ -105,7 +109,7 @@ class TuneConfig(Settings):
     reduction_factor: int = Field(
         3, ge=2, le=10, description="Of so many trials one goes on when a bracket of Hyperband is thinned out"
     )
-    seed: int = Field(1, ge=0, description="Seed of what is tried; that of the trainings is train.seed")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of what is tried; that of the trainings is train.seed")
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
         description="auto submits trials to the work pool where a Prefect server is configured, and else trains in "
@@ -116,9 +120,14 @@ class TuneConfig(Settings):
         "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, flow/deployment"
     )
     submit_timeout_seconds: int = Field(
-        300, ge=1, description="How long a submitted trial may wait while no worker polls the pool, in seconds"
+        300,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="How long a submitted trial may wait while no worker polls the pool, in seconds",
     )
-    run_timeout_seconds: int = Field(86_400, ge=1, description="How long a submitted trial may take, in seconds")
+    run_timeout_seconds: int = Field(
+        86_400, ge=1, le=YEAR_SECONDS, description="How long a submitted trial may take, in seconds"
+    )
 
     @property
     def space(self) -> dict[str, Space]:
@@ -236,8 +245,8 @@ class TrialRun(TrainRun):
     study: str | None = Field(
         None, description="Name of the study below storage.home; empty: a training that is no trial"
     )
-    number: int | None = Field(None, ge=0, description="Number of the trial in its study")
-    parent_run_id: str | None = Field(
+    number: int | None = Field(None, ge=0, lt=2**31, description="Number of the trial in its study")
+    parent_run_id: RunId | None = Field(
         None, description="MLflow run of the search, which the trial's run is shown under"
     )
 

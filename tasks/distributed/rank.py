@@ -18,6 +18,7 @@ from torch import nn
 
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import FOR_A_PERSON, WrongInput
+from tasks.log_lines import OneLine
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
@@ -191,6 +192,8 @@ def main(spec_path: str) -> int:
     interrupt_on(signal.SIGTERM, once=True)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneLine())  # the launcher reads this line by line
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A machine without git is none to warn of: the commit is taken from where it is known.

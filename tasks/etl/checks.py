@@ -1,12 +1,19 @@
 """What data validation found in a version of the tables, as figures and as rows for a person."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from tasks.printable import printable
 from tasks.refs import TableRef
 from tasks.schema import SPLITS
 
 NUM_LISTED = 20
 """Near-duplicates and quarantined files that are listed; all of them are counted."""
+
+
+Shown = Annotated[str, AfterValidator(printable)]
+"""A name as tables, logs and artifacts show it to a user."""
 
 
 class NearPair(BaseModel):
@@ -16,11 +23,11 @@ class NearPair(BaseModel):
 
     bits: int
     """In how many of 64 bits their hashes differ."""
-    path: str
-    label: str
+    path: Shown
+    label: Shown
     split: str
-    other_path: str
-    other_label: str
+    other_path: Shown
+    other_label: Shown
     other_split: str
 
 
@@ -29,9 +36,9 @@ class BadFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    path: str
+    path: Shown
     reason: str
-    detail: str | None
+    detail: Shown | None
 
 
 class DataChecks(BaseModel):

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from tasks.etl.structure import header_problem, scan_problem
+
 logger = logging.getLogger("lakevision.etl")
 
 WHITE = (255, 255, 255)
@@ -45,6 +47,7 @@ class Reason(StrEnum):
     NOT_AN_IMAGE = "not_an_image"
     TRUNCATED = "truncated"
     TOO_MANY_PIXELS = "too_many_pixels"
+    TOO_MANY_PARTS = "too_many_parts"
     TOO_SMALL = "too_small"
     UNSUPPORTED_MODE = "unsupported_mode"
     UNREADABLE = "unreadable"
@@ -132,6 +135,8 @@ def decode_sized(
     """
     if not content:
         raise BadImage(Reason.ZERO_BYTES, "the file is empty")
+    if (problem := header_problem(content)) is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
     try:
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
@@ -144,6 +149,8 @@ def decode_sized(
         raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
     if min(image.size) < min_side:
         raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
+    if (problem := scan_problem(content, image.width * image.height)) is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
     width, height = image.size
     try:
         if box is not None and image.format == "JPEG" and max(image.size) > box:

@@ -1,9 +1,9 @@
 """The label and the predefined split of every path: from its folders, a regular expression, or a label file."""
 
 import logging
-import re
 from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -12,6 +12,8 @@ import pyarrow.parquet
 
 from tasks.config import EtlConfig
 from tasks.errors import WrongInput
+from tasks.patterns import compile_pattern, find_group
+from tasks.remote_file import check_remote_file, check_resolved, is_url, open_http
 from tasks.schema import SPLITS
 from tasks.storage import local_path
 
@@ -32,14 +34,6 @@ def label_from_folder(path: str, split: str | None = None) -> str | None:
     if split is not None:
         folders.remove(split)  # the first one: in train/test/1.jpg the class is called test
     return folders[-1] if folders else None
-
-
-def label_from_pattern(path: str, pattern: re.Pattern[str]) -> str | None:
-    """Return what the group `label`, or the only group, matches in the path, or None."""
-    found = pattern.search(path)
-    if found is None:
-        return None
-    return found.group("label" if "label" in pattern.groupindex else 1) or None
 
 
 def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
@@ -77,10 +71,21 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
     return named
 
 
+def _open(file: str, path: Path | None) -> Any:
+    if path is not None:
+        return path.expanduser().open("rb")  # not by fsspec, for which a name with :: is a chain
+    return open_http(file) if file.lower().startswith("http") else fsspec.open(file, "rb")
+
+
 def _read_table(file: str, what: str) -> pa.Table:
-    path = local_path(file)
+    path = None if is_url(file) else local_path(file)
+    if path is None:
+        try:
+            check_resolved(check_remote_file(file))
+        except ValueError as error:
+            raise WrongInput(f"etl.labels.file: {error}") from None
     try:
-        with fsspec.open(file if path is None else str(path.expanduser()), "rb") as opened:
+        with _open(file, path) as opened:
             if file.lower().endswith(".parquet"):
                 return pyarrow.parquet.read_table(opened)
             # As text: the class 007 is not the class 7, and one called NA or null is a class.
@@ -96,8 +101,9 @@ def _read_table(file: str, what: str) -> pa.Table:
 def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
     if etl.labels.by == "pattern":
         assert etl.labels.pattern is not None, "the form refuses it"
-        pattern = re.compile(etl.labels.pattern)
-        return lambda path, _split: label_from_pattern(path, pattern)
+        pattern = compile_pattern(etl.labels.pattern)
+        group = pattern.groupindex.get("label", 1)
+        return lambda path, _split: find_group(pattern, path, group) or None
     return label_from_folder
 
 

@@ -9,6 +9,7 @@ from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.etl.snapshots import at_version
 from tasks.etl.validate import validate_tables
 from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.printable import printable
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
 from tasks.spark import keep_spark, without_spark_first
@@ -32,7 +33,7 @@ def publish_tables(report: EtlReport, checks: DataChecks) -> None:
     """Show class counts, data validation and near-duplicates as artifacts of the Prefect run."""
     version = f"`{report.images.path}` version {report.images.version}"
     counts = [
-        {"class": label, **{split: counts.get(split, 0) for split in SPLITS}}
+        {"class": printable(label), **{split: counts.get(split, 0) for split in SPLITS}}
         for label, counts in report.classes.items()
     ]
     about = f"{report.stored} pictures by class and split, {report.quarantined} files quarantined ({version})"

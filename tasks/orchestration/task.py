@@ -20,6 +20,7 @@ from prefect.tasks import exponential_backoff
 
 from tasks.errors import OutOfTime, WrongInput
 from tasks.home import make_home
+from tasks.log_lines import OneLine
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.home")
@@ -60,6 +61,7 @@ def run_log() -> Iterator[None]:
     """Let everything below the logger `lakevision` reach the log of the current Prefect run."""
     package = logging.getLogger("lakevision")
     handler = _RunLogHandler(get_run_logger())
+    handler.addFilter(OneLine())
     level, propagate = package.level, package.propagate
     package.addHandler(handler)
     package.setLevel(logging.INFO)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from tasks.printable import printable
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table, its cells written as they are."""
@@ -14,9 +16,18 @@ def markdown_text(name: object) -> str:
     """Return a name from outside as Markdown text that shows it and does nothing else."""
     # An underscore within a word is none of Markdown's: MLflow shows the card as it is written, to be read so.
     marks = r"[\\`*{}\[\]<>|#~$&]|(?<![^\W_])_|_(?![^\W_])"
-    return re.sub(marks, r"\\\g<0>", " ".join(str(name).split()))
+    return re.sub(marks, r"\\\g<0>", printable(" ".join(str(name).split())))
 
 
 def markdown_code(value: object) -> str:
     """Return a value as code within a table."""
-    return f"`{str(value).replace('`', '').replace('|', '/')}`"
+    return f"`{printable(value).replace('`', '').replace('|', '/')}`"
+
+
+def markdown_fence(text: str, language: str = "") -> str:
+    """Return lines as a block of code that nothing within them ends.
+
+    Its fence is longer than any run of backticks within: CommonMark 0.31, section 4.5.
+    """
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tasks.printable import printable
 from tasks.train.reduce import Reducer
 
 NUM_MISTAKES = 24
@@ -80,10 +81,10 @@ def mistake_table(
         classes: Class names by index.
     """
     return {
-        "picture": list(names) if names is not None else [f"row {mistake.row}" for mistake in mistakes],
+        "picture": list(map(printable, names)) if names is not None else [f"row {mistake.row}" for mistake in mistakes],
         "row": [mistake.row for mistake in mistakes],
-        "true": [classes[mistake.true] for mistake in mistakes],
-        "predicted": [classes[mistake.predicted] for mistake in mistakes],
+        "true": [printable(classes[mistake.true]) for mistake in mistakes],
+        "predicted": [printable(classes[mistake.predicted]) for mistake in mistakes],
         "probability": [mistake.probability for mistake in mistakes],
         "true_probability": [mistake.true_probability for mistake in mistakes],
         "loss": [mistake.loss for mistake in mistakes],

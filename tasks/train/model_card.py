@@ -18,7 +18,7 @@ from tasks.errors import listed
 from tasks.refs import CacheRef
 from tasks.train.calibration import NUM_BINS
 from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.markup import markdown_code, markdown_table, markdown_text
+from tasks.train.markup import markdown_code, markdown_fence, markdown_table, markdown_text
 from tasks.train.progress import EpochMetrics
 
 NUM_WEAKEST = 5
@@ -226,7 +226,7 @@ def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
             "## To repeat it",
             markdown_table(["what", "value"], rows),
             "With this code and the storage that has the table (`--storage.home`, or as it was configured):",
-            f"```sh\n{shlex.join(command)}\n```",
+            markdown_fence(shlex.join(command), "sh"),
             "The run's `config.json` has every setting, its parameters the versions of the packages. The same settings "
             "on the same data are not trained twice: the flow finds this run, as long as nobody deletes it.",
         ]

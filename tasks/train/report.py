@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tasks.cache.rows import read_pictures
+from tasks.printable import printable
 from tasks.schema import TEST
 from tasks.storage import Storage
 from tasks.tracking import TrackedRun
@@ -27,7 +28,7 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, lis
     true = evaluation.confusion_KK.sum(dim=1).double()
     predicted = evaluation.confusion_KK.sum(dim=0).double()
     return {
-        "class": list(classes),
+        "class": list(map(printable, classes)),
         "pictures": true.long().tolist(),
         "precision": (hits / predicted.clamp(min=1)).tolist(),
         "recall": (hits / true.clamp(min=1)).tolist(),

@@ -8,15 +8,20 @@ from pydantic import BaseModel, ValidationError
 from tasks import config
 from tasks.config import (
     CacheConfig,
+    CacheRun,
     DistributedConfig,
     EtlConfig,
+    MaintainConfig,
     PipelineConfig,
     PredictConfig,
     PromoteConfig,
+    RepeatRun,
     SparkConfig,
     StorageConfig,
     TrainConfig,
+    TuneConfig,
 )
+from tasks.errors import explain
 
 MODELS = [
     value
@@ -109,6 +114,25 @@ def test_settings_do_not_change_after_they_were_checked() -> None:
         (PromoteConfig, {"min_test_accuracy": 1.5}),
         (PredictConfig, {"alias": "best one"}),
         (PredictConfig, {"batch_size": 0}),
+        (TrainConfig, {"num_threads": 10**12}),
+        (TrainConfig, {"timeout_seconds": 10**30}),
+        (TrainConfig, {"timeout_seconds": 10**10}),
+        (TrainConfig, {"max_seconds": 10**12}),
+        (TrainConfig, {"patience": 10**30}),
+        (TrainConfig, {"min_delta": float("inf")}),
+        (TrainConfig, {"max_gradient_norm": float("inf")}),
+        (TrainConfig, {"max_gradient_norm": float("nan")}),
+        (DistributedConfig, {"warmup_epochs": float("inf")}),
+        (DistributedConfig, {"submit_timeout_seconds": 10**12}),
+        (DistributedConfig, {"run_timeout_seconds": 10**30}),
+        (DistributedConfig, {"stall_timeout_seconds": 10**12}),
+        (TuneConfig, {"timeout_seconds": 10**12}),
+        (TuneConfig, {"seed": 2**32}),
+        (MaintainConfig, {"vacuum_hours": 10**12}),
+        (EtlConfig, {"min_images_per_class": 10**30}),
+        (EtlConfig, {"split_seed": 10**30}),
+        (CacheRun, {"table_version": 10**30}),
+        (RepeatRun, {"run_id": "' or '1' = '1"}),
     ],
 )
 def test_value_that_cannot_be_is_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
@@ -150,3 +174,87 @@ def test_a_warmup_before_one_cycle_is_refused() -> None:
 def test_storage_takes_urls() -> None:
     """Every place may be an object store."""
     assert StorageConfig(tables="s3a://bucket/tables").tables == "s3a://bucket/tables"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"promote": {"model_name": "it's"}},
+            "promote.model_name: it is 'it's', which is not a name for a registered model",
+        ),
+        (
+            {"promote": {"model_name": ".."}},
+            "promote.model_name: it is '..', which is not a name for a registered model",
+        ),
+        ({"promote": {"model_name": "a/.."}}, "promote.model_name: it is 'a/..', which is not a name"),
+        ({"promote": {"model_name": "m" * 300}}, "which is not a name for a registered model: use at most 250 letters"),
+        ({"promote": {"model_name": "lakevision "}}, "not ending with a space or dot"),
+        (
+            {"spark": {"driver_memory": "0g"}},
+            "spark.driver_memory: it is '0g', with which Spark cannot run: give 512m to 16t",
+        ),
+        ({"spark": {"driver_memory": "1k"}}, "with which Spark cannot run"),
+        ({"spark": {"driver_memory": "99999999t"}}, "with which Spark cannot run"),
+        ({"spark": {"driver_memory": "9" * 5000 + "g"}}, "which is not a size of memory"),
+        ({"spark": {"driver_memory": "٣g"}}, "which is not a size of memory: write a number with k, m, g or t, as 3g"),
+        (
+            {"spark": {"master": "everywhere"}},
+            "spark.master: it is 'everywhere', which is not a Spark master: give local[*]",
+        ),
+        ({"spark": {"master": "local[0]"}}, "which has 0 threads: give 1 to 4096, or *"),
+        ({"spark": {"master": "local[99999999]"}}, "which has 99999999 threads"),
+        ({"spark": {"master": "spark://"}}, "which is not a Spark master"),
+        (
+            {"storage": {"home": "/data/a\0b"}},
+            r"storage.home: it is '/data/a\x00b', which has the control character '\x00'",
+        ),
+        ({"storage": {"tables": "/data/a\0b"}}, "storage.tables: it is"),
+        (
+            {"etl": {"source": "/data/a\nb"}},
+            r"etl.source: it is '/data/a\nb', which has the control character '\n' in it",
+        ),
+        (
+            {"train": {"weights": "/data/\x1b[31m"}},
+            r"train.weights: it is '/data/\x1b[31m', which has the control character",
+        ),
+        ({"storage": {"home": "/" + "a" * 5000}}, "storage.home: it has 5,001 characters: give at most 4,096"),
+        (
+            {"spark": {"conf": {"spark.x": "a\nspark.y=z"}}},
+            "spark.conf: it is 'a\\nspark.y=z', which has the control character",
+        ),
+        ({"train": {"learning_rate": float("inf")}}, "train.learning_rate is inf: input should be a finite number"),
+        ({"train": {"seed": 10**5000}}, "train.seed is a number of more than 200 digits"),
+    ],
+)
+def test_hostile_value_is_one_clear_sentence(values: dict[str, Any], sentence: str) -> None:
+    """The setting, its value and the way out, before any work; not an exception after the training."""
+    with pytest.raises(ValidationError) as refused:
+        PipelineConfig.model_validate(values)
+
+    assert sentence in explain(refused.value)
+    assert "\n" not in explain(refused.value)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[4]",
+        "local[*,3]",
+        "local-cluster[2,1,1024]",
+        "spark://h:7077,h2:7077",
+        "yarn",
+        "k8s://https://h:443",
+    ],
+)
+def test_masters_that_spark_knows_are_taken(master: str) -> None:
+    """On this machine, and every cluster manager."""
+    assert SparkConfig(master=master).master == master
+
+
+@pytest.mark.parametrize("name", ["lakevision", "my-model_v2.1", "Bonsai (small)", "größe", "a"])
+def test_ordinary_names_of_models_are_taken(name: str) -> None:
+    """Letters of any language, and what stands in file names."""
+    assert PromoteConfig(model_name=name).model_name == name

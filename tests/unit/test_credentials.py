@@ -1,10 +1,23 @@
 """What is refused where everybody can read it."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
-from tasks.config import EtlConfig, EtlRun, SparkConfig
-from tasks.errors import explain
+from tasks.config import (
+    EtlConfig,
+    EtlRun,
+    PipelineConfig,
+    PromoteRun,
+    RepeatRun,
+    Settings,
+    SparkConfig,
+    TrialRun,
+    TuneRun,
+)
+from tasks.credentials import without_credentials
+from tasks.errors import WrongInput, explain
 
 
 @pytest.mark.parametrize(
@@ -18,10 +31,17 @@ from tasks.errors import explain
         "hdfs:///photos",
         "abfss://container@account.dfs.core.windows.net/photos",
         "file:///data/photos",
+        "/data/my photos?token=5",
+        "/data/token=5/photos",
+        "//data/cats@home",
+        "file:///data/a?sig=x",
+        "s3a://bucket/signature=5/photos",
+        "https://host/photos?version=3",
+        "/data/Texas=1/sasquatch",
     ],
 )
 def test_url_without_credentials_is_taken(url: str) -> None:
-    """Ports, containers and names with an at sign are none."""
+    """Ports, containers, names with an at sign, a question mark or an equals sign are none."""
     assert EtlConfig(source=url).source == url
 
 
@@ -60,6 +80,12 @@ def test_url_with_credentials_is_refused_and_not_repeated(url: str) -> None:
         "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
         "spark.yarn.appMasterEnv.AWS_ACCESS_KEY_ID",
         "spark.ssl.keyStorePassword",
+        "spark.hadoop.dfs.adls.oauth2.credential",
+        "spark.executorEnv.DB_PASSWD",
+        "spark.executorEnv.API_KEY",
+        "spark.executorEnv.MYSQL_PWD",
+        "spark.hadoop.service.apikey",
+        "spark.hadoop.fs.azure.shared.key",
     ],
 )
 def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) -> None:
@@ -81,8 +107,124 @@ def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) 
         "spark.hadoop.fs.azure.account.key.provider.type",
         "spark.hadoop.fs.s3a.delegation.tokens.enabled",
         "spark.sql.shuffle.partitions",
+        "spark.security.credentials.hive.enabled",
+        "spark.authenticate.secret.file",
+        "spark.kubernetes.authenticate.driver.oauthTokenFile",
+        "spark.executorEnv.TEXAS",
     ],
 )
 def test_other_settings_are_taken(name: str) -> None:
     """Where credentials are found is no credential."""
     assert SparkConfig(conf={name: "x"}).conf == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "-Xmx1g -Dfs.s3a.secret.key=SECRET",
+        "-DDB_PASSWD=SECRET",
+        "https://u:SECRET@repository.example/maven,https://repo1.maven.org/maven2",
+        "jdbc:sqlserver://host;user=me;password=SECRET",
+        '{"password": "SECRET"}',
+        "s3a://bucket/x?X-Amz-Signature=SECRET",
+    ],
+)
+def test_credential_within_a_value_of_spark_is_refused_and_not_repeated(value: str) -> None:
+    """An ordinary name may carry one: Java options, repositories, connection strings."""
+    with pytest.raises(ValidationError) as refused:
+        SparkConfig(conf={"spark.driver.extraJavaOptions": value})
+
+    assert "the value of spark.driver.extraJavaOptions has a credential in it" in explain(refused.value)
+    assert "SECRET" not in explain(refused.value) + str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "(?i)secret|password|token",
+        "-Dhadoop.security.credential.provider.path=jceks://hdfs@namenode:9001/keys.jceks",
+        "https://repo1.maven.org/maven2,https://host:8443/maven",
+        "-Duser.region=Texas",
+        "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    ],
+)
+def test_value_of_spark_without_a_credential_is_taken(value: str) -> None:
+    """A word for a secret is none, and neither is the place of one."""
+    assert SparkConfig(conf={"spark.x": value}).conf == {"spark.x": value}
+
+
+def fields_of(model: type[Settings], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the path of every setting of a model, groups left out."""
+    paths = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        is_group = isinstance(inner, type) and issubclass(inner, Settings)
+        paths += fields_of(inner, (*before, name)) if is_group else [(*before, name)]
+    return paths
+
+
+def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return settings with one value in them."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+SECRETS = [
+    "s3a://KEY:SECRET@bucket/x.csv",
+    "https://u:SECRET@host/x.csv",
+    "https://host/x?password=SECRET&y=.csv",
+    "https://host/x?v=1&sig=SECRET",
+    "https://host/x?p%61ssword=SECRET",
+    "mssql+pyodbc:///?odbc_connect=DRIVER%3DSECRET",
+    "postgresql://host/db?sslmode=require&password=SECRET",
+    "//u:SECRET@host/x.csv",
+    "s3a://KEY:SE/SECRET@bucket/x.csv",
+    "zip://a.csv::https://u:SECRET@host/x.zip",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("model", [PipelineConfig, TuneRun, TrialRun, RepeatRun, PromoteRun], ids=lambda m: m.__name__)
+def test_no_setting_takes_a_secret_and_no_error_repeats_it(model: type[Settings], secret: str) -> None:
+    """Whatever the setting: alone, within a list, as a value and as a group; neither text of the error has it."""
+    for path in fields_of(model):
+        for value in (secret, [secret], {"name": secret}):
+            with pytest.raises(ValidationError) as refused:
+                model.model_validate(nested(path, value))
+            assert "SECRET" not in explain(refused.value) + str(refused.value), path
+    for group in ("storage", "train"):
+        if group in model.model_fields:
+            with pytest.raises(ValidationError) as refused:
+                model.model_validate({group: secret})
+            assert "SECRET" not in explain(refused.value) + str(refused.value)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_errors_and_log_lines_leave_credentials_out(secret: str) -> None:
+    """Also where a secret comes from the environment, which may have one."""
+    assert "SECRET" not in str(WrongInput(f"the tracking server '{secret}' does not answer ({secret})"))
+    assert "SECRET" not in without_credentials(f"opened {secret}, then closed it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stored abfss://container@account.dfs.core.windows.net/photos",
+        "etl.source is '/data/my photos?version=3'",
+        "worker: read 224 files, 0 of them unusable",
+        "keys are in jceks://hdfs@namenode:9001/keys.jceks",
+        "http://127.0.0.1:4200/runs?tab=logs",
+    ],
+)
+def test_log_lines_without_credentials_stay_as_they_are(text: str) -> None:
+    """A container is not a user name."""
+    assert without_credentials(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 100_000, "//" * 50_000, "//a:b" * 5_000, "=a" * 50_000, "a-" * 50_000, "%" * 100_000]
+)
+def test_long_lines_take_time_linear_in_their_length(text: str) -> None:
+    """The test's own time limit ends a matcher that backtracks."""
+    assert without_credentials(text) == text

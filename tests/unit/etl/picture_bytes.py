@@ -35,6 +35,27 @@ def png_header_only(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
 
 
+def scan_bomb(image: Image.Image, num_repeats: int) -> bytes:
+    """Return a progressive JPEG file whose last scan is there so many times more, which changes no coefficient."""
+    content = encoded(image, "JPEG", progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + num_repeats * last + b"\xff\xd9"
+
+
+def jpeg_with_segments(num_segments: int, body: bytes) -> bytes:
+    """Return a JPEG file with so many segments of kind APP1."""
+    content = encoded(Image.new("RGB", (16, 16)), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
+    return content[:2] + num_segments * segment + content[2:]
+
+
+def png_with_chunks(num_chunks: int, kind: bytes, data: bytes) -> bytes:
+    """Return a PNG file with so many chunks of a kind before its pixels."""
+    content = encoded(Image.new("RGB", (16, 16)))
+    place = content.index(b"IDAT") - 4
+    return content[:place] + num_chunks * png_chunk(kind, data) + content[place:]
+
+
 def reason_of(content: bytes, max_pixels: int = 89_478_485) -> Reason:
     """Return the reason for which the bytes are refused."""
     with pytest.raises(BadImage) as refused:

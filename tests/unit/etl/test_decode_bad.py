@@ -2,17 +2,29 @@
 
 import io
 import random
+import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tasks.etl.decode import (
+    MAX_PIXELS,
     BadImage,
     Reason,
     decode_image,
     decode_pixels,
 )
-from tests.unit.etl.picture_bytes import encoded, noise, png_header_only, reason_of
+from tasks.etl.structure import scan_problem
+from tests.unit.etl.picture_bytes import (
+    encoded,
+    jpeg_with_segments,
+    noise,
+    png_header_only,
+    png_with_chunks,
+    reason_of,
+    scan_bomb,
+)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
@@ -93,3 +105,69 @@ def test_postscript_is_no_picture() -> None:
 
     with pytest.raises(BadImage, match="^not_an_image"):
         decode_image(buffer.getvalue())
+
+
+def test_jpeg_with_too_many_scans_is_refused() -> None:
+    """Each goes over all pixels; the bound is 100, where encoders write about ten."""
+    image = Image.new("RGB", (64, 64), "teal")
+
+    assert reason_of(scan_bomb(image, 91)) is Reason.TOO_MANY_PARTS
+    assert reason_of(scan_bomb(image, 20_000)) is Reason.TOO_MANY_PARTS
+    assert decode_image(scan_bomb(image, 90)).size == (64, 64)
+    with pytest.raises(BadImage, match="^too_many_parts: a JPEG of 4096 pixels with more than 100 scans$"):
+        decode_pixels(scan_bomb(image, 91), 32)
+
+
+def test_large_jpeg_may_have_fewer_scans() -> None:
+    """What it costs is pixels times scans; libjpeg's own ten are taken at any size that is decoded."""
+    assert scan_problem(scan_bomb(Image.new("RGB", (64, 64)), 20), num_pixels=80_000_000) is not None
+    assert scan_problem(scan_bomb(Image.new("RGB", (64, 64)), 0), num_pixels=2 * MAX_PIXELS) is None
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_ordinary_progressive_jpeg_is_decoded(mode: str) -> None:
+    """With the scans that libjpeg writes by default."""
+    content = encoded(noise(64, 48).convert(mode), "JPEG", progressive=True)
+
+    assert content.count(b"\xff\xda") > 1
+    assert decode_image(content).size == (64, 48)
+
+
+def test_scans_of_thumbnails_do_not_count() -> None:
+    """Those within a segment, and those of a second picture after the end of the first."""
+    within = jpeg_with_segments(1, b"MPF\0" + 150 * b"\xff\xda\x00\x02")
+    behind = encoded(noise(16, 16), "JPEG") + 150 * b"\xff\xda\x00\x02"
+
+    assert decode_image(within).size == (16, 16)
+    assert decode_image(behind).size == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        (jpeg_with_segments(500, b"Exif\0\0a"), jpeg_with_segments(6_000, b"Exif\0\0a")),
+        (png_with_chunks(1_000, b"abCd", b""), png_with_chunks(100_001, b"abCd", b"")),
+        (
+            png_with_chunks(20, b"zTXt", b"name\0\0" + zlib.compress(bytes(100_000))),
+            png_with_chunks(50, b"zTXt", b"name\0\0" + zlib.compress(bytes(100_000))),
+        ),
+        (
+            png_with_chunks(1, b"iCCP", b"name\0\0" + zlib.compress(bytes(100_000))),
+            png_with_chunks(1_000, b"iCCP", b"name\0\0" + zlib.compress(bytes(100_000))),
+        ),
+    ],
+    ids=["segments", "chunks", "texts", "profiles"],
+)
+def test_header_of_too_many_parts_is_refused(few: bytes, many: bytes) -> None:
+    """It would take seconds a megabyte to read, some of it growing with the square; what cameras write is taken."""
+    assert decode_image(few).size == (16, 16)
+    assert reason_of(many) is Reason.TOO_MANY_PARTS
+
+
+def test_first_frame_of_a_long_animation_is_decoded() -> None:
+    """The other frames are not read, however many there are."""
+    frames = [noise(4, 4, seed) for seed in range(300)]
+    content = encoded(frames[0], save_all=True, append_images=frames[1:])
+
+    assert content.count(b"fdAT") == 299
+    assert np.array_equal(np.asarray(decode_image(content)), np.asarray(frames[0]))

@@ -16,12 +16,13 @@ from PIL import Image
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import fit_within
-from tasks.etl.extract import make_decoder, make_reader, read_picture
+from tasks.etl.extract import examine_picture, make_decoder, make_reader, read_picture
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.worker_log import WORKER_MARK
+from tests.unit.etl.picture_bytes import scan_bomb
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
@@ -273,3 +274,15 @@ def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
     assert decoded[:2] == read[:2]
     assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
     assert decoded[2]["sha256"] is None
+
+
+def test_scan_bomb_is_quarantined_and_an_ordinary_progressive_jpeg_is_stored() -> None:
+    """The ledger has the reason; nothing was decoded."""
+    image = Image.new("RGB", (64, 64), "teal")
+
+    bomb = examine_picture(scan_bomb(image, 20_000), "cat", None, EtlConfig())
+    ordinary = examine_picture(scan_bomb(image, 0), "cat", None, EtlConfig())
+
+    assert (bomb["reason"], bomb["content"]) == ("too_many_parts", None)
+    assert bomb["detail"] == "a JPEG of 4096 pixels with more than 100 scans"
+    assert (ordinary["reason"], ordinary["width"]) == (None, 64)

@@ -1,6 +1,11 @@
 """Labels and predefined splits, from folders, a pattern, or a label file."""
 
+import random
+import re
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -11,6 +16,33 @@ from tasks.config import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.labels import name_paths, read_label_file
 from tasks.etl.listing import check_source, check_splits, list_images
+from tasks.patterns import compile_pattern, find_group
+
+PYTHON_PATTERNS = [
+    r"(\d+)",
+    r"(\D+)",
+    r"(\w+)",
+    r"(\W+)",
+    r"(\s+)",
+    r"(\S+)",
+    r"([^\W_]+)",
+    r"([^\W\d_]+)",
+    r"([\W_]+)",
+    r"([\s\S]*)",
+    r"([]a]+)",
+    r"([^]a]+)",
+    r"([\]\[]+)",
+    r"(a{,3})b",
+    r"(a{,})",
+    r"(a{})",
+    r"(\u00f6)",
+    r"(x)\Z",
+    r"(\ö)",
+    r"(\{a\})",
+    r"(?i)(Ö+)",
+    r"([a-f\d]+)",
+    r"([\w-]+)/",
+]
 
 
 def named(*paths: str, **settings: Any) -> list[tuple[str | None, str | None]]:
@@ -64,6 +96,19 @@ def test_pattern_finds_the_label_anywhere_in_the_path(pattern: str, path: str, l
         ({"pattern": "(a)"}, r"pattern is '\(a\)', but by is 'folder', which has no use for it: set by"),
         ({"by": "file"}, "by is 'file', but file is empty: set file, or leave out by"),
         ({"file": "labels.csv"}, "file is 'labels.csv', but by is 'folder', which has no use for it: set by to 'file'"),
+        (by_pattern("(" * 5000 + ")" * 5000), "has 10,000 characters: give at most 4,096"),
+        (by_pattern("(" * 1000 + ")" * 1000), "has 2,000 characters: write at most 1,000"),
+        (by_pattern("(" * 200 + ")" * 200), "has 200 groups: use at most 100"),
+        (by_pattern("(a{99999999999})"), "has a repeat of more than 1,000 times: repeat less"),
+        (by_pattern("((a{1000}){1000})"), "has repeats that are too large or go from high to low: repeat less"),
+        (by_pattern(r"(\w{900})"), "has repeats that are too large"),
+        (by_pattern("(a)(?=b)"), "has lookaround, which is not supported: match the text around the label without it"),
+        (by_pattern("(?<!a)(b)"), "has lookaround, which is not supported"),
+        (by_pattern(r"(a)\1"), "has a backreference, which is not supported: match the text without it"),
+        (by_pattern("(a++)"), "has a possessive or atomic group, which is not supported: leave it out"),
+        ({"by": "file", "file": "zip://a.csv::https://host/x.csv"}, "a chain of several URLs: copy the file itself"),
+        ({"by": "file", "file": "simplecache::s3://bucket/x.csv"}, "a chain of several URLs"),
+        ({"by": "file", "file": "reference://x.csv"}, "whose kind 'reference' is not one of http, https"),
         ({"by": "file", "file": "labels.xlsx"}, "'labels.xlsx', which ends in neither .csv nor .parquet"),
     ],
 )
@@ -71,6 +116,117 @@ def test_settings_that_cannot_name_a_label_are_refused_in_the_form(settings: dic
     """Before any file is listed, with the value and the way out."""
     with pytest.raises(ValidationError, match=sentence):
         EtlConfig.model_validate({"labels": settings})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "169.254.1.1:80",
+        "2852039166",
+        "0xa9fea9fe",
+        "0xa9.254.43518",
+        "0251.0376.0251.0376",
+        "169.254.43518",
+        "169。254。169。254",
+        "\uff11\uff16\uff19.254.169.254",
+        "169.254.169.25%34",
+        "[fe80::1]",
+        "[fe80::1%25eth0]",
+        "[::ffff:169.254.169.254]",
+        "[::ffff:a9fe:a9fe]",
+        "[64:ff9b::169.254.169.254]",
+        "[2002:a9fe:a9fe::1]",
+        "[::169.254.169.254]",
+        "[fd00:ec2::254]",
+        "100.100.100.200",
+        "metadata.google.internal",
+        "METADATA.google.internal.",
+        "169.254.169.254.",
+    ],
+)
+def test_label_file_of_this_machines_own_network_is_refused(host: str) -> None:
+    """However the address is written: the metadata service of a cloud gives away its credentials."""
+    with pytest.raises(ValidationError, match="an address of this machine's own network or of a cloud's metadata"):
+        EtlConfig.model_validate({"labels": {"by": "file", "file": f"http://{host}/x.csv"}})
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "https://host.example/x.csv",
+        "http://127.0.0.1:8080/x.csv",
+        "http://[::1]:8080/x.csv",
+        "s3a://bucket/x.parquet",
+        "/data/a::b.csv",
+        "http://169.253.1.1/x.csv",
+    ],
+)
+def test_other_label_files_are_taken(file: str) -> None:
+    """Servers, stores, and names with two colons."""
+    assert EtlConfig.model_validate({"labels": {"by": "file", "file": file}}).labels.file == file
+
+
+def test_label_file_that_redirects_is_refused() -> None:
+    """To wherever: the URL itself says what is read."""
+
+    class Redirect(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/labels.csv":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"path,label\na,x\n")
+                return
+            self.send_response(302)
+            self.send_header("Location", "/labels.csv")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        host = f"http://127.0.0.1:{server.server_port}"
+        assert read_label_file(f"{host}/labels.csv", with_split=False) == {"a": ("x", None)}
+        with pytest.raises(
+            WrongInput, match="which cannot be read .it redirects to '.*/labels.csv': give that URL itself"
+        ):
+            read_label_file(f"{host}/moved.csv", with_split=False)
+        server.shutdown()
+
+
+def test_label_file_whose_host_resolves_to_a_forbidden_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is looked up before it is opened."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+
+    with pytest.raises(WrongInput, match="an address of this machine's own network or of a cloud's metadata"):
+        read_label_file("http://innocent.example/x.csv", with_split=False)
+
+
+def test_local_label_file_may_have_two_colons_in_its_name(tmp_path: Path) -> None:
+    """For fsspec that is a chain of URLs."""
+    file = write(tmp_path / "a::b.csv", path=["a"], label=["x"])
+
+    assert read_label_file(file, with_split=False) == {"a": ("x", None)}
+
+
+def test_pattern_that_backtracks_for_ever_elsewhere_is_matched_at_once() -> None:
+    """With Python's own matcher this takes 2^40 steps; the test's time limit ends it."""
+    assert named(f"{'a' * 40}!/1.jpg", labels=by_pattern("^((a+)+)$".replace("((", "(?P<label>("))) == [(None, None)]
+
+
+@pytest.mark.parametrize("pattern", PYTHON_PATTERNS)
+def test_patterns_find_what_pythons_own_matcher_finds(pattern: str) -> None:
+    """Classes of Unicode, classes within brackets, repeats without a lower bound, escapes."""
+    compiled, python = compile_pattern(pattern), re.compile(pattern)
+    draw = random.Random(1)
+    for _ in range(500):
+        text = "".join(
+            draw.choice("aböxABÖ019٣_- \t\x1c\x85\u3000./[]{}:&~\\é²Ⅷ中𐐀") for _ in range(draw.randrange(12))
+        )
+        found = python.search(text)
+        assert find_group(compiled, text, 1) == (found and found[1]), text
 
 
 def test_splits_from_a_label_file_need_a_label_file() -> None:

@@ -1,0 +1,121 @@
+"""Types of single values in settings: what cannot work is refused in one sentence, before any work starts."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tasks.credentials import check_url
+from tasks.errors import shown
+
+MAX_CHARACTERS = 4096
+"""Of a text; Linux has no longer paths."""
+
+YEAR_SECONDS = 366 * 86_400
+"""Upper bound of every timeout; clocks and locks overflow far above it."""
+
+MAX_THREADS = 4096
+"""Upper bound of threads and cores on one machine."""
+
+MIN_HEAP_BYTES, MAX_HEAP_BYTES = 512 << 20, 16 << 40
+"""Spark refuses a heap of less than 450 MB; no machine has the memory for more than 16 TB."""
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+_LOCAL_MASTER = re.compile(r"local(?:\[(?P<cores>\*|\d{1,9})(?:, ?\d{1,9})?\])?|local-cluster\[\d+, ?\d+, ?\d+\]")
+_CLUSTER_MASTER = re.compile(r"yarn|spark://[^\s/@:,]+(:\d{1,5})?(,[^\s/@:,]+(:\d{1,5})?)*|k8s://\S+")
+
+_MODEL_NAME = r"^\w([\w .()-]*[\w)-])?$"
+
+
+def check_text(text: str) -> str:
+    """Return a text as it is, unless it is too long, or has a control character or credentials in it.
+
+    Raises:
+        ValueError: Says which.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters: give at most {MAX_CHARACTERS:,}")
+    check_url(text)
+    return check_no_control(text)
+
+
+def check_no_control(text: str) -> str:
+    """Return a text as it is, unless it has a control character in it.
+
+    Raises:
+        ValueError: It has one, which no path may have (NUL) or which would begin another line (a line break).
+    """
+    if found := _CONTROL.search(text):
+        raise ValueError(f"it is '{shown(text)}', which has the control character {found[0]!r} in it: leave that out")
+    return text
+
+
+def check_master(master: str) -> str:
+    """Return a Spark master as it is.
+
+    Raises:
+        ValueError: Spark knows no such master.
+    """
+    check_url(master)
+    local = _LOCAL_MASTER.fullmatch(master)
+    if local is None and not _CLUSTER_MASTER.fullmatch(master):
+        raise ValueError(
+            f"it is '{shown(master)}', which is not a Spark master: give local[*], local[4], spark://host:7077, yarn "
+            "or k8s://https://host:443"
+        )
+    cores = local["cores"] if local else None
+    if cores not in {None, "*"} and not 1 <= int(cores) <= MAX_THREADS:
+        raise ValueError(f"it is '{master}', which has {cores} threads: give 1 to {MAX_THREADS}, or *")
+    return master
+
+
+def check_memory(memory: str) -> str:
+    """Return the size of a Java heap as it is.
+
+    Raises:
+        ValueError: It is not written as Java does, or Spark cannot run with it.
+    """
+    found = re.fullmatch(r"([0-9]{1,15})([kmgt])", memory)
+    if found is None:
+        raise ValueError(
+            f"it is '{shown(memory)}', which is not a size of memory: write a number with k, m, g or t, as 3g"
+        )
+    size = int(found[1]) << {"k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
+    if not MIN_HEAP_BYTES <= size <= MAX_HEAP_BYTES:
+        raise ValueError(f"it is '{memory}', with which Spark cannot run: give 512m to 16t")
+    return memory
+
+
+def check_model_name(name: str) -> str:
+    """Return the name of a registered model as it is.
+
+    Raises:
+        ValueError: MLflow's registry refuses it, or cannot find it again: in its searches a quote ends the name.
+    """
+    check_url(name)
+    if len(name) > 250 or not re.fullmatch(_MODEL_NAME, name):
+        raise ValueError(
+            f"it is '{shown(name[:MAX_CHARACTERS])}', which is not a name for a registered model: use at most 250 "
+            "letters, digits, spaces and _ . - ( ), beginning with a letter or digit, not ending with a space or dot"
+        )
+    return name
+
+
+Text = Annotated[str, AfterValidator(check_text)]
+"""A name or path without control characters and credentials."""
+
+ModelName = Annotated[str, AfterValidator(check_model_name), Field(json_schema_extra={"pattern": _MODEL_NAME})]
+"""The name of a registered model."""
+
+SparkMaster = Annotated[str, AfterValidator(check_master)]
+"""Where Spark runs."""
+
+Memory = Annotated[str, AfterValidator(check_memory), Field(json_schema_extra={"pattern": "^[0-9]+[kmgt]$"})]
+"""The size of a Java heap."""
+
+TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
+"""A version of a Delta table; a form's numbers are exact up to 2^53."""
+
+RunId = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]*$")]
+"""The id of an MLflow run, by MLflow's own rule."""

@@ -1,0 +1,90 @@
+"""Count what an image file is made of before it is decoded: a small one can hold work for hours.
+
+Its pixels are bounded by `max_pixels`, but a progressive JPEG goes over all of them once per scan, and what reads a
+header takes time per segment or chunk.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from itertools import islice
+
+MAX_SCANS = 100
+"""Scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64 candidates.
+libtiff has the same bound (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
+
+MAX_SCANNED_PIXELS = 20 * 89_478_485
+"""Pixels times scans of a JPEG: 20 scans of the largest image that PIL decodes, which take seconds."""
+
+MAX_SEGMENTS = 5_000
+"""Segments before the first scan of a JPEG. One has up to 64 KB, a colour profile up to 255 of them."""
+
+MAX_CHUNKS = 100_000
+"""Chunks of a PNG. Encoders write pixels in chunks of 8 KB or more."""
+
+MAX_COMPRESSED = 32
+"""Chunks of a PNG that hold compressed text or a colour profile: each may unpack a kilobyte to a megabyte."""
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+"""A marker that libjpeg acts on: no stuffed byte, restart or filling."""
+
+_END, _SCAN = 0xD9, 0xDA
+_SCAN_BYTES = re.compile(rb"\xff\xda")
+
+
+def _jpeg_markers(content: bytes) -> Iterator[int]:
+    """Yield the markers of a JPEG after its first, those within segments and after its end left out."""
+    place = 2
+    while (found := _MARKER.search(content, place)) is not None:
+        marker = found[0][1]
+        yield marker
+        if marker == _END:
+            return
+        length = content[found.end() : found.end() + 2]
+        if len(length) < 2:
+            return
+        has_length = marker not in {0x01, 0xD8}
+        place = found.end() + (int.from_bytes(length, "big") if has_length else 0)
+
+
+def _png_chunks(content: bytes) -> Iterator[bytes]:
+    place = len(_PNG)
+    while place + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        yield kind
+        place += length + 12
+
+
+def header_problem(content: bytes) -> str | None:
+    """Return why the header of a file would take too long to read, or None."""
+    if content.startswith(_JPEG):
+        for number, marker in enumerate(_jpeg_markers(content)):
+            if marker == _SCAN:
+                break
+            if number >= MAX_SEGMENTS:
+                return f"a JPEG with more than {MAX_SEGMENTS} segments before its first scan"
+    elif content.startswith(_PNG):
+        compressed = 0
+        for number, kind in enumerate(_png_chunks(content)):
+            if number >= MAX_CHUNKS:
+                return f"a PNG with more than {MAX_CHUNKS} chunks"
+            compressed += kind in {b"zTXt", b"iTXt", b"iCCP"}
+            if compressed > MAX_COMPRESSED:
+                return f"a PNG with more than {MAX_COMPRESSED} chunks of compressed text and profiles"
+    return None
+
+
+def scan_problem(content: bytes, num_pixels: int) -> str | None:
+    """Return why the scans of a file of so many pixels would take too long to decode, or None."""
+    allowed = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(num_pixels, 1))
+    # Within pixels the byte FF is always stuffed, so this counts too many at most: those of thumbnails.
+    if not content.startswith(_JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
+        return None
+    scans = 0
+    for marker in _jpeg_markers(content):
+        scans += marker == _SCAN
+        if scans > allowed:
+            return f"a JPEG of {num_pixels} pixels with more than {allowed} scans"
+    return None

@@ -1,0 +1,150 @@
+"""Small files behind URLs from settings: which may be opened, so that no setting reads from a machine's own services.
+
+Promised: what a URL names is neither a link-local address nor the metadata service of a cloud, however it is written;
+a host name that resolves to one is refused; an HTTP redirect is not followed. Not promised: other addresses of a
+private network may be read, and a name that resolves to another address in the moment of opening is not noticed.
+"""
+
+import io
+import ipaddress
+import re
+import socket
+import unicodedata
+import urllib.request
+from http.client import HTTPMessage
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+from tasks.errors import shown
+
+SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "webhdfs", "ftp", "sftp")
+"""Of URLs that name one file on one server; others of fsspec's open what a file says, or a file within a file."""
+
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", "hdfs", "webhdfs")
+"""URLs that name a host; those of object stores name a bucket."""
+
+TIMEOUT_SECONDS = 60
+
+_METADATA_NAMES = (
+    "metadata",
+    "metadata.google.internal",
+    "metadata.goog",
+    "instance-data",
+    "instance-data.ec2.internal",
+)
+_METADATA_ADDRESSES = tuple(
+    map(ipaddress.ip_address, ("100.100.100.200", "192.0.0.192", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Of Alibaba, Oracle, Azure, and over IPv6 Amazon and Google; the others' are link-local."""
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _parse_address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # as libraries read it: 2852039166, 0xa9.254.43518
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def _is_forbidden(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64 or int(address) >> 32 == 0:
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if any(each is not None and each.is_link_local for each in inner):
+            return True
+    return address.is_link_local or address.is_multicast or address in _METADATA_ADDRESSES
+
+
+def _host(url: str) -> str:
+    """Return the host of a URL as libraries understand it: other digits and dots of Unicode are those of ASCII."""
+    authority = url.partition("://")[2]
+    for end in "/?#\\":
+        authority = authority.partition(end)[0]
+    host = unicodedata.normalize("NFKC", unquote(authority.rpartition("@")[2])).replace("\u3002", ".").lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def is_url(path: str) -> bool:
+    """Return whether this is a URL of a file elsewhere, or a chain that fsspec would follow to one."""
+    return bool(re.match(r"(?!file:)[\w.+-]+(://|::)", path, re.IGNORECASE))
+
+
+def check_remote_file(url: str) -> str:
+    """Return the URL of a file as it is.
+
+    Raises:
+        ValueError: It is of another kind than SCHEMES, or names an address that no setting may read from.
+    """
+    scheme, _, rest = url.partition("://")
+    if "::" in scheme or "::" in _chain(rest) or not rest:
+        raise ValueError(
+            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a place, and give its path or URL"
+        )
+    if scheme.lower() not in SCHEMES:
+        raise ValueError(
+            f"it is '{shown(url)}', whose kind '{shown(scheme)}' is not one of {', '.join(SCHEMES)}: give one of them"
+        )
+    host = _host(url)
+    address = _parse_address(host)
+    if host in _METADATA_NAMES or (address is not None and _is_forbidden(address)) or "\\" in rest.split("/")[0]:
+        raise ValueError(_forbidden(url))
+    return url
+
+
+def _chain(rest: str) -> str:
+    """Return where a chain of fsspec would go on; the address of a host in brackets has colons, too."""
+    return rest.partition("]")[2] if rest.startswith("[") else rest
+
+
+def _forbidden(url: str) -> str:
+    return (
+        f"it is '{shown(url)}', an address of this machine's own network or of a cloud's metadata, which settings may "
+        "not read from: give the file's path, or a URL of the server that has it"
+    )
+
+
+def check_resolved(url: str) -> None:
+    """Refuse a URL whose host name resolves to an address that no setting may read from.
+
+    Raises:
+        ValueError: It does.
+    """
+    if url.partition("://")[0].lower() not in HOST_SCHEMES:
+        return
+    try:
+        found = socket.getaddrinfo(_host(url), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # whoever opens it says so better; behind a proxy, names need not resolve here
+    for *_, place in found:
+        if _is_forbidden(ipaddress.ip_address(str(place[0]).partition("%")[0])):
+            raise ValueError(_forbidden(url))
+
+
+class _StayThere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it could lead to where a URL may not."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        where = urlsplit(newurl)
+        raise OSError(f"it redirects to '{where.scheme}://{where.netloc}{where.path}': give that URL itself")
+
+
+def open_http(url: str) -> IO[bytes]:
+    """Return the content behind an http or https URL, without following redirects, as a file to read.
+
+    Raises:
+        OSError: It cannot be opened, or redirects.
+    """
+    with urllib.request.build_opener(_StayThere).open(url, timeout=TIMEOUT_SECONDS) as answer:
+        return io.BytesIO(answer.read())
