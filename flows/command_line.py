@@ -1,5 +1,6 @@
 """Flows on the command line: every setting is an option, and wrong input is one sentence."""
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,15 +10,87 @@ from typing import Any, TypeVar
 from prefect import Flow
 from prefect.logging.configuration import setup_logging
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from tasks.config.runs import Run
 from tasks.errors import FOR_A_PERSON, WrongInput, explain
 from tasks.home import make_home
 from tasks.storage import resolve_storage
 
-Config = TypeVar("Config", bound=BaseModel)
+Config = TypeVar("Config", bound=Run)
 
 EXIT_WRONG_INPUT = 2
+
+WHOLE_HELP = "--help-all"
+
+
+class Options:
+    """The options of a flow: those of its form's first screen first, under both of their names, the others by group."""
+
+    def __init__(self, model: type[Run], program: str, *, whole: bool) -> None:
+        """Make the parser, which pydantic-settings adds the options to.
+
+        Args:
+            model: Of the flow.
+            program: As the user calls it.
+            whole: Whether the help lists the options of the groups, too.
+        """
+        self._model, self._whole = model, whole
+        self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
+        groups = {name: field for name, field in model.model_fields.items() if _is_group(field.annotation)}
+        lines = [f"  {name:<15}{field.description or field.annotation.__doc__}" for name, field in groups.items()]
+        self.parser = argparse.ArgumentParser(
+            prog=program,
+            usage="%(prog)s [--SETTING VALUE ...]",
+            description=model.__doc__,
+            epilog=None if whole else "\n".join([f"groups of further settings, listed by {WHOLE_HELP}:", *lines]),
+            formatter_class=_one_line_each,
+            allow_abbrev=False,
+        )
+        self.parser.add_argument(WHOLE_HELP, action="help", help="show all settings by group, and exit")
+        self._first = self.parser.add_argument_group("settings")
+
+    def add_group(self, parser: argparse.ArgumentParser, **titles: Any) -> argparse._ArgumentGroup:
+        """Add a group of settings, which only the whole help shows."""
+        return parser.add_argument_group(**titles) if self._whole else parser.add_argument_group()
+
+    def add_option(self, to: argparse._ActionsContainer, *names: str, **settings: Any) -> argparse.Action:
+        """Add one option, with what the form says of it."""
+        name = names[0].removeprefix("--")
+        if settings["help"] == argparse.SUPPRESS:  # a whole group as JSON
+            return to.add_argument(*names, **settings)
+        settings["help"] = self._described(name, settings["help"])
+        if name in self._short_names or "." not in name:
+            shown = self._first.add_argument(f"--{self._short_names.get(name, name)}", **settings)
+            if name not in self._short_names:
+                return shown
+        if name in self._short_names or not self._whole:
+            settings["help"] = argparse.SUPPRESS
+        return to.add_argument(*names, **settings)
+
+    def _described(self, name: str, text: str) -> str:
+        *groups, field = name.split(".")
+        model: Any = self._model
+        for group in groups:
+            model = model.model_fields[group].annotation
+        described: str = model.model_json_schema()["properties"].get(field, {}).get("description", "")
+        description = model.model_fields[field].description
+        return (text.replace(description, described) if description else text).removesuffix(" (default: None)")
+
+
+def _is_group(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _one_line_each(prog: str) -> argparse.HelpFormatter:
+    """Return a formatter that leaves the breaking of lines to the terminal."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=48, width=1000)
 
 
 def parse_arguments(model: type[Config], program: str, arguments: Sequence[str]) -> Config:
@@ -26,15 +99,10 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
     Raises:
         ValidationError: An option has a value it cannot have.
     """
+    options = Options(model, program, whole=WHOLE_HELP in arguments)
 
     class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]
-        model_config = SettingsConfigDict(
-            cli_parse_args=list(arguments),
-            cli_prog_name=program,
-            cli_hide_none_type=True,
-            cli_avoid_json=True,
-            nested_model_default_partial_update=True,
-        )
+        model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
         @classmethod
         def settings_customise_sources(
@@ -46,7 +114,17 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             # Options only: an environment variable that happens to be called TRAIN or CACHE is none of ours.
-            return (init_settings,)
+            return (
+                CliSettingsSource[argparse.ArgumentParser](
+                    settings_cls,
+                    cli_parse_args=list(arguments),
+                    cli_hide_none_type=True,
+                    cli_avoid_json=True,
+                    root_parser=options.parser,
+                    add_argument_method=options.add_option,
+                    add_argument_group_method=options.add_group,
+                ),
+            )
 
     FromCommandLine.__doc__ = model.__doc__
     parsed: BaseSettings = FromCommandLine()

@@ -1,7 +1,11 @@
 """Where things lie, on what Spark they run, and what all settings share."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from tasks.config.form import Schema, describe
 from tasks.credentials import SparkSettings, Url
 
 
@@ -9,6 +13,19 @@ class Settings(BaseModel):
     """A frozen group of settings that refuses names it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # it may be a credential
+
+    rules: ClassVar[tuple[Schema, ...]] = ()
+    """Rules across fields that JSON schema can say, so that a form refuses what the validators would."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return what Prefect's form shows and its server validates with: bounds are in the descriptions."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["properties"] = describe(schema.get("properties", {}))
+        if cls.rules:
+            schema["allOf"] = [*cls.rules]
+        return reference
 
 
 class StorageConfig(Settings):
