@@ -61,7 +61,7 @@ NETWORK = {
 }
 IMAGE_SIZE = {"image_size": ("cache", "image_size")}
 MODEL_NAME = {"model_name": ("promote", "model_name")}
-EPOCHS_AND_DEVICE = {"max_epochs": ("train", "max_epochs"), "device": ("train", "device")}
+DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
 
 NETWORK_RULES = (
     unless_given("train", "freeze_backbone", when("weights", "none", must_be("freeze_backbone", False))),
@@ -102,7 +102,7 @@ class CacheRun(SparkRun):
 class TrainRun(CacheRun):
     """Parameters of the flow `train`."""
 
-    first = NETWORK | IMAGE_SIZE | EPOCHS_AND_DEVICE
+    first = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
     rules = NETWORK_RULES
 
     train: TrainConfig = TrainConfig()
@@ -111,7 +111,7 @@ class TrainRun(CacheRun):
 class TrainDistributedRun(TrainRun):
     """Parameters of the flow `train-distributed`, which runs the ranks where it runs itself."""
 
-    first = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | EPOCHS_AND_DEVICE
+    first = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
 
     distributed: DistributedConfig = DistributedConfig()
 
@@ -157,7 +157,7 @@ class MaintainRun(SparkRun):
 class PipelineConfig(SparkRun):
     """Parameters of the whole DAG."""
 
-    first = SOURCE | NETWORK | IMAGE_SIZE | EPOCHS_AND_DEVICE | MODEL_NAME
+    first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME
     required = A_FOLDER
     rules = (
         *NETWORK_RULES,

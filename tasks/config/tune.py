@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tasks.config.form import Schema, always, when, when_given
-from tasks.config.runs import EPOCHS_AND_DEVICE, IMAGE_SIZE, NETWORK, NETWORK_RULES, TrainRun
+from tasks.config.runs import DEVICE_AND_EPOCHS, IMAGE_SIZE, NETWORK, NETWORK_RULES, TrainRun
 from tasks.config.storage import Settings
 from tasks.config.train import TrainConfig
 from tasks.errors import explain
@@ -207,7 +207,7 @@ class TuneRun(TrainRun):
         {"num_trials": ("tune", "num_trials"), "parallel": ("tune", "parallel")}
         | NETWORK
         | IMAGE_SIZE
-        | EPOCHS_AND_DEVICE
+        | DEVICE_AND_EPOCHS
     )
     rules = (
         *NETWORK_RULES,
