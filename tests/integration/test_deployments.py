@@ -6,6 +6,7 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
+from prefect.utilities.schema_tools.validation import validate
 
 from tasks.config import DistributedConfig, TuneConfig
 from tests.processes import ROOT
@@ -98,3 +99,14 @@ def test_what_needs_a_gpu_is_submitted_to_the_gpu_pool():
     gpu = {name for name, deployment in DEPLOYMENTS.items() if deployment["work_pool"]["name"] == "gpu"}
     submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig())}
     assert {f"{name}/{name}" for name in gpu} == submitted
+
+
+@pytest.mark.parametrize("name", ["train-distributed", "train-trial"])
+def test_what_a_flow_submits_to_the_gpu_pool_is_taken(name):
+    """Whole settings, by group, with None where nothing is set: the server validates them before it creates a run."""
+    flow = load(DEPLOYMENTS[name])
+    config = flow.fn.__annotations__["config"]().model_dump()
+    parameters = {"config": config, "cache_ref": {"url": "/cache", "digest": "0"}}
+    assert validate(parameters, flow.parameters.model_dump_for_openapi()) == []
+    config["train"]["max_epochs"] = 0
+    assert len(validate(parameters, flow.parameters.model_dump_for_openapi())) == 1
