@@ -70,7 +70,7 @@ def without_null(schema: Schema) -> Schema:
     if len(alternatives) != 1 or schema.get("default", ...) is not None:
         return schema
     kept = {name: value for name, value in schema.items() if name not in {"anyOf", "default"}}
-    return alternatives[0] | kept
+    return {**alternatives[0], **kept}
 
 
 def in_words(schema: Schema) -> Schema:
@@ -176,7 +176,7 @@ def must_be(field: str, value: str | bool) -> Schema:
 
 def unless_given(group: str, field: str, rule: Schema) -> Schema:
     """Return a rule that holds only where a group leaves one of its settings out."""
-    absent = {"properties": {group: {"properties": {field: {"not": {}}}}}}
+    absent: Schema = {"properties": {group: {"properties": {field: {"not": {}}}}}}
     return {"if": {"allOf": [rule["if"], absent]}, "then": rule["then"]}
 
 

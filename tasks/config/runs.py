@@ -63,7 +63,7 @@ IMAGE_SIZE = {"image_size": ("cache", "image_size")}
 MODEL_NAME = {"model_name": ("promote", "model_name")}
 DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
 
-NETWORK_RULES = (
+NETWORK_RULES: tuple[Schema, ...] = (
     unless_given("train", "freeze_backbone", when("weights", "none", must_be("freeze_backbone", False))),
     when("freeze_backbone", False, {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}}),
 )
@@ -103,7 +103,7 @@ class TrainRun(CacheRun):
     """Parameters of the flow `train`."""
 
     first = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
-    rules = NETWORK_RULES
+    rules: ClassVar[tuple[Schema, ...]] = NETWORK_RULES
 
     train: TrainConfig = TrainConfig()
 

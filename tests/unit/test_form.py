@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
 from pydantic import ValidationError
 
 from flows.command_line import parse_arguments
