@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from deployments.local_stack import check_port, prefect_command
-from deployments.login import OWN_STRING
+from deployments.login import OWN_STRING, authorization
 from deployments.stack_processes import STACK_MARK, LocalStack
 from tasks.config import PipelineConfig
 from tests.integration.chromium import chromium
@@ -281,18 +281,34 @@ return around && around.querySelector('textarea, input');
 """JavaScript that finds the input under a label, in either of Prefect's user interfaces."""
 
 
-def read_deployment(stack: LocalStack, name: str) -> dict:
+@pytest.fixture(scope="module")
+def api(stack):
+    """Return a client of the stack's server, which is logged in and has a CSRF token."""
+    with httpx.Client(base_url=f"{stack.url}/api", headers=authorization(stack.auth_string), timeout=120) as client:
+        token = client.get("/csrf-token", params={"client": "test"}).raise_for_status().json()["token"]
+        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"})
+        yield client
+
+
+def read_deployment(api: httpx.Client, name: str) -> dict:
     """Return a deployment of the stack's server."""
-    return httpx.get(f"{stack.url}/api/deployments/name/{name}").raise_for_status().json()
+    return api.get(f"/deployments/name/{name}").raise_for_status().json()
 
 
 @pytest.mark.parametrize("interface", ["", "/v2"], ids=["first", "second"])
-def test_the_form_shows_first_what_most_users_change(stack, interface):
+def test_the_form_shows_first_what_most_users_change(stack, api, interface):
     """Source, model, weights and image size are on one screen, the groups are folded, and nothing is a None."""
     with chromium() as browser:
+        wait = WebDriverWait(browser, 120)
+        browser.get(f"{stack.url}/login")
+        wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "input[type=password]"))[0].send_keys(
+            stack.auth_string
+        )
+        browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+        wait.until(lambda page: not page.current_url.endswith("/login"))
         for name in ("pipeline/pipeline", "pipeline/photos"):
-            browser.get(f"{stack.url}{interface}/deployments/deployment/{read_deployment(stack, name)['id']}/run")
-            WebDriverWait(browser, 60).until(lambda page: page.execute_script(FIND_FIELD, "Image Size"))
+            browser.get(f"{stack.url}{interface}/deployments/deployment/{read_deployment(api, name)['id']}/run")
+            wait.until(lambda page: page.execute_script(FIND_FIELD, "Image Size"))
             for label in ("Source", "Model", "Weights", "Image Size"):
                 shown = browser.execute_script(FIND_FIELD, label).rect
                 assert 0 < shown["y"] < shown["y"] + shown["height"] <= 900, (name, label, shown)
@@ -306,7 +322,7 @@ def test_the_form_shows_first_what_most_users_change(stack, interface):
         submit = [button for button in browser.find_elements(By.TAG_NAME, "button") if button.text.strip() == "Submit"]
         submit[0].click()
         refused = "'source (your folder of class folders, or builtin:digits)' is a required property"
-        WebDriverWait(browser, 60).until(lambda page: refused in page.execute_script("return document.body.innerText"))
+        wait.until(lambda page: refused in page.execute_script("return document.body.innerText"))
 
 
 @pytest.mark.parametrize(
@@ -344,11 +360,11 @@ def test_the_form_shows_first_what_most_users_change(stack, interface):
         ({"source": "/a", "predict": {"alias": "best"}}, {"predict.alias": "'champion' was expected"}),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(stack, config, said):
+def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, said):
     """The form names every wrong field at once; the server creates no run of it, whoever asks."""
-    photos = read_deployment(stack, "pipeline/photos")
+    photos = read_deployment(api, "pipeline/photos")
     values = {"schema": photos["parameter_openapi_schema"], "values": {"config": config}}
-    form = httpx.post(f"{stack.url}/api/ui/schemas/validate", json=values).json()
+    form = api.post("/ui/schemas/validate", json=values).json()
 
     def flat(errors: list, place: str = "") -> dict[str, str]:
         found = {}
@@ -362,8 +378,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(stack, config, s
     errors = flat(form["errors"])
     assert errors.keys() == {f"config.{name}" for name in said}
     assert all(text in errors[f"config.{name}"] for name, text in said.items())
-    create = f"{stack.url}/api/deployments/{photos['id']}/create_flow_run"
-    answer = httpx.post(create, json={"parameters": {"config": config}})
+    answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 409
     assert any(text in answer.json()["detail"] for text in said.values())
 
@@ -380,14 +395,13 @@ def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(stack, config, s
         {"source": "/a", "train": {"schedule": "one_cycle", "warmup_epochs": 0.0, "fine_tune": []}},
     ],
 )
-def test_a_run_that_can_be_is_taken(stack, config):
+def test_a_run_that_can_be_is_taken(api, config):
     """By the server, and as well by the models that the flow makes of it."""
     PipelineConfig.model_validate(config)
-    photos = read_deployment(stack, "pipeline/photos")
-    create = f"{stack.url}/api/deployments/{photos['id']}/create_flow_run"
-    answer = httpx.post(create, json={"parameters": {"config": config}})
+    photos = read_deployment(api, "pipeline/photos")
+    answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 201, answer.text
-    httpx.delete(f"{stack.url}/api/flow_runs/{answer.json()['id']}").raise_for_status()
+    api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
 def test_what_a_person_edited_stays(stack):
