@@ -63,15 +63,14 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     frozen = weights != "none"
     return {
         "config": {
+            "source": absolute_url(options.source),
+            "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
+            "weights": weights,
+            "freeze_backbone": frozen,
+            "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else 32),
+            "max_epochs": 20 if own else 4,
             # The demo's tables are its own: another source takes the place of the last one's.
-            "etl": {"source": absolute_url(options.source), "replace_source": True},
-            "cache": {"image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else 32)},
-            "train": {
-                "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
-                "weights": weights,
-                "freeze_backbone": frozen,
-                "max_epochs": 20 if own else 4,
-            },
+            "etl": {"replace_source": True},
         }
     }
 

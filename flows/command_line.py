@@ -1,5 +1,6 @@
 """Flows on the command line: every setting is an option, and wrong input is one sentence."""
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,14 +10,22 @@ from typing import Any, TypeVar
 from prefect import Flow
 from prefect.logging.configuration import setup_logging
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from flows.options import WHOLE_HELP, Options
+from tasks.config.runs import Run
 from tasks.errors import FOR_A_PERSON, WrongInput, explain
 from tasks.home import make_home
 from tasks.log_lines import OneLine
 from tasks.storage import resolve_storage
 
-Config = TypeVar("Config", bound=BaseModel)
+Config = TypeVar("Config", bound=Run)
 
 EXIT_WRONG_INPUT = 2
 
@@ -27,15 +36,10 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
     Raises:
         ValidationError: An option has a value it cannot have.
     """
+    options = Options(model, program, whole=WHOLE_HELP in arguments)
 
     class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]
-        model_config = SettingsConfigDict(
-            cli_parse_args=list(arguments),
-            cli_prog_name=program,
-            cli_hide_none_type=True,
-            cli_avoid_json=True,
-            nested_model_default_partial_update=True,
-        )
+        model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
         @classmethod
         def settings_customise_sources(
@@ -47,7 +51,17 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             # Options only: an environment variable that happens to be called TRAIN or CACHE is none of ours.
-            return (init_settings,)
+            return (
+                CliSettingsSource[argparse.ArgumentParser](
+                    settings_cls,
+                    cli_parse_args=list(arguments),
+                    cli_hide_none_type=True,
+                    cli_avoid_json=True,
+                    root_parser=options.parser,
+                    add_argument_method=options.add_option,
+                    add_argument_group_method=options.add_group,
+                ),
+            )
 
     FromCommandLine.__doc__ = model.__doc__
     parsed: BaseSettings = FromCommandLine()

@@ -1,9 +1,10 @@
 """What a person fills in on the data: sources, labels, splits, the cache, the tables' maintenance."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.storage import Settings
 from tasks.credentials import Url
 from tasks.errors import MOST_SHOWN, shown
@@ -16,6 +17,15 @@ BUILTIN_DIGITS = "builtin:digits"
 
 class LabelConfig(Settings):
     """Where the label of a picture comes from."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        *(
+            when("by", name, {"required": [name], "properties": {name: {"minLength": 1}}})
+            for name in ("pattern", "file")
+        ),
+        *(when_given(name, must_be("by", name)) for name in ("pattern", "file")),
+        always({"properties": {"file": {"pattern": r"^$|\.([cC][sS][vV]|[pP][aA][rR][qQ][uU][eE][tT])$"}}}),
+    )
 
     by: Literal["folder", "pattern", "file"] = Field(
         "folder",
@@ -79,6 +89,10 @@ def _short(value: str) -> str:
 
 class EtlConfig(Settings):
     """From a folder of images to the Delta tables `images` and `files`."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        when("split_by", "file", {"required": ["labels"], "properties": {"labels": must_be("by", "file")}}),
+    )
 
     source: Url = Field(
         BUILTIN_DIGITS,

@@ -1,9 +1,11 @@
 """Where things lie, on what Spark they run, and what all settings share."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator
+from pydantic_core import CoreSchema
 
+from tasks.config.form import Schema, describe
 from tasks.config.values import Memory, SparkMaster, check_no_control, check_text
 from tasks.credentials import SparkSettings, Url
 
@@ -31,6 +33,19 @@ class Settings(BaseModel):
             if isinstance(text, str):
                 check_text(text)
         return value
+
+    rules: ClassVar[tuple[Schema, ...]] = ()
+    """Rules across fields that JSON schema can say, so that a form refuses what the validators would."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return what Prefect's form shows and its server validates with: bounds are in the descriptions."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["properties"] = describe(schema.get("properties", {}))
+        if cls.rules:
+            schema["allOf"] = [*cls.rules]
+        return reference
 
 
 class StorageConfig(Settings):

@@ -1,9 +1,10 @@
 """What a person fills in on a training."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tasks.config.form import Schema, when
 from tasks.config.storage import Settings
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS
 
@@ -43,6 +44,13 @@ class FineTuneStage(Settings):
 
 class TrainConfig(Settings):
     """One training run, on one process or on many ranks."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        # Where it is left out here, it may stand beside the group.
+        when("weights", "none", {"properties": {"freeze_backbone": {"const": False}}}),
+        when("freeze_backbone", False, {"properties": {"fine_tune": {"maxItems": 0}}}),
+        when("schedule", "one_cycle", {"properties": {"warmup_epochs": {"enum": [0, None]}}}),
+    )
 
     model: str = Field("mobilenet_v2", min_length=1, description="Any classifier torchvision.models.get_model knows")
     weights: str = Field(

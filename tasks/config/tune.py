@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
-from tasks.config.runs import TrainRun
+from tasks.config.form import Schema, always, when, when_given
+from tasks.config.runs import DEVICE_AND_EPOCHS, IMAGE_SIZE, NETWORK, NETWORK_RULES, TrainRun
 from tasks.config.storage import Settings
 from tasks.config.train import TrainConfig
 from tasks.config.values import YEAR_SECONDS, RunId
@@ -31,12 +32,16 @@ NOT_SEARCHED = {
 }
 """Settings of a training that no search varies, and why."""
 
+SEARCHED = TrainConfig.model_fields.keys() - NOT_SEARCHED.keys()
+
 MOST_CORNERS = 20_000
 """Combinations of extreme values that are checked before the search, a second's work; a trial checks its own again."""
 
 
 class Range(Settings):
     """Numbers from `low` to `high`, both included; whole ones where the setting takes no other."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (when("log", True, {"properties": {"low": {"exclusiveMinimum": 0}}}),)
 
     low: float = Field(description="The least value")
     high: float = Field(description="The greatest value")
@@ -83,6 +88,10 @@ DEFAULT_SEARCH: dict[str, Space] = {
 
 class TuneConfig(Settings):
     """A search for the best settings of a training."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        always({"properties": {"search": {"propertyNames": {"enum": sorted(SEARCHED)}}}}),
+    )
 
     # Empty and not filled in: options of the command line are laid over a default, and a default cannot be taken out.
     search: dict[str, Space] = Field(
@@ -203,6 +212,20 @@ def _check_setting(name: str, space: Space) -> None:
 class TuneRun(TrainRun):
     """Parameters of the flow `tune`."""
 
+    first = (
+        {"num_trials": ("tune", "num_trials"), "parallel": ("tune", "parallel")}
+        | NETWORK
+        | IMAGE_SIZE
+        | DEVICE_AND_EPOCHS
+    )
+    rules = (
+        *NETWORK_RULES,
+        {
+            "if": {"not": {"properties": {"tune": {"not": when_given("max_epochs", {})["if"]}}}},
+            "then": {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}},
+        },
+    )
+
     tune: TuneConfig = TuneConfig()
 
     @model_validator(mode="after")
@@ -240,6 +263,8 @@ class TuneRun(TrainRun):
 
 class TrialRun(TrainRun):
     """Parameters of the flow `train-trial`: one training of a search, which reports to its study."""
+
+    rules = (*NETWORK_RULES, {"dependentRequired": {"study": ["number"], "number": ["study"]}})
 
     tune: TuneConfig = Field(TuneConfig(), description="The search, by whose rules the trial is pruned")
     study: str | None = Field(

@@ -5,6 +5,8 @@ import importlib
 import pytest
 import yaml
 from prefect import Flow
+from prefect.exceptions import ParameterTypeError
+from prefect.utilities.schema_tools.validation import validate
 
 from tasks.config import DistributedConfig, TuneConfig
 from tests.processes import ROOT
@@ -35,8 +37,13 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     """What the worker will do with them."""
     deployment = DEPLOYMENTS[name]
     flow = load(deployment)
-    assert flow.name == name
-    flow.validate_parameters(deployment["parameters"])
+    assert flow.name == {"photos": "pipeline"}.get(name, name)
+    parameters = deployment["parameters"]
+    if name == "photos":  # its source is the user's to fill in
+        with pytest.raises(ParameterTypeError, match="etl.source"):
+            flow.validate_parameters(parameters)
+        parameters = {"config": parameters["config"] | {"source": "/data/photos"}}
+    flow.validate_parameters(parameters)
     assert deployment["description"]
     assert "lakevision" in deployment["tags"]
     assert deployment["work_pool"]["name"] == ("gpu" if "gpu" in deployment["tags"] else "cpu")
@@ -65,8 +72,41 @@ def test_the_form_in_the_ui_is_typed():
             assert "$ref" in field or "allOf" in field or "description" in field, name
 
 
+def test_a_run_with_two_wrong_settings_names_both():
+    """In the state's message of a deployment's run, as on the command line."""
+    with pytest.raises(ParameterTypeError) as refused:
+        load(DEPLOYMENTS["pipeline"]).validate_parameters({"config": {"image_size": 5, "train": {"max_epochs": 0}}})
+    assert "config.cache.image_size: Input should be greater than or equal to 16" in str(refused.value)
+    assert "config.train.max_epochs: Input should be greater than or equal to 1" in str(refused.value)
+
+
+def test_every_deployment_fills_in_what_its_form_shows_first():
+    """A switch that is left out would look switched off; a name may be empty."""
+    for name, deployment in DEPLOYMENTS.items():
+        model = load(deployment).fn.__annotations__["config"]
+        settings = deployment["parameters"]["config"]
+        assert settings.keys() <= model.first.keys(), name
+        switches = {
+            first
+            for first, (group, field) in model.first.items()
+            if model.model_fields[group].annotation.model_fields[field].annotation is bool
+        }
+        assert switches <= settings.keys(), name
+
+
 def test_what_needs_a_gpu_is_submitted_to_the_gpu_pool():
     """By the deployments that the settings name by default."""
     gpu = {name for name, deployment in DEPLOYMENTS.items() if deployment["work_pool"]["name"] == "gpu"}
     submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig())}
     assert {f"{name}/{name}" for name in gpu} == submitted
+
+
+@pytest.mark.parametrize("name", ["train-distributed", "train-trial"])
+def test_what_a_flow_submits_to_the_gpu_pool_is_taken(name):
+    """Whole settings, by group, with None where nothing is set: the server validates them before it creates a run."""
+    flow = load(DEPLOYMENTS[name])
+    config = flow.fn.__annotations__["config"]().model_dump()
+    parameters = {"config": config, "cache_ref": {"url": "/cache", "digest": "0"}}
+    assert validate(parameters, flow.parameters.model_dump_for_openapi()) == []
+    config["train"]["max_epochs"] = 0
+    assert len(validate(parameters, flow.parameters.model_dump_for_openapi())) == 1

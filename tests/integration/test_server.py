@@ -5,12 +5,17 @@ import sys
 import time
 from datetime import UTC, datetime
 
+import httpx
 import psutil
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from deployments.local_stack import check_port, prefect_command
-from deployments.login import OWN_STRING
+from deployments.login import OWN_STRING, authorization
 from deployments.stack_processes import STACK_MARK, LocalStack
+from tasks.config import PipelineConfig
+from tests.integration.chromium import chromium
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, run_python, server_errors
 
@@ -264,6 +269,139 @@ print(runs[0].info.status)
     assert states == "['cancelled', 'fail'] {'lakevision.cancelled': [0]}"
     assert flow_states == "['CANCELLED', 'CANCELLED']"
     assert status == "KILLED"
+
+
+FIND_FIELD = """
+const named = [...document.querySelectorAll('label, .schema-form-property__label')]
+    .filter(label => label.textContent.trim().replace(' (Optional)', '') === arguments[0]);
+let around = named[0];
+while (around && !around.querySelector('textarea, input')) around = around.parentElement;
+return around && around.querySelector('textarea, input');
+"""
+"""JavaScript that finds the input under a label, in either of Prefect's user interfaces."""
+
+
+@pytest.fixture(scope="module")
+def api(stack):
+    """Return a client of the stack's server, which is logged in and has a CSRF token."""
+    with httpx.Client(base_url=f"{stack.url}/api", headers=authorization(stack.auth_string), timeout=120) as client:
+        token = client.get("/csrf-token", params={"client": "test"}).raise_for_status().json()["token"]
+        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"})
+        yield client
+
+
+def read_deployment(api: httpx.Client, name: str) -> dict:
+    """Return a deployment of the stack's server."""
+    return api.get(f"/deployments/name/{name}").raise_for_status().json()
+
+
+@pytest.mark.parametrize("interface", ["", "/v2"], ids=["first", "second"])
+def test_the_form_shows_first_what_most_users_change(stack, api, interface):
+    """Source, model, weights and image size are on one screen, the groups are folded, and nothing is a None."""
+    with chromium() as browser:
+        wait = WebDriverWait(browser, 120)
+        browser.get(f"{stack.url}/login")
+        wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "input[type=password]"))[0].send_keys(
+            stack.auth_string
+        )
+        browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+        wait.until(lambda page: not page.current_url.endswith("/login"))
+        for name in ("pipeline/pipeline", "pipeline/photos"):
+            browser.get(f"{stack.url}{interface}/deployments/deployment/{read_deployment(api, name)['id']}/run")
+            wait.until(lambda page: page.execute_script(FIND_FIELD, "Image Size"))
+            for label in ("Source", "Model", "Weights", "Image Size"):
+                shown = browser.execute_script(FIND_FIELD, label).rect
+                assert 0 < shown["y"] < shown["y"] + shown["height"] <= 900, (name, label, shown)
+            text = browser.execute_script("return document.body.innerText")
+            assert 'Property is type "None"' not in text
+            assert "(16 to 1024)" in text
+            # A field of a group, and the group itself.
+            assert "Stored Side" not in text
+            assert "From a folder of images to the Delta tables" in text
+        # The form of photos lacks one thing, which it says when it is submitted.
+        submit = [button for button in browser.find_elements(By.TAG_NAME, "button") if button.text.strip() == "Submit"]
+        submit[0].click()
+        refused = "'source (your folder of class folders, or builtin:digits)' is a required property"
+        wait.until(lambda page: refused in page.execute_script("return document.body.innerText"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"source": ""},
+            {"source": "'source (your folder of class folders, or builtin:digits)' is a required property"},
+        ),
+        ({"image_size": 224}, {"source": "'source (your folder of class folders, or builtin:digits)' is a required"}),
+        (
+            {"source": "/a", "image_size": 5, "train": {"max_epochs": 0}},
+            {"image_size": "5 is less than the minimum of 16", "train.max_epochs": "0 is less than the minimum of 1"},
+        ),
+        ({"source": "/a", "weights": "none"}, {"freeze_backbone": "'freeze_backbone' is a required property"}),
+        ({"source": "/a", "weights": "none", "freeze_backbone": True}, {"freeze_backbone": "False was expected"}),
+        (
+            {"source": "/a", "freeze_backbone": False, "train": {"fine_tune": [{"unfreeze_from": "all"}]}},
+            {"train.fine_tune": "is expected to be empty"},
+        ),
+        (
+            {"source": "/a", "train": {"schedule": "one_cycle", "warmup_epochs": 2}},
+            {"train.warmup_epochs": "2 is not one of [0, None]"},
+        ),
+        ({"source": "/a", "etl": {"labels": {"by": "file"}}}, {"etl.labels.file": "'file' is a required property"}),
+        (
+            {"source": "/a", "etl": {"labels": {"by": "folder", "pattern": "(x)"}}},
+            {"etl.labels.by": "'pattern' was expected"},
+        ),
+        ({"source": "/a", "etl": {"split_by": "file"}}, {"etl.labels": "'labels' is a required property"}),
+        (
+            {"source": "/a", "etl": {"split_by": "file", "labels": {"by": "folder"}}},
+            {"etl.labels.by": "'file' was expected"},
+        ),
+        ({"source": "/a", "predict": {"alias": "best"}}, {"predict.alias": "'champion' was expected"}),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, said):
+    """The form names every wrong field at once; the server creates no run of it, whoever asks."""
+    photos = read_deployment(api, "pipeline/photos")
+    values = {"schema": photos["parameter_openapi_schema"], "values": {"config": config}}
+    form = api.post("/ui/schemas/validate", json=values).json()
+
+    def flat(errors: list, place: str = "") -> dict[str, str]:
+        found = {}
+        for error in errors:
+            if isinstance(error, str):
+                found[place] = error
+            else:
+                found |= flat(error["errors"], ".".join(filter(None, (place, error["property"]))))
+        return found
+
+    errors = flat(form["errors"])
+    assert errors.keys() == {f"config.{name}" for name in said}
+    assert all(text in errors[f"config.{name}"] for name, text in said.items())
+    answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
+    assert answer.status_code == 409
+    assert any(text in answer.json()["detail"] for text in said.values())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"source": "/a", "weights": "none", "freeze_backbone": False, "model_name": "mine"},
+        {"etl": {"source": "/a"}, "train": {"weights": "none", "freeze_backbone": False}},  # by group
+        {"source": "/a", "weights": "none", "train": {"freeze_backbone": False}},
+        {"source": "/a", "storage": {"home": None}, "train": {"max_seconds": None}, "cache": {"keep_days": None}},
+        {"source": "/a", "etl": {"labels": {"by": "file", "file": "s3a://b/labels.CSV"}, "split_by": "file"}},
+        {"source": "/a", "etl": {"labels": {"by": "folder", "pattern": None, "file": ""}}},
+        {"source": "/a", "train": {"schedule": "one_cycle", "warmup_epochs": 0.0, "fine_tune": []}},
+    ],
+)
+def test_a_run_that_can_be_is_taken(api, config):
+    """By the server, and as well by the models that the flow makes of it."""
+    PipelineConfig.model_validate(config)
+    photos = read_deployment(api, "pipeline/photos")
+    answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
+    assert answer.status_code == 201, answer.text
+    api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
 def test_what_a_person_edited_stays(stack):

@@ -1,0 +1,75 @@
+"""The options of a flow on the command line, and the help that lists them."""
+
+import argparse
+from typing import Any
+
+from pydantic import BaseModel
+
+from tasks.config.runs import Run
+
+WHOLE_HELP = "--help-all"
+
+
+class Options:
+    """The options of a flow: those of its form's first screen first, under both of their names, the others by group."""
+
+    def __init__(self, model: type[Run], program: str, *, whole: bool) -> None:
+        """Make the parser, which pydantic-settings adds the options to.
+
+        Args:
+            model: Of the flow.
+            program: As the user calls it.
+            whole: Whether the help lists the options of the groups, too.
+        """
+        self._model, self._whole = model, whole
+        self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
+        groups = {name: field for name, field in model.model_fields.items() if _is_group(field.annotation)}
+        lines = [f"  {name:<15}{field.description or field.annotation.__doc__}" for name, field in groups.items()]
+        self.parser = argparse.ArgumentParser(
+            prog=program,
+            usage="%(prog)s [--SETTING VALUE ...]",
+            description=model.__doc__,
+            epilog=None if whole else "\n".join([f"groups of further settings, listed by {WHOLE_HELP}:", *lines]),
+            formatter_class=_one_line_each,
+            allow_abbrev=False,
+        )
+        self.parser.add_argument(WHOLE_HELP, action="help", help="show all settings by group, and exit")
+        self._first = self.parser.add_argument_group("settings")
+
+    def add_group(self, parser: argparse.ArgumentParser, **titles: Any) -> argparse._ArgumentGroup:
+        """Add a group of settings, which only the whole help shows."""
+        return parser.add_argument_group(**titles) if self._whole else parser.add_argument_group()
+
+    def add_option(self, to: argparse._ActionsContainer, *names: str, **settings: Any) -> argparse.Action:
+        """Add one option, with what the form says of it."""
+        name = names[0].removeprefix("--")
+        if settings["help"] == argparse.SUPPRESS:  # a whole group as JSON
+            return to.add_argument(*names, **settings)
+        settings["help"] = self._described(name, settings["help"])
+        if name in self._short_names or "." not in name:
+            shown = self._first.add_argument(f"--{self._short_names.get(name, name)}", **settings)
+            if name not in self._short_names:
+                return shown
+        if name in self._short_names or not self._whole:
+            settings["help"] = argparse.SUPPRESS
+        return to.add_argument(*names, **settings)
+
+    def _described(self, name: str, text: str) -> str:
+        *groups, field = name.split(".")
+        model: Any = self._model
+        for group in groups:
+            model = model.model_fields[group].annotation
+        in_form: str = model.model_json_schema()["properties"].get(field, {}).get("description", "")
+        plain = model.model_fields[field].description or ""
+        if plain and in_form.startswith(plain):  # argparse has % of its own
+            text = text.replace(plain.replace("%", "%%"), in_form.replace("%", "%%"))
+        return text.removesuffix(" (default: None)")
+
+
+def _is_group(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _one_line_each(prog: str) -> argparse.HelpFormatter:
+    """Return a formatter that leaves the breaking of lines to the terminal."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=48, width=1000)

@@ -1,0 +1,190 @@
+"""The JSON schema that Prefect's form is drawn from: what is shown first, what lies folded, and in which words.
+
+Both of Prefect's user interfaces draw every property of an object at once. Alternatives (`anyOf`) they draw as tabs, of
+which the one that fits the value is open: a group with an empty alternative before its own stays folded until a user
+opens it. Neither reads `if` and `then`, which the server validates with before it creates a run.
+"""
+
+from collections.abc import Container, Mapping
+from copy import deepcopy
+from typing import Any
+
+Schema = dict[str, Any]
+
+FOLDED, OPEN = "Defaults", "Settings"
+"""Titles of a group's two tabs."""
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
+
+
+def number_bounds(schema: Mapping[str, Any]) -> str:
+    """Return the bounds of a number or a length in words, or an empty string."""
+    step = 1 if schema.get("type") == "integer" else 0
+    least, most = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if step:
+        least = above + step if above is not None else least
+        most = below - step if below is not None else most
+        above = below = None
+    low = f"more than {_plain(above)}" if above is not None else "" if least is None else f"at least {_plain(least)}"
+    high = f"less than {_plain(below)}" if below is not None else "" if most is None else f"at most {_plain(most)}"
+    if least is not None and most is not None:
+        return f"{_plain(least)} to {_plain(most)}"
+    return ", ".join(filter(None, (low, high)))
+
+
+def length_bounds(schema: Mapping[str, Any]) -> str:
+    """Return the bounds of a text's or a list's length in words, or an empty string."""
+    for unit, least_name, most_name in (("characters", "minLength", "maxLength"), ("entries", "minItems", "maxItems")):
+        least, most = schema.get(least_name, 0), schema.get(most_name)
+        if most is not None:
+            return f"{least} to {most} {unit}" if least > 1 else f"at most {most} {unit}"
+        if least > 1:
+            return f"at least {least} {unit}"
+    return ""
+
+
+def bounds(schema: Mapping[str, Any]) -> str:
+    """Return what a property may be in words: its bounds, and choices that its description does not name."""
+    description = schema.get("description", "")
+    parts = [
+        text
+        for alternative in (schema, *schema.get("anyOf", ()))
+        for text in (number_bounds(alternative), length_bounds(alternative))
+        if text
+    ]
+    choices = [str(choice) for choice in schema.get("enum", ())]
+    if choices and not all(choice in description for choice in choices):
+        parts.append(f"one of {', '.join(choices)}")
+    return "; ".join(parts)
+
+
+def without_null(schema: Schema) -> Schema:
+    """Return a property that is None by default without the alternative None: in a form it is left empty.
+
+    Prefect's server takes None for every property without a default, so a run that names it is valid still.
+    """
+    alternatives = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(alternatives) != 1 or schema.get("default", ...) is not None:
+        return schema
+    kept = {name: value for name, value in schema.items() if name not in {"anyOf", "default"}}
+    return {**alternatives[0], **kept}
+
+
+def in_words(schema: Schema) -> Schema:
+    """Return a property whose description ends with its bounds."""
+    said = bounds(schema)
+    return schema | {"description": f"{schema['description']} ({said})"} if said and "description" in schema else schema
+
+
+def describe(properties: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Return a model's properties with bounds in their descriptions, and without None where it is the default."""
+    described = {}
+    for name, schema in properties.items():
+        if "$ref" in schema:  # a group: the interfaces would show the name of its class
+            described[name] = {key: value for key, value in schema.items() if key != "default"} | {"title": title(name)}
+        else:
+            described[name] = in_words(without_null(schema))
+    return described
+
+
+def title(name: str) -> str:
+    """Return a setting's name as the form shows it."""
+    return name.replace("_", " ").title()
+
+
+def folded(name: str, reference: Schema, group: Schema, elsewhere: frozenset[str]) -> Schema:
+    """Return a group that the form leaves folded.
+
+    Args:
+        name: Of the group.
+        reference: Refers to the group's definition, by which its values are validated.
+        group: The group's definition.
+        elsewhere: Settings that the form shows outside the group.
+    """
+    shown = {key: deepcopy(value) for key, value in group["properties"].items() if key not in elsewhere}
+    return {
+        "title": title(name),
+        "description": reference.get("description") or group.get("description", ""),
+        "anyOf": [
+            {"title": FOLDED, "type": "object", "properties": {}},
+            {"title": OPEN, "type": "object", "properties": shown},
+        ],
+        # No alternative refuses anything: what is wrong is said of the field and not of the group.
+        **always({"$ref": reference["$ref"]}),
+    }
+
+
+def first_screen(
+    properties: Mapping[str, Schema],
+    groups: Mapping[str, Schema],
+    first: Mapping[str, tuple[str, str]],
+    required: Container[str],
+) -> dict[str, Schema]:
+    """Return a flow's properties in the order of its form: settings that most users change, single ones, groups.
+
+    Args:
+        properties: Of the flow's model.
+        groups: Definitions of those that are groups.
+        first: Settings that are shown first by the name they have there, with their group and their name in it.
+        required: Those of them that a flow run has to name.
+    """
+    shown = {}
+    for name, (group, field) in first.items():
+        schema = deepcopy(groups[group]["properties"][field])
+        default = schema.pop("default", None)
+        schema.pop("minLength", None)  # a deployment may leave it to the user: a rule refuses its run
+        said = (
+            ""
+            if default is None or name in required
+            else f"; by default {str(default).lower() if isinstance(default, bool) else default}"
+        )
+        shown[name] = schema | {"title": title(name), "description": schema["description"] + said}
+    shown |= {name: schema for name, schema in properties.items() if name not in groups}
+    for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):
+        moved = frozenset(field for group, field in first.values() if group == name)
+        shown[name] = folded(name, properties[name], groups[name], moved)
+    return {name: schema | {"position": position} for position, (name, schema) in enumerate(shown.items())}
+
+
+def _has(field: str, condition: Schema) -> Schema:
+    # Said without `required`, which the server leaves out of the schema when a deployment is changed.
+    return {"not": {"properties": {field: {"not": condition}}}}
+
+
+def always(then: Schema) -> Schema:
+    """Return a rule without a condition."""
+    return {"if": {}, "then": then}
+
+
+def when(field: str, value: str | bool, then: Schema) -> Schema:
+    """Return the rule that holds where `field` is given and has a value."""
+    return {"if": _has(field, {"const": value}), "then": then}
+
+
+def when_given(field: str, then: Schema) -> Schema:
+    """Return the rule that holds where `field` is given and neither empty nor None."""
+    return {"if": _has(field, {"minLength": 1, "minItems": 1, "not": {"type": "null"}}), "then": then}
+
+
+def must_be(field: str, value: str | bool) -> Schema:
+    """Return the condition that `field` is given and has a value."""
+    return {"required": [field], "properties": {field: {"const": value}}}
+
+
+def unless_given(group: str, field: str, rule: Schema) -> Schema:
+    """Return a rule that holds only where a group leaves one of its settings out."""
+    absent: Schema = {"properties": {group: {"properties": {field: {"not": {}}}}}}
+    return {"if": {"allOf": [rule["if"], absent]}, "then": rule["then"]}
+
+
+def must_be_said(name: str, what: str, group: str, field: str) -> Schema:
+    """Return the rule that a flow run names a setting: at the top and not empty, or in its group.
+
+    What is required has a name that no setting has, so that an empty one is refused as a missing one is. The server
+    leaves `required` out when it validates a deployment, but not where it stands below a list such as `allOf`.
+    """
+    left_out = {"properties": {name: {"const": ""}, group: {"properties": {field: {"not": {}}}}}}
+    return {"if": left_out, "then": {"required": [f"{name} ({what})"]}}

@@ -1,0 +1,173 @@
+"""What Prefect's form and the command line's help show of the settings."""
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
+from pydantic import ValidationError
+
+from flows.command_line import parse_arguments
+from tasks import config
+from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
+from tasks.config.form import FOLDED, OPEN
+from tasks.config.runs import Run
+
+RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
+
+
+def described(model: type[config.Settings], field: str) -> str:
+    """Return what the form says of a setting."""
+    text: str = model.model_json_schema()["properties"][field]["description"]
+    return text
+
+
+def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
+    """Return the places that the form's own validation complains of."""
+    return {error.json_path for error in Draft202012Validator(model.model_json_schema()).iter_errors(values)}
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "said"),
+    [
+        (EtlConfig, "stored_side", "(16 to 16384)"),
+        (EtlConfig, "val_fraction", "(at least 0, less than 1)"),
+        (EtlConfig, "max_bad_fraction", "(0 to 1)"),
+        (TrainConfig, "learning_rate", "(more than 0, at most 10)"),
+        (TrainConfig, "patience", "(at least 1)"),
+        (TrainConfig, "seed", "(1 to 4294967295)"),
+        (TrainConfig, "batch_size", "(1 to 65536)"),
+        (TrainConfig, "optimizer", "(one of adam, adamw, sgd)"),
+        (config.Choices, "choices", "(2 to 100 entries)"),
+    ],
+)
+def test_bounds_are_in_the_description(model: type[config.Settings], field: str, said: str) -> None:
+    """The form shows no others."""
+    assert described(model, field).endswith(said)
+
+
+def test_what_may_be_left_empty_is_an_empty_field() -> None:
+    """None by default is no alternative in the form; another default leaves None to be chosen."""
+    properties = config.CacheConfig.model_json_schema()["properties"]
+
+    assert properties["keep_gigabytes"]["type"] == "integer"
+    assert "default" not in properties["keep_gigabytes"]
+    assert {"type": "null"} in properties["keep_days"]["anyOf"]
+    assert config.CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
+
+
+@pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
+def test_a_form_begins_with_what_most_users_change(model: type[Run]) -> None:
+    """Then come single settings, then groups: folded, and without what is shown before."""
+    properties = model.model_json_schema()["properties"]
+    order = sorted(properties, key=lambda name: properties[name]["position"])
+    groups = [name for name in order if "anyOf" in properties[name] and "then" in properties[name]]
+
+    assert order[: len(model.first)] == list(model.first)
+    assert groups
+    assert order[-len(groups) :] == groups
+    for name in groups:
+        folded, settings = properties[name]["anyOf"]
+        assert (folded["title"], folded["properties"], settings["title"]) == (FOLDED, {}, OPEN)
+        assert not settings["properties"].keys() & {field for group, field in model.first.values() if group == name}
+        assert "default" not in properties[name]
+
+
+def test_a_setting_has_two_names_and_one_value() -> None:
+    """That of the form's first screen, and that with its group; a contradiction is refused."""
+    by_short_name = PipelineConfig.model_validate({"source": "/a", "etl": {"stored_side": 64}})
+
+    assert by_short_name == PipelineConfig.model_validate({"etl": {"source": "/a", "stored_side": 64}})
+    assert by_short_name == PipelineConfig.model_validate({"source": "/a", "etl": EtlConfig(stored_side=64)})
+    assert PipelineConfig.model_validate(by_short_name.model_dump() | {"source": "/a"}) == by_short_name
+    assert PipelineConfig.model_validate({"source": None}) == PipelineConfig()
+    with pytest.raises(ValidationError, match=r"source and etl.source are the same setting and differ: leave one"):
+        PipelineConfig.model_validate({"source": "/a", "etl": {"source": "/b"}})
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "places"),
+    [
+        (TrialRun, {"study": "s"}, {"$"}),
+        (TrialRun, {"study": "s", "number": 1}, set()),
+        (Range, {"low": 0, "high": 1, "log": True}, {"$.low"}),
+        (Range, {"low": 0, "high": 1}, set()),
+        (TuneRun, {"tune": {"search": {"monitor": {"choices": [1, 2]}}}}, {"$.tune.search"}),
+        (TuneRun, {"tune": {"search": {"seed": {"choices": [1, 2]}}}}, set()),
+        (
+            TuneRun,
+            {"tune": {"max_epochs": 3}, "train": {"fine_tune": [{"unfreeze_from": "all"}]}},
+            {"$.train.fine_tune"},
+        ),
+        (PredictRun, {"alias": "no name"}, {"$.alias"}),
+        (
+            MaintainRun,
+            {"maintain": {"vacuum_hours": -1}, "vacuum_hours": -2},
+            {"$.maintain.vacuum_hours", "$.vacuum_hours"},
+        ),
+    ],
+)
+def test_the_form_refuses_what_the_models_refuse(
+    model: type[config.Settings], values: dict[str, Any], places: set[str]
+) -> None:
+    """At the setting that is wrong, and not of its group."""
+    assert refusals(model, values) == places
+
+
+@pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
+def test_the_form_takes_what_the_models_make(model: type[Run]) -> None:
+    """Settings that one flow hands to another's deployment are refused by none of the rules."""
+    given = model.model_validate({"etl": {"source": "/a"}} if "etl" in model.model_fields else {})
+
+    assert refusals(model, given.model_dump(mode="json", exclude_none=True)) == set()
+
+
+def help_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Return the lines of a flow's help."""
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(PipelineConfig, "program", arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """What most users change, a line each, and the groups, a line each."""
+    lines = help_text(capsys, "--help")
+
+    assert len(lines) <= 30
+    options = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert sorted(options) == sorted(["--help-all", *(f"--{name}" for name in PipelineConfig.first)])
+    assert any("--image_size int" in line and "(16 to 1024) (default: 224)" in line for line in lines)
+    groups = [line.split()[0] for line in lines[lines.index("groups of further settings, listed by --help-all:") + 1 :]]
+    assert groups == list(PipelineConfig.model_fields)
+
+
+def test_the_whole_help_has_every_setting_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """By group, each with a heading."""
+    lines = help_text(capsys, "--help-all")
+
+    options = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert len(options) == len(set(options))
+    assert {"--etl.stored_side", "--etl.labels.by", "--train.augmentation.flip", "--source"} <= set(options)
+    assert "--etl.source" not in options
+    assert "etl.labels options:" in lines
+
+
+def test_options_have_both_names() -> None:
+    """As the form and the Python models have them."""
+    short = parse_arguments(PipelineConfig, "program", ["--source", "/a", "--image_size", "64", "--etl.min_side", "4"])
+    by_group = ["--etl.source", "/a", "--cache.image_size", "64", "--etl.min_side", "4"]
+
+    assert short == parse_arguments(PipelineConfig, "program", by_group)
+    assert (short.etl.source, short.cache.image_size, short.etl.min_side) == ("/a", 64, 4)
+
+
+def test_wrong_options_are_all_named() -> None:
+    """And not the first of them alone."""
+    with pytest.raises(ValidationError) as refused:
+        parse_arguments(PipelineConfig, "program", ["--image_size", "5", "--max_epochs", "0", "--etl.min_side", "0"])
+
+    assert {error["loc"] for error in refused.value.errors()} == {
+        ("cache", "image_size"),
+        ("train", "max_epochs"),
+        ("etl", "min_side"),
+    }
