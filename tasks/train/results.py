@@ -38,6 +38,8 @@ def run_config(setting: Setting) -> dict[str, Any]:
         "data": {
             "table": manifest.table.path,
             "version": manifest.table.version,
+            "table_id": manifest.table.table_id,
+            "source": manifest.table.source,
             "content_digest": manifest.content_digest,
             "rows": {split: part.rows for split, part in manifest.splits.items()},
         },
