@@ -64,7 +64,9 @@ class PromoteRun(Settings):
 class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
-    promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
+    promote: PromoteConfig = Field(
+        PromoteConfig(), description="Names the registered model; empty: the one that is trained from the table"
+    )
     predict: PredictConfig = PredictConfig()
 
 

@@ -96,7 +96,8 @@ class Training:
             return run_of_rank_0
         name = f"{self._train.model}-{self._reducer.num_ranks}-ranks" if self._distributed else self._train.model
         config = run_config(setting)
-        with tracking.tracked_run(self._storage, name, self.key, config, self._tags, beginning.resume) as run:
+        tags = self._tags | {tracking.TABLE_ID_TAG: setting.manifest.table.table_id}
+        with tracking.tracked_run(self._storage, name, self.key, config, tags, beginning.resume) as run:
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
                 self._num_told = len(self.progress.history)
