@@ -1,4 +1,4 @@
-"""Batch inference alone: the champion over a Delta table of images."""
+"""Batch inference alone: a table's own champion over its images."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow

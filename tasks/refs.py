@@ -18,6 +18,12 @@ class TableRef(Ref):
     version: int
     table_id: str = ""
     """Delta's own id of the table: one made anew at the same path has another. Empty where it is not known."""
+    source: str = ""
+    """Where the table's images come from, by its property; empty for a table that the flow etl did not make."""
+
+    def is_version(self, other: "TableRef") -> bool:
+        """Return whether both name the same version of the same table."""
+        return (self.path, self.version, self.table_id) == (other.path, other.version, other.table_id)
 
 
 class EtlReport(Ref):
@@ -57,6 +63,41 @@ class ModelRef(Ref):
     run_id: str
 
 
+class Promotion(Ref):
+    """The champion after a promotion, and why it is that one."""
+
+    champion: ModelRef
+    outcome: Literal["promoted", "kept", "unchanged"]
+    """Unchanged: the best run is the champion already."""
+    challenger: RunRef
+    """The best of the runs."""
+    challenger_accuracy: float
+    """Share of right test images, 0-1."""
+    champion_accuracy: float | None
+    """Of the champion before; None where there was none."""
+    challenger_images: int | None
+    """Test images that the challenger was measured on; None where its run does not say."""
+    champion_images: int | None
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Return the decision in a sentence."""
+        champion = f"{self.champion.name} version {self.champion.version}"
+        said = {"promoted": "is the champion", "kept": "stays the champion", "unchanged": "is the champion already"}
+        return f"{champion} {said[self.outcome]}: {self.reason}"
+
+
+class PredictedImage(Ref):
+    """The prediction of one image, for a person to look at."""
+
+    path: str
+    """In the source; the sha256 where no file is known."""
+    label: str | None
+    probability: float | None
+    error: str | None
+
+
 class PredictReport(Ref):
     """The predictions table after a run, and what the run added to it."""
 
@@ -66,6 +107,8 @@ class PredictReport(Ref):
     errors: int
     seconds: float
     """Wall time of inference and write, session start excluded."""
+    least_sure: tuple[PredictedImage, ...] = ()
+    """A sample of all predictions by this model: errors first, then the least probable."""
 
 
 class TableMaintenance(Ref):

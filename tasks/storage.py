@@ -33,6 +33,11 @@ class Storage(BaseModel):
         return without_credentials(self.tracking)
 
     @property
+    def digits(self) -> Path:
+        """Folder of the built-in digits; always local."""
+        return Path(self.home) / "digits"
+
+    @property
     def logs(self) -> Path:
         """Folder of log files; always local."""
         return Path(self.home) / "logs"

@@ -208,7 +208,7 @@ def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) 
     manifest = read_manifest(url)
     if manifest is None or manifest.settings.decisive() != settings.decisive() or manifest.features is not None:
         return None
-    if table is not None and manifest.table != table:
+    if table is not None and not manifest.table.is_version(table):
         return None
     try:
         (verify_files if settings.verify else check_files)(url, manifest)

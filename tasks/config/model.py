@@ -49,9 +49,17 @@ class DistributedConfig(Settings):
 class PromoteConfig(Settings):
     """Which run becomes the champion."""
 
-    model_name: ModelName = Field("lakevision", description="Name of the registered model")
+    model_name: ModelName | None = Field(
+        None,
+        description="Name of the registered model; empty: named after the source, as lakevision-digits or "
+        "lakevision-photos-1a2b3c, one for each table",
+    )
     min_test_accuracy: float = Field(
-        0.0, ge=0.0, le=1.0, description="A run below this accuracy on the split `test` is not promoted"
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="A run below this accuracy on the split `test` is not promoted; nor is one that is no better than "
+        "the champion",
     )
 
 
@@ -59,7 +67,9 @@ class PredictConfig(Settings):
     """Batch inference with the champion."""
 
     table: Url | None = Field(
-        None, description="Delta table with columns sha256 and content; empty: the table `images`"
+        None,
+        description="Delta table with columns sha256 and content, also one that the model was not trained on; empty: "
+        "the table `images`",
     )
     predictions: Url | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
     alias: str = Field(

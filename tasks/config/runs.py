@@ -140,7 +140,9 @@ class PredictRun(SparkRun):
 
     first = MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
 
-    promote: PromoteConfig = Field(PromoteConfig(), description="Names the registered model")
+    promote: PromoteConfig = Field(
+        PromoteConfig(), description="Names the registered model; empty: the one that is trained from the table"
+    )
     predict: PredictConfig = PredictConfig()
 
 

@@ -27,6 +27,9 @@ from tasks.refs import TableRef
 from tasks.spark import NeedsSpark
 from tasks.storage import local_path
 
+SOURCE_PROPERTY = "lakevision.source"
+"""Table property with the folder or URL that the images come from; tasks/etl/settings.py writes it."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -68,8 +71,11 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     table = _without_spark(path)
     if table is not None:
         metadata, columns = table.metadata(), json.loads(table.schema().to_json())
-        ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id))
-        return Snapshot(ref, dict(metadata.configuration), StructType.fromJson(columns))
+        properties = dict(metadata.configuration)
+        ref = TableRef(
+            path=path, version=table.version(), table_id=str(metadata.id), source=properties.get(SOURCE_PROPERTY, "")
+        )
+        return Snapshot(ref, properties, StructType.fromJson(columns))
     if spark is None:
         raise NeedsSpark
     # Asked of Delta's log itself: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
@@ -79,9 +85,12 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         return None
     found = snapshot.metadata()
     as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    ref = TableRef(path=path, version=snapshot.version(), table_id=found.id())
+    properties = dict(as_java(found.configuration()))
+    ref = TableRef(
+        path=path, version=snapshot.version(), table_id=found.id(), source=properties.get(SOURCE_PROPERTY, "")
+    )
     schema = StructType.fromJson(json.loads(found.schemaString()))
-    return Snapshot(ref, dict(as_java(found.configuration())), schema)
+    return Snapshot(ref, properties, schema)
 
 
 def has_table(spark: SparkSession | None, path: str) -> bool:
@@ -122,7 +131,13 @@ def at_version(spark: SparkSession | None, path: str, version: int | None) -> Ta
             f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
             "choose one of them, or leave it empty for the newest"
         )
-    return newest.model_copy(update={"version": version})
+    return newest.model_copy(update={"version": version, "source": _source_then(path, version, newest.source)})
+
+
+def _source_then(path: str, version: int, newest: str) -> str:
+    """Return the source of a version, which may have been replaced since; of a remote table the newest one."""
+    table = _without_spark(path, version)
+    return newest if table is None else table.metadata().configuration.get(SOURCE_PROPERTY, "")
 
 
 def properties_of(table: TableRef) -> dict[str, str]:

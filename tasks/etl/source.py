@@ -39,7 +39,7 @@ def find_source(source: str, storage: Storage) -> Path | str:
         WrongInput: The source is neither a path nor a URL.
     """
     if source == BUILTIN_DIGITS:
-        return Path(storage.home) / "digits"
+        return storage.digits
     path = local_path(source)
     if path is not None:
         return path.expanduser().absolute()

@@ -14,13 +14,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks import tracking
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
 from tasks.cores import num_cores
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta, snapshots
 from tasks.etl.relations import Relations
+from tasks.predict.champion import check_model, fetch_classifier, model_of_table, named_model
+from tasks.predict.least_sure import least_sure
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
@@ -47,30 +48,22 @@ def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[
     def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         import torch
 
+        from tasks.predict.model import ImageClassifier
+
         # Cores times threads would fight: Spark already runs one worker a core.
         torch.set_num_threads(num_threads)
         began = time.perf_counter()
-        model = tracking.load_package(Path(SparkFiles.get(package)))
+        model = ImageClassifier.load(Path(SparkFiles.get(package)))
         say(f"model loaded in {time.perf_counter() - began:.1f} s")
         for contents in batches:
             parts = [
-                model.predict(pd.DataFrame({"content": contents.iloc[begin : begin + batch_size].to_numpy()}))
+                model.predict_frame(contents.iloc[begin : begin + batch_size])
                 for begin in range(0, len(contents), batch_size)
             ]
             yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
 
     predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]
     return predictor
-
-
-def _champion(storage: Storage, promote: PromoteConfig, alias: str) -> ModelRef:
-    model = tracking.model_with_alias(storage, promote.model_name, alias)
-    if model is None:
-        raise WrongInput(
-            f"the registered model '{promote.model_name}' has no version with the alias '{alias}': "
-            "run the flow promote first, or give another name or alias"
-        )
-    return model
 
 
 def _pending(
@@ -126,17 +119,18 @@ def predict_batch(
 
     Args:
         predict: Settings of inference.
-        promote: Names the registered model.
+        promote: Names the registered model; with its name left empty it is the one trained from the table.
         storage: Where tables and models lie.
         config: The Spark session.
         table: Version to predict on; None: the latest of `predict.table`.
         model: Model version; None: the one with the alias.
 
     Raises:
-        WrongInput: No such model, alias or table, a table without the columns, or no place to write to.
+        WrongInput: No such model, alias or table, a model that was trained on another table or whose files are not what
+            was registered, a table without the columns, or no place to write to.
         DiskFull: No room was left; the table is as it was.
     """
-    model = model or _champion(storage, promote, predict.alias)
+    chosen = model or named_model(predict, promote, storage)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
     delta.check_table_path(path)
@@ -146,7 +140,10 @@ def predict_batch(
 
     def run(spark: SparkSession | None) -> PredictReport:
         with take_turn(predictions, spark), full_disk_named(predictions, storage.home):
-            return _predict(spark, table or snapshots.latest(spark, path), predictions, model, predict, storage)
+            images = table or snapshots.latest(spark, path)
+            model = chosen or model_of_table(images, predict, storage)
+            check_model(model, images, storage, table_is_named=predict.table is not None)
+            return _predict(spark, images, predictions, model, predict, storage)
 
     return without_spark_first(run, config, storage)
 
@@ -171,20 +168,27 @@ def _predict(
             chosen = spark.createDataFrame(pending)
             chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
             pictures = pictures.join(chosen, on="sha256", how="left_semi")
-        with TemporaryDirectory() as scratch:
+        with TemporaryDirectory(prefix="lakevision-model-") as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
             errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
     logger.info("%d pictures predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
-    return PredictReport(predictions=written, model=model, predicted=pending.num_rows, errors=errors, seconds=seconds)
+    return PredictReport(
+        predictions=written,
+        model=model,
+        predicted=pending.num_rows,
+        errors=errors,
+        seconds=seconds,
+        least_sure=least_sure(spark, table, written, model, storage),
+    )
 
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
-    """Send the model package to every executor, which need not reach the registry; return its name there."""
+    """Send description and weights to every executor, which need not reach the registry; return their folder there."""
     name = f"{model.name}-{model.version}-{model.run_id[:8]}"
-    folder = tracking.download_model(storage, model, scratch / name)
+    folder = fetch_classifier(storage, model, scratch / name)
     spark.sparkContext.addFile(str(folder), recursive=True)
     return folder.name
 

@@ -1,20 +1,19 @@
 """The one model package, from bytes to a struct: preprocessing, weights and labels, for batch, stream and serving."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 
 from tasks.etl.decode import BadImage, decode_pixels
+from tasks.predict.package import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_description
+from tasks.predict.weights import load_state
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier, build_classifier
-
-WEIGHTS_FILE = "weights.pt"
-DESCRIPTION_FILE = "model.json"
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,39 @@ class ImageClassifier:
                 predictions[place] = Prediction(self.classes[index], probability, None)
         return [prediction for prediction in predictions if prediction is not None]
 
+    def predict_frame(self, contents: pd.Series) -> pd.DataFrame:
+        """Return columns label, probability and error, a row for each encoded image of `contents`."""
+        predictions = self.predict(list(contents))
+        return pd.DataFrame(
+            {
+                "label": [prediction.label for prediction in predictions],
+                "probability": [prediction.probability for prediction in predictions],
+                "error": [prediction.error for prediction in predictions],
+            },
+            index=contents.index,
+        )
+
+    def logits(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3) of any device."""
+        return self._classifier(images_BHWC.to(self._device)).float()  # type: ignore[no-any-return]
+
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load what `save_classifier` wrote; runs no code from the files."""
-        description = json.loads((folder / DESCRIPTION_FILE).read_text())
-        classifier = build_classifier(description["model"], "none", len(description["classes"]), freeze_backbone=False)
-        classifier.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
+        """Load what `save_classifier` wrote; runs no code from the files.
+
+        Raises:
+            WrongInput: The files are not of a classifier that this code knows.
+        """
+        description = read_description(folder)
+        classifier = build_classifier(description.model, "none", len(description.classes), freeze_backbone=False)
+        classifier.load_state_dict(load_state(folder, classifier))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(classifier, description["classes"], description["image_size"], device)
+        return cls(classifier, description.classes, description.image_size, device)
 
 
 def save_classifier(folder: Path, model: str, state: dict[str, Any], classes: Sequence[str], image_size: int) -> None:
     """Write weights and description of a classifier into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(state, folder / WEIGHTS_FILE)
-    description = {"model": model, "classes": list(classes), "image_size": image_size}
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2))
+    description = Description(model=model, classes=tuple(classes), image_size=image_size)
+    (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))

@@ -21,15 +21,7 @@ class ImagePyfunc(PythonModel):  # type: ignore[misc]  # MLflow is not followed
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         """Predict every row of `model_input`."""
-        predictions = self._classifier.predict(list(model_input["content"]))
-        return pd.DataFrame(
-            {
-                "label": [prediction.label for prediction in predictions],
-                "probability": [prediction.probability for prediction in predictions],
-                "error": [prediction.error for prediction in predictions],
-            },
-            index=model_input.index,
-        )
+        return self._classifier.predict_frame(model_input["content"])
 
 
 # MLflow executes this file when it logs and when it loads; nothing else imports it.

@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import Any
 
+from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
@@ -12,6 +13,7 @@ from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
+from tasks.train.markup import markdown_text
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
@@ -35,4 +37,24 @@ def predict_pictures(
 ) -> PredictReport:
     """Predict every picture that has no prediction by the champion yet."""
     report = predict_batch(predict, promote, storage, spark, table, model)
+    publish_predictions(report)
     return report if report.predicted else skipped(report, "every picture has a prediction by this model version")
+
+
+def publish_predictions(report: PredictReport) -> None:
+    """Show the predictions to look at first as a table of the Prefect run."""
+    about = (
+        f"The least sure of the predictions by {report.model.name} version {report.model.version}, errors first; all "
+        f"are in `{report.predictions.path}` version {report.predictions.version}"
+    )
+    # The UI renders cells as Markdown, and file names and labels are another's.
+    rows = [
+        {
+            "path": markdown_text(image.path),
+            "label": markdown_text(image.label or ""),
+            "probability": "" if image.probability is None else f"{image.probability:.4f}",
+            "error": markdown_text(image.error or ""),
+        }
+        for image in report.least_sure
+    ]
+    create_table_artifact(table=rows, key="predictions", description=about)

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 
 from tasks.errors import WrongInput
+from tasks.tracking import EvaluatedRun
+
+ROUNDING = 1e-6
+"""Accuracies that differ by less are equal: a training records them as float32, of which 1/3 is another number."""
 
 
 def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) -> str:
@@ -22,3 +26,32 @@ def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) 
             f"promote.min_test_accuracy {min_test_accuracy}: train better or lower the gate; the champion is as it was"
         )
     return best
+
+
+def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str) -> None:
+    """Refuse to compare models of different tables, whose test images are others.
+
+    Raises:
+        WrongInput: The champion was trained on another table, and not on the same images.
+    """
+    if challenger.same_table(champion) or challenger.same_content(champion):
+        return
+    path = "" if champion.table is None else f" ('{champion.table.path}')"
+    raise WrongInput(
+        f"the champion of the registered model '{name}' was trained on another table{path}, so the two cannot be "
+        "compared: set promote.model_name to another name, or leave it empty for a name of the table's own"
+    )
+
+
+def is_better(challenger: float, champion: float) -> bool:
+    """Return whether a challenger's accuracy takes the title: of equals the champion keeps it."""
+    return challenger - champion > ROUNDING
+
+
+def is_older(challenger: EvaluatedRun, champion: EvaluatedRun) -> bool:
+    """Return whether the challenger was trained on an older version of the champion's table."""
+    if not challenger.same_table(champion) or challenger.same_content(champion):
+        return False
+    assert challenger.table is not None, "tables that are the same are known"
+    assert champion.table is not None, "tables that are the same are known"
+    return challenger.table.version < champion.table.version

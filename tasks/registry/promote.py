@@ -1,50 +1,194 @@
-"""Register the better run and let the alias `champion` name it."""
+"""Register the best run and let the alias `champion` name it, where it is better than the champion."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks import tracking
+from tasks.cache.manifest import CacheDamaged, open_cache
 from tasks.config import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.refs import ModelRef, RunRef
-from tasks.registry.gate import choose_best
+from tasks.etl.snapshots import newest_snapshot
+from tasks.predict.package import FILE_LIMITS
+from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
+from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
+from tasks.spark import NeedsSpark
 from tasks.storage import Storage
+from tasks.tracking import EvaluatedRun, evaluated_run
 
 logger = logging.getLogger("lakevision.registry")
 
 CHAMPION = "champion"
 
 
-def promote_best(runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage) -> tuple[ModelRef, bool]:
-    """Register the best of the runs and make it the champion; without runs, of the newest and all on its cache.
+def promote_best(
+    runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
+) -> Promotion:
+    """Make the best of the runs the champion where it is better than that.
 
-    Returns:
-        The champion, and whether the alias moved now.
+    Better is a higher accuracy on the same test images. Where the champion was tested on those of an older version of
+    the table, it is tested again on the challenger's, from the cache; where that cannot be, what each run recorded is
+    compared, and the reason says so. A run that was trained on an older version, and one that was registered before the
+    champion, never replaces it: resubmitted runs move nothing back.
+
+    Args:
+        runs: Finished runs of trainings on one table; empty: the newest finished one and all on its cache.
+        promote: Name of the registered model, and the gate.
+        storage: Where tracking lies.
+        table: The table whose content the runs were trained on; None: as they say.
 
     Raises:
-        WrongInput: A run has no test accuracy, or none passes the gate.
+        WrongInput: A run has no test accuracy, none passes the gate, no name can be derived, or the champion was
+            trained on another table.
     """
     runs = runs or tracking.promotable_runs(storage)
     if not runs:
         raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
-    accuracies = {}
-    for run in runs:
-        metrics = tracking.run_metrics(storage, run)
-        if "test_accuracy" not in metrics:
-            raise WrongInput(
-                f"MLflow run '{run.run_id}' has no metric test_accuracy: give finished runs of the flow train"
-            )
-        accuracies[run.run_id] = metrics["test_accuracy"]
-    best = RunRef(run_id=choose_best(accuracies, promote.min_test_accuracy))
-    previous = tracking.model_with_alias(storage, promote.model_name, CHAMPION)
-    model = tracking.register_run(storage, best, promote.model_name)
-    if previous == model:
-        logger.info("%s version %d is the champion already", model.name, model.version)
-        return model, False
-    tags = {"test_accuracy": f"{accuracies[best.run_id]:.6f}", "candidates": tracking.to_json(accuracies)}
-    if previous is not None:
+    tested = {run.run_id: _with_table(evaluated_run(storage, run), table) for run in runs}
+    accuracies = {run_id: one.accuracy for run_id, one in tested.items()}
+    best = tested[choose_best(accuracies, promote.min_test_accuracy)]
+    _check_one_table(list(tested.values()))
+    name = promote.model_name or _derived_name(best, storage)
+    previous = tracking.model_with_alias(storage, name, CHAMPION)
+    decision = _decide(best, previous, name, storage)
+    champion = decision.champion
+    tags = {"lakevision.promotion": decision.sentence}
+    if decision.outcome != "kept":
+        champion = tracking.register_run(storage, best.run, name, FILE_LIMITS)
+        decision = decision.model_copy(update={"champion": champion})
+        source = "" if best.table is None else tracking.source_name(best.table, storage)
+        tags = {"lakevision.promotion": decision.sentence, "candidates": tracking.to_json(accuracies)}
+        tags |= tracking.evaluation_tags(best, source)
+    if decision.outcome == "promoted" and previous is not None:
         # An alias keeps no history: this is what a rollback goes back to.
         tags["previous_champion"] = str(previous.version)
-    tracking.set_alias(storage, model, CHAMPION, tags)
-    logger.info("%s version %d is the champion: test accuracy %.4f", model.name, model.version, accuracies[best.run_id])
-    return model, True
+    # Before the alias moves: whoever follows it finds a version that says all of itself.
+    tracking.tag_version(storage, champion, tags)
+    if decision.outcome == "promoted":
+        tracking.set_alias(storage, champion, CHAMPION)
+    logger.info("%s", decision.sentence)
+    return decision
+
+
+def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:
+    """Refuse, before anything is trained, a name whose champion was trained on another table.
+
+    Raises:
+        WrongInput: As `check_comparable`.
+    """
+    name = promote.model_name or tracking.derived_model_name(table, storage)
+    champion = None if name is None else tracking.model_with_alias(storage, name, CHAMPION)
+    if name is None or champion is None:
+        return
+    coming = EvaluatedRun(RunRef(run_id=""), 0.0, None, table, open_cache(cache).content_digest, cache)
+    check_comparable(coming, tracking.evaluated_version(storage, champion), name)
+
+
+def _with_table(tested: EvaluatedRun, table: TableRef | None) -> EvaluatedRun:
+    """Return what a run was tested on, with the table as it is known here; of an older run, with its source."""
+    if table is not None:
+        return replace(tested, table=table)
+    if tested.table is None or tested.table.source:
+        return tested
+    try:
+        found = newest_snapshot(None, tested.table.path)
+    except NeedsSpark:
+        return tested
+    if found is None or found.table.table_id != (tested.table.table_id or found.table.table_id):
+        return tested
+    return replace(tested, table=found.table.model_copy(update={"version": tested.table.version}))
+
+
+def _check_one_table(tested: Sequence[EvaluatedRun]) -> None:
+    for other in tested[1:]:
+        first = tested[0]
+        known = first.table is not None and other.table is not None
+        if known and not (first.same_table(other) or first.same_content(other)):
+            raise WrongInput(
+                f"run_ids has '{first.run.run_id}' and '{other.run.run_id}', which were trained on different tables, "
+                "so the two cannot be compared: give runs of one table"
+            )
+
+
+def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
+    name = None if tested.table is None else tracking.derived_model_name(tested.table, storage)
+    if name is None:
+        raise WrongInput(
+            f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not say what the images of its "
+            "table are: set promote.model_name"
+        )
+    return name
+
+
+def _decide(best: EvaluatedRun, previous: ModelRef | None, name: str, storage: Storage) -> Promotion:
+    """Return the decision; of a champion that is still to be registered the version is 0."""
+    measured = f"test accuracy {best.accuracy:.4f} on {_counted(best)}"
+    champion = None if previous is None else tracking.evaluated_version(storage, previous)
+
+    def decision(outcome: str, accuracy: float | None, images: int | None, reason: str) -> Promotion:
+        return Promotion.model_validate(
+            {
+                "champion": previous or ModelRef(name=name, version=0, run_id=best.run.run_id),
+                "outcome": outcome,
+                "challenger": best.run,
+                "challenger_accuracy": best.accuracy,
+                "champion_accuracy": accuracy,
+                "challenger_images": best.images,
+                "champion_images": images,
+                "reason": reason,
+            }
+        )
+
+    if previous is None or champion is None:
+        return decision("promoted", None, None, f"{measured}, and there was no champion")
+    if previous.run_id == best.run.run_id:
+        return decision("unchanged", best.accuracy, best.images, measured)
+    check_comparable(best, champion, name)
+    registered = tracking.registered_version(storage, best.run, name)
+    if registered is not None and registered.version < previous.version:
+        return decision(
+            "kept",
+            champion.accuracy,
+            champion.images,
+            f"run {best.run.run_id} is version {registered.version} already, which is older, and a run that is "
+            "submitted again moves no alias back (to roll back, set the alias in MLflow)",
+        )
+    if is_older(best, champion):
+        assert best.table is not None, "an older table is known"
+        assert champion.table is not None, "an older table is known"
+        return decision(
+            "kept",
+            champion.accuracy,
+            champion.images,
+            f"run {best.run.run_id} was trained on version {best.table.version} of the table, and the champion on "
+            f"version {champion.table.version}",
+        )
+    accuracy, images, how = _champion_accuracy(best, champion, previous, storage)
+    outcome = "promoted" if is_better(best.accuracy, accuracy) else "kept"
+    verdict = "better than" if outcome == "promoted" else "no better than"
+    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {accuracy:.4f} {how}"
+    return decision(outcome, accuracy, images, reason)
+
+
+def _champion_accuracy(
+    best: EvaluatedRun, champion: EvaluatedRun, version: ModelRef, storage: Storage
+) -> tuple[float, int | None, str]:
+    """Return the champion's accuracy beside the challenger's, the number of images, and what it was measured on."""
+    if best.same_content(champion):
+        return champion.accuracy, champion.images, "on the same images"
+    problem = "the challenger's run does not name its cache"
+    if best.cache is not None:
+        from tasks.predict.on_cache import accuracy_on_cache  # torch, which takes seconds to import
+
+        try:
+            accuracy = accuracy_on_cache(version, best.cache, storage)
+            return accuracy, best.images, "on the same images, on which it was tested again"
+        except (WrongInput, CacheDamaged) as error:
+            problem = str(error)
+    logger.warning("the champion was not tested again, and what each run recorded is compared: %s", problem)
+    how = f"on {_counted(champion)} of an earlier version of the table; it could not be tested again: {problem}"
+    return champion.accuracy, champion.images, how
+
+
+def _counted(tested: EvaluatedRun) -> str:
+    return "an unknown number of test images" if tested.images is None else f"{tested.images} test images"

@@ -1,14 +1,66 @@
 """The promotion stage as a Prefect task."""
 
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.states import Completed
+
+from tasks import tracking
 from tasks.config import PromoteConfig
+from tasks.environment import mlflow_ui
 from tasks.orchestration.task import skipped, stage
-from tasks.refs import ModelRef, RunRef
-from tasks.registry.promote import promote_best
+from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
+from tasks.registry.promote import check_promotion, promote_best
 from tasks.storage import Storage
+from tasks.train.markup import markdown_table, markdown_text
+
+KEPT = "Kept"
+"""Name of the state of a promotion after which the champion is the one from before."""
 
 
-@stage("promote", timeout_seconds=1800)
-def promote_run(runs: list[RunRef], promote: PromoteConfig, storage: Storage) -> ModelRef:
-    """Register the better run and let the alias champion name it."""
-    model, moved = promote_best(runs, promote, storage)
-    return model if moved else skipped(model, f"version {model.version} is the champion already")
+@stage("check-promotion", timeout_seconds=1800)
+def check_promotable(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:
+    """Refuse, before anything is trained, a name whose champion was trained on another table."""
+    check_promotion(promote, storage, table, cache)
+
+
+@stage("promote")
+def promote_run(
+    runs: list[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
+) -> ModelRef:
+    """Make the best run the champion where it is better than that, and return the champion."""
+    decision = promote_best(runs, promote, storage, table)
+    publish_promotion(decision, storage)
+    if decision.outcome == "unchanged":
+        return skipped(decision.champion, decision.sentence)
+    if decision.outcome == "kept":
+        # As in `skipped`: Prefect takes a returned state for the task's own.
+        return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]
+    return decision.champion
+
+
+def publish_promotion(decision: Promotion, storage: Storage) -> None:
+    """Show the decision and its numbers as Markdown, and a link to the champion in MLflow."""
+    champion = f"{decision.champion.name} version {decision.champion.version}"
+    rows = [
+        ["this run's", _accuracy(decision.challenger_accuracy), _count(decision.challenger_images)],
+        ["the champion's before", _accuracy(decision.champion_accuracy), _count(decision.champion_images)],
+    ]
+    table = markdown_table(["", "test accuracy", "test images"], rows)
+    create_markdown_artifact(
+        f"## {decision.outcome.capitalize()}\n\n{markdown_text(decision.sentence)}.\n\n{table}\n",
+        key="promotion",
+        description="Whether the best run became the champion, and why",
+    )
+    create_link_artifact(
+        link=mlflow_ui(storage.tracking) + tracking.model_location(decision.champion),
+        link_text=f"{champion} in MLflow",
+        key="champion",
+        description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
+    )
+
+
+def _accuracy(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else str(value)

@@ -6,7 +6,7 @@ import mlflow
 
 from tasks.refs import RunRef
 from tasks.storage import Storage
-from tasks.tracking.runs import KEY_TAG, SOURCE_TAG, end_abandoned_runs, find_finished_run
+from tasks.tracking.runs import FLOW_SOURCE_TAG, KEY_TAG, end_abandoned_runs, find_finished_run
 from tasks.tracking.server import client_of, prepare_data_tracking, prepare_tracking
 
 CHECKS_FILE = "data_validation.json"
@@ -24,7 +24,7 @@ def log_data_checks(
     """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
     experiment, client = prepare_data_tracking(storage), client_of(storage)
     end_abandoned_runs(storage, key, None, [experiment])
-    run = client.create_run(experiment, tags={KEY_TAG: key, SOURCE_TAG: "flows.etl", **tags}, run_name=name)
+    run = client.create_run(experiment, tags={KEY_TAG: key, FLOW_SOURCE_TAG: "flows.etl", **tags}, run_name=name)
     run_id = run.info.run_id
     for metric, value in metrics.items():
         client.log_metric(run_id, metric, value)

@@ -15,6 +15,8 @@ logger = logging.getLogger("lakevision.tracking")
 TABLE_TAG = "lakevision.table"
 TABLE_VERSION_TAG = "lakevision.table_version"
 TABLE_ID_TAG = "lakevision.table_id"
+"""Delta's own id of the table that a model was trained from, the same wherever the table lies: a tag of its training
+run and of its registered version."""
 
 # Parameters of a training run, as `flat_params` names them.
 TABLE_PARAM, TABLE_VERSION_PARAM, TABLE_ID_PARAM = "data.table", "data.version", "data.table_id"

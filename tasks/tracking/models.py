@@ -1,8 +1,11 @@
-"""The model registry: versions, aliases, and the model package in a folder."""
+"""The model registry: versions, their aliases and their tags."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 import mlflow
 from mlflow.entities import LoggedModelStatus
@@ -11,9 +14,13 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.kept import table_tags
 from tasks.tracking.server import client_of
+
+SOURCE_TAG = "lakevision.source"
+"""Where the images of that table come from: a tag of the registered version."""
 
 
 def whole_model(storage: Storage, run: RunRef) -> str | None:
@@ -27,22 +34,58 @@ def whole_model(storage: Storage, run: RunRef) -> str | None:
     return str(max(whole, key=lambda model: model.creation_timestamp).model_id) if whole else None
 
 
-def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
-    """Register the run's model under `name`; a run that is registered already keeps its version."""
-    client = client_of(storage)
-    for found in client.search_model_versions(f"name = '{name}'"):
+def registered_version(storage: Storage, run: RunRef, name: str) -> ModelRef | None:
+    """Return the version under `name` that the run is registered as, or None."""
+    for found in client_of(storage).search_model_versions(f"name = '{name}'"):
         if found.run_id == run.run_id:
             return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
+    return None
+
+
+def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
+    """Register the run's model under `name`, with the sha256 of its files as tags.
+
+    A run that is registered already keeps its version, and gets the tags where an older one has none.
+
+    Args:
+        storage: Where tracking lies.
+        run: The run.
+        name: Name of the registered model.
+        limits: Most bytes of each file that is used of the model, by name.
+
+    Raises:
+        WrongInput: The run has logged no model, or one without these files.
+    """
+    client = client_of(storage)
+    found = registered_version(storage, run, name)
+    known = {} if found is None else client.get_model_version(name, str(found.version)).tags
+    if found is not None and all(f"{DIGEST_TAG}{file}" in known for file in limits):
+        return found
     model_id = whole_model(storage, run)
     if model_id is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
-    logged = client.get_run(run.run_id).data
-    # Kept beside the model as well: maintenance needs them when the run is purged.
-    created = mlflow.register_model(f"models:/{model_id}", name, tags=table_tags(logged.params))
-    if description := logged.tags.get(DESCRIPTION_TAG):
-        # The model card, where a reader of the registry looks for it.
-        client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
-    return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
+    digests = _logged_digests(storage, run, model_id, limits)
+    if found is None:
+        logged = client.get_run(run.run_id).data
+        # Kept beside the model as well: maintenance needs the table's when the run is purged.
+        created = mlflow.register_model(f"models:/{model_id}", name, tags=digests | table_tags(logged.params))
+        if description := logged.tags.get(DESCRIPTION_TAG):
+            # The model card, where a reader of the registry looks for it.
+            client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
+        return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
+    tag_version(storage, found, digests)
+    return found
+
+
+def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int]) -> dict[str, str]:
+    """Return the digests that the training noted of its files, or those of the files where it is older than that."""
+    noted = client_of(storage).get_run(run.run_id).data.tags
+    wanted = [f"{DIGEST_TAG}{name}" for name in limits]
+    if all(tag in noted for tag in wanted):
+        return {tag: noted[tag] for tag in wanted}
+    with TemporaryDirectory() as scratch:
+        named = f"MLflow run '{run.run_id}'"
+        return file_digests(fetch_files(storage, f"models:/{model_id}", named, limits, Path(scratch)))
 
 
 def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:
@@ -56,23 +99,31 @@ def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None
     return ModelRef(name=name, version=int(found.version), run_id=found.run_id)
 
 
-def set_alias(storage: Storage, model: ModelRef, alias: str, tags: dict[str, str]) -> None:
-    """Let the alias name this version, and say in the version's tags what it was measured and whom it replaced."""
+def names_with_alias(storage: Storage, alias: str) -> list[str]:
+    """Return the names of the registered models that have a version with this alias, sorted."""
+    return sorted(found.name for found in client_of(storage).search_registered_models() if alias in found.aliases)
+
+
+def version_tags(storage: Storage, model: ModelRef) -> dict[str, str]:
+    """Return the tags of a registered version."""
+    return dict(client_of(storage).get_model_version(model.name, str(model.version)).tags)
+
+
+def tag_version(storage: Storage, model: ModelRef, tags: Mapping[str, str]) -> None:
+    """Set tags of a registered version."""
     client = client_of(storage)
     for name, value in tags.items():
         client.set_model_version_tag(model.name, str(model.version), name, value)
-    client.set_registered_model_alias(model.name, alias, str(model.version))
 
 
-def download_model(storage: Storage, model: ModelRef, folder: Path) -> Path:
-    """Copy the model package of a registered version into `folder`."""
-    client_of(storage)
-    return Path(mlflow.artifacts.download_artifacts(f"models:/{model.name}/{model.version}", dst_path=str(folder)))
+def set_alias(storage: Storage, model: ModelRef, alias: str) -> None:
+    """Let the alias name this version."""
+    client_of(storage).set_registered_model_alias(model.name, alias, str(model.version))
 
 
-def load_package(folder: Path) -> Any:
-    """Load a model package from a folder; it has `predict`, from a frame with `content` to a frame."""
-    return mlflow.pyfunc.load_model(str(folder))
+def model_location(model: ModelRef) -> str:
+    """Return where a person finds a registered version in MLflow's UI."""
+    return f"/#/models/{quote(model.name, safe='')}/versions/{model.version}"
 
 
 def to_json(value: Any) -> str:

@@ -44,11 +44,8 @@ SYSTEM_METRICS = "system/"
 
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
-SOURCE_TAG = MLFLOW_SOURCE_NAME
+FLOW_SOURCE_TAG = MLFLOW_SOURCE_NAME
 """What the column Source of MLflow's lists shows: the flow, where MLflow's default is the file that a rank runs."""
-
-TABLE_ID_TAG = "lakevision.table_id"
-"""Delta's own id of the table that a run was trained on: the same wherever the table lies."""
 
 LOGGED_PACKAGES = (
     "torch",

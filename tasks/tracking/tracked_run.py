@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import RunStatus
+from mlflow.entities import RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -20,6 +20,7 @@ from mlflow.types import ColSpec, DataType, Schema
 import tasks
 from tasks.errors import TrackingAway
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import file_digests
 from tasks.tracking.datasets import TrainingData, dataset_inputs
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
@@ -93,6 +94,10 @@ class TrackedRun:
     def log_model(self, folder: Path) -> None:
         """Log the model package around what `save_classifier` wrote into `folder`."""
         package = Path(tasks.__file__).parent
+        # Noted here, where the files are the training's own: what is fetched later is checked by these.
+        mlflow.MlflowClient().log_batch(
+            self.run_id, tags=[RunTag(name, sha256) for name, sha256 in file_digests(folder).items()]
+        )
         # An environment made by uv has no pip, which MLflow remarks on with every model.
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         with warnings.catch_warnings():

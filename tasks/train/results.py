@@ -16,7 +16,7 @@ from tasks.refs import TableRef
 from tasks.schema import TRAIN
 from tasks.spark import NeedsSpark
 from tasks.storage import Storage
-from tasks.tracking import GONE_ON_TAG, REPEAT_TAG, SOURCE_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
+from tasks.tracking import FLOW_SOURCE_TAG, GONE_ON_TAG, REPEAT_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
 from tasks.train.device import processor_name
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.model import weights_digest
@@ -39,7 +39,7 @@ def training_data(setting: Setting) -> TrainingData:
 def source_of(table: TableRef) -> str | None:
     """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
     try:
-        source = snapshots.properties_of(table).get(f"{PREFIX}source")
+        source = table.source or snapshots.properties_of(table).get(f"{PREFIX}source")
     except (NeedsSpark, OSError, ValueError):
         return None
     return without_credentials(source) if source else None
@@ -60,7 +60,7 @@ def run_tags(setting: Setting, tags: Mapping[str, str]) -> dict[str, str]:
     else:
         flow = "train" if setting.distributed is None else "train_distributed"
     table_id = setting.manifest.table.table_id
-    own = {SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
+    own = {FLOW_SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
     return own | dict(tags)
 
 
@@ -81,7 +81,7 @@ def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
             "version": manifest.table.version,
             "table_id": manifest.table.table_id,
             "content_digest": manifest.content_digest,
-            "source": data.source,
+            "source": data.source or "",
             "rows": dict(data.rows),
         },
         "weights_digest": weights_digest(setting.train.model, setting.train.weights),

@@ -50,7 +50,7 @@ def test_the_dag_runs_from_digits_to_predictions(demo):
     assert summary["single"]["test_accuracy"] >= 0.98
     assert summary["distributed"]["test_accuracy"] >= 0.98
     assert summary["test_accuracy"] in {summary[name]["test_accuracy"] for name in ("single", "distributed")}
-    assert (summary["model"], summary["version"]) == ("lakevision", 1)
+    assert (summary["model"], summary["version"]) == ("lakevision-digits", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
     assert summary["predict_images_per_second"] > 0
     assert list(summary["seconds"]) == ["preflight", "etl", "cache", "train", "train-distributed", "promote", "predict"]

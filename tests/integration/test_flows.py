@@ -45,7 +45,8 @@ from tasks.config.storage import Settings
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
-from tasks.refs import RunRef
+from tasks.predict.task import publish_predictions
+from tasks.refs import ModelRef, PredictedImage, PredictReport, RunRef, TableRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
@@ -253,3 +254,33 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     with Image.open(io.BytesIO(content)) as rendition:
         assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]
+
+
+def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup():
+    """A file name or a label is text in a table that the UI renders as Markdown."""
+    report = PredictReport(
+        predictions=TableRef(path="/tables/predictions", version=2),
+        model=ModelRef(name="photos", version=3, run_id="run"),
+        predicted=2,
+        errors=1,
+        seconds=1.0,
+        least_sure=(
+            PredictedImage(path="cat/[x](javascript:1).png", label=None, probability=None, error="not_an_image: <b>"),
+            PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, error=None),
+        ),
+    )
+    state = flow(lambda: publish_predictions(report), name="predictions")(return_state=True)
+    with get_client(sync_client=True) as client:
+        wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
+        (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+    assert artifact.key == "predictions"
+    assert "photos version 3, errors first; all are in `/tables/predictions` version 2" in artifact.description
+    assert json.loads(artifact.data) == [
+        {
+            "path": r"cat/\[x\](javascript:1).png",
+            "label": "",
+            "probability": "",
+            "error": r"not_an_image: \<b\>",
+        },
+        {"path": "dog/2.png", "label": r"!\[\](http://a)", "probability": "0.5123", "error": ""},
+    ]

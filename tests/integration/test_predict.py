@@ -1,10 +1,12 @@
 """Batch inference with a registered model on a real Spark."""
 
+import re
+
+import mlflow
 import pandas as pd
 import pytest
 from delta.tables import DeltaTable
 
-from tasks import tracking
 from tasks.config import EtlConfig, PromoteConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
@@ -13,19 +15,29 @@ from tasks.registry.promote import promote_best
 from tests.integration.untrained import log_run, predict
 
 
-@pytest.fixture
-def run(storage, tmp_path):
-    """Return an MLflow run with an untrained model and a test accuracy."""
-    return log_run(storage, tmp_path, seed=1, accuracy=0.5)
+def ingest(source, storage):
+    """Run ETL."""
+    return ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
 
 
-def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(spark, source, storage, run, tmp_path):
-    """Spark adds nothing to the model and loses nothing of it."""
-    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
-    model, moved = promote_best([run], PromoteConfig(), storage)
-    assert moved
+def promote(runs, storage, model_name=None):
+    """Return the champion after a promotion."""
+    return promote_best(runs, PromoteConfig(model_name=model_name), storage).champion
+
+
+def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(spark, source, storage, tmp_path):
+    """Spark adds nothing to the model and loses nothing of it; the least sure are named by their files."""
+    ingest(source, storage)
+    model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
+    assert re.fullmatch("lakevision-source-[0-9a-f]{6}", model.name)
     report = predict(storage)
     assert (report.predicted, report.errors, report.model) == (60, 0, model)
+    shown = report.least_sure
+    assert len(shown) == 20
+    for image in shown:
+        (direct,) = ImageClassifier.load(tmp_path / "classifier-1").predict([(source / image.path).read_bytes()])
+        assert (image.label, image.error) == (direct.label, None)
+        assert image.probability == pytest.approx(direct.probability, rel=1e-4)
     rows = spark.read.format("delta").load(storage.table("predictions")).collect()
     contents = {
         row["sha256"]: row["content"] for row in spark.read.format("delta").load(storage.table("images")).collect()
@@ -34,14 +46,16 @@ def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(
     assert [row["label"] for row in rows] == [found.label for found in direct]
     for row, found in zip(rows, direct, strict=True):
         assert row["probability"] == pytest.approx(found.probability, rel=1e-4)
+    assert shown[0].probability == min(row["probability"] for row in rows)
     again = predict(storage)
-    assert (again.predicted, again.predictions) == (0, report.predictions)
+    assert (again.predicted, again.predictions, again.least_sure) == (0, report.predictions, shown)
 
 
-def test_the_pyfunc_gives_what_the_classifier_gives(storage, run, source, tmp_path):
-    """One package for batch and serving."""
-    model, _ = promote_best([run], PromoteConfig(), storage)
-    package = tracking.load_package(tracking.download_model(storage, model, tmp_path / "package"))
+def test_the_pyfunc_gives_what_the_classifier_gives(storage, source, tmp_path):
+    """One package for batch and serving: a user who trusts a registry may load it by MLflow's own function."""
+    model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
+    mlflow.set_tracking_uri(storage.tracking)
+    package = mlflow.pyfunc.load_model(f"models:/{model.name}@champion")
     contents = [file.read_bytes() for file in sorted(source.glob("*/00*.png"))]
     frame = package.predict(pd.DataFrame({"content": [*contents, b"bad"]}))
     direct = ImageClassifier.load(tmp_path / "classifier-1").predict([*contents, b"bad"])
@@ -51,19 +65,20 @@ def test_the_pyfunc_gives_what_the_classifier_gives(storage, run, source, tmp_pa
 
 
 def test_a_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_again(
-    spark, source, storage, run, tmp_path
+    spark, source, storage, tmp_path
 ):
-    """Never a failed job, never a silent drop."""
+    """Never a failed job, never a silent drop; the error is what a person sees first."""
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     rows = [("good", next(source.glob("red/*.png")).read_bytes()), ("bad", b"bad")]
     spark.createDataFrame(rows, "sha256 string, content binary").write.format("delta").save(storage.table("own"))
-    promote_best([run], PromoteConfig(), storage)
-    report = predict(storage, table=storage.table("own"))
+    promote([run], storage, "photos")
+    report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
+    assert [(image.path, image.label is None) for image in report.least_sure] == [("bad", True), ("good", False)]
+    assert "not_an_image" in report.least_sure[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
-    champion, moved = promote_best([run, better], PromoteConfig(), storage)
-    assert moved
-    assert champion.run_id == better.run_id
-    report = predict(storage, table=storage.table("own"))
+    assert promote([run, better], storage, "photos").run_id == better.run_id
+    report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
     read = spark.read.format("delta").load(storage.table("predictions"))
     assert sorted((row["sha256"], row["model_version"]) for row in read.collect()) == [
@@ -75,24 +90,52 @@ def test_a_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_a
     assert DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]["version"] == 1
 
 
-def test_what_is_missing_is_said(spark, source, storage, run):
-    """No champion, no table, no column: one sentence each."""
-    with pytest.raises(WrongInput, match="no version with the alias 'champion'"):
-        predict(storage)
-    promote_best([run], PromoteConfig(), storage)
+def test_what_is_missing_is_said(spark, source, storage, tmp_path):
+    """No champion, no table, no column, no model of its own: one sentence each."""
+    with pytest.raises(WrongInput, match="'photos' has no version with the alias 'champion'"):
+        predict(storage, "photos")
     with pytest.raises(WrongInput, match="is not a Delta table"):
         predict(storage)
+    promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
     spark.createDataFrame([("a",)], "sha256 string").write.format("delta").save(storage.table("images"))
-    with pytest.raises(WrongInput, match="has no column content"):
+    own_model = r"promote.model_name is empty, and '.*/images' was not made by the flow etl.*'champion' of photos\)"
+    with pytest.raises(WrongInput, match=own_model):
         predict(storage)
+    with pytest.raises(WrongInput, match="has no column content"):
+        predict(storage, "photos", table=storage.table("images"))
 
 
-def test_the_gate_keeps_the_champion_and_equal_runs_keep_the_first(storage, run, tmp_path):
-    """A run below the gate changes nothing."""
-    model, _ = promote_best([run], PromoteConfig(), storage)
-    worse = log_run(storage, tmp_path, seed=3, accuracy=0.4)
-    with pytest.raises(WrongInput, match="below promote.min_test_accuracy 0.95"):
-        promote_best([worse], PromoteConfig(min_test_accuracy=0.95), storage)
-    assert tracking.model_with_alias(storage, "lakevision", "champion") == model
-    assert promote_best([run, worse], PromoteConfig(), storage) == (model, False)
-    assert promote_best([], PromoteConfig(), storage) == (model, False)
+def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, pictures, storage, tmp_path, said):
+    """One home and registry, two folders of tables: neither's champion labels the other's images by accident."""
+    first, second = (
+        storage.model_copy(update={"tables": f"{storage.home}/{name}"}) for name in ("tables-cats", "tables-dogs")
+    )
+    champions = {}
+    for seed, (data, name) in enumerate(((first, "cats"), (second, "dogs"))):
+        ingest(pictures(per_class=seed + 3, name=name), data)
+        run = log_run(data, tmp_path, seed, accuracy=0.5 + seed / 10)
+        champions[name] = promote([run], data)
+    assert [name.rpartition("-")[0] for name in sorted(c.name for c in champions.values())] == [
+        "lakevision-cats",
+        "lakevision-dogs",
+    ]
+    for data, name, images in ((first, "cats", 9), (second, "dogs", 12)):
+        report = predict(data)
+        assert (report.model, report.predicted) == (champions[name], images)
+    dogs = champions["dogs"].name
+    with pytest.raises(WrongInput) as refused:
+        predict(first, dogs)
+    assert f"{dogs} version 1 was trained on another table, of images of '{tmp_path}/dogs', and not on" in str(
+        refused.value
+    )
+    assert "leave promote.model_name empty" in str(refused.value)
+    # Wanted in so many words: another model, and this table for it.
+    report = predict(first, dogs, table=first.table("images"))
+    assert (report.model, report.predicted) == (champions["dogs"], 9)
+    assert any("was trained on another table" in line for line in said("lakevision.predict"))
+    # The same table holds another source now: the champion of the one before is not its own.
+    ingest_images(EtlConfig(source=f"{tmp_path}/dogs", replace_source=True), first, SparkConfig())
+    with pytest.raises(WrongInput, match="'lakevision-dogs-.*' has no version with the alias 'champion'"):
+        predict(first)
+    with pytest.raises(WrongInput, match=r"version 1 was trained on another table, of images of '.*/cats'"):
+        predict(first, champions["cats"].name)

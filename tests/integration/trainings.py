@@ -10,6 +10,7 @@ from tasks import tracking
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.rank import RankSpec
+from tasks.predict.package import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.run import train_model
@@ -44,10 +45,9 @@ def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **setti
 
 def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    model = tracking.register_run(storage, run, f"model-{run.run_id}")
-    package = tracking.download_model(storage, model, folder / run.run_id)
-    file = next(package.rglob("weights.pt"))
-    return torch.load(file, weights_only=True)
+    model = tracking.register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
+    package = tracking.fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
+    return torch.load(package / WEIGHTS_FILE, weights_only=True)
 
 
 def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:

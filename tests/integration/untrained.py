@@ -6,28 +6,54 @@ import torch
 
 from tasks import tracking
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
+from tasks.etl.snapshots import newest_snapshot
 from tasks.predict.batch import predict_batch
 from tasks.predict.model import save_classifier
-from tasks.refs import PredictReport, RunRef
+from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.train.model import build_classifier
 
 CLASSES = ("blue", "green", "red")
 
+PHOTOS = TableRef(path="/tables/photos/images", version=3, table_id="photos", source="/data/photos")
+"""A table that is named and does not exist."""
 
-def log_run(storage: Storage, tmp_path: Path, seed: int, accuracy: float) -> RunRef:
-    """Log a run as training would."""
+
+def log_run(
+    storage: Storage,
+    tmp_path: Path,
+    seed: int,
+    accuracy: float,
+    table: TableRef | None = None,
+    content: str = "content",
+    cache: CacheRef | None = None,
+    image_size: int = 32,
+) -> RunRef:
+    """Log a run as training would, on the table `images` where there is one."""
     torch.manual_seed(seed)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     folder = tmp_path / f"classifier-{seed}"
-    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, 32)
-    config = {"cache": {"digest": "one"}}
+    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, image_size)
+    found = newest_snapshot(None, storage.table("images"))
+    table = table or (PHOTOS if found is None else found.table)
+    config = {
+        "cache": {"digest": "one"} if cache is None else cache.model_dump(),
+        "data": {
+            "table": table.path,
+            "version": table.version,
+            "table_id": table.table_id,
+            "source": table.source,
+            "content_digest": content,
+            "rows": {"test": 10},
+        },
+    }
     with tracking.tracked_run(storage, "test", f"key-{seed}", config, {}, None) as tracked:
         tracked.log_metrics({"test_accuracy": accuracy}, step=0)
         tracked.log_model(folder)
         return RunRef(run_id=tracked.run_id)
 
 
-def predict(storage: Storage, **settings) -> PredictReport:
+def predict(storage: Storage, model_name: str | None = None, **settings) -> PredictReport:
     """Run batch inference."""
-    return predict_batch(PredictConfig(batch_size=8, **settings), PromoteConfig(), storage, SparkConfig())
+    promote = PromoteConfig(model_name=model_name)
+    return predict_batch(PredictConfig(batch_size=8, **settings), promote, storage, SparkConfig())

@@ -1,0 +1,95 @@
+"""Which registered version predicts a table, and whether it was trained on that table at all."""
+
+import logging
+from pathlib import Path
+
+from tasks import tracking
+from tasks.config import BUILTIN_DIGITS, PredictConfig, PromoteConfig
+from tasks.errors import WrongInput, listed
+from tasks.predict.package import FILE_LIMITS
+from tasks.refs import ModelRef, TableRef
+from tasks.storage import Storage
+
+logger = logging.getLogger("lakevision.predict")
+
+NUM_NAMED = 5
+
+
+def named_model(predict: PredictConfig, promote: PromoteConfig, storage: Storage) -> ModelRef | None:
+    """Return the version of the model that the settings name, or None where they name none.
+
+    Raises:
+        WrongInput: That model has no version with the alias.
+    """
+    return None if promote.model_name is None else _with_alias(promote.model_name, predict.alias, storage)
+
+
+def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) -> ModelRef:
+    """Return the version of the model that is trained from this table.
+
+    Raises:
+        WrongInput: The table has no source to name a model by, or the model no version with the alias.
+    """
+    name = tracking.derived_model_name(table, storage)
+    if name is None:
+        raise WrongInput(
+            f"promote.model_name is empty, and '{table.path}' was not made by the flow etl, so it has no model of its "
+            f"own: set promote.model_name{_candidates(predict.alias, storage)}"
+        )
+    return _with_alias(name, predict.alias, storage)
+
+
+def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
+    model = tracking.model_with_alias(storage, name, alias)
+    if model is None:
+        raise WrongInput(
+            f"the registered model '{name}' has no version with the alias '{alias}': run the flow promote first, or "
+            f"give another promote.model_name or predict.alias{_candidates(alias, storage)}"
+        )
+    return model
+
+
+def _candidates(alias: str, storage: Storage) -> str:
+    names = tracking.names_with_alias(storage, alias)
+    return f" (there is '{alias}' of {listed(names[:NUM_NAMED], len(names))})" if names else ""
+
+
+def check_model(model: ModelRef, table: TableRef, storage: Storage, *, table_is_named: bool) -> None:
+    """Refuse a model that this project did not register, or that was trained on another table than a user wants.
+
+    Args:
+        model: The registered version.
+        table: What it is to predict.
+        storage: Where tracking lies.
+        table_is_named: Whether `predict.table` names the table; then it is only warned of.
+
+    Raises:
+        WrongInput: It has no digests, or was trained on another table, or on images of another source.
+    """
+    tags = tracking.version_tags(storage, model)
+    tracking.check_registered(tags, model, FILE_LIMITS)
+    trained, source = tags.get(tracking.TABLE_ID_TAG, ""), tags.get(tracking.SOURCE_TAG, "")
+    here = tracking.source_name(table, storage)
+    same_table = bool(trained) and trained == table.table_id
+    if (same_table and source in {"", here}) or source == here == BUILTIN_DIGITS:
+        return
+    theirs = f"another table{f', of images of {source!r},' if source else ''}"
+    ours = f"'{table.path}'{f', whose images are of {here!r}' if here else ''}"
+    if table_is_named:
+        logger.warning(
+            "%s version %d was trained on %s and now predicts %s", model.name, model.version, theirs.rstrip(","), ours
+        )
+        return
+    raise WrongInput(
+        f"{model.name} version {model.version} was trained on {theirs} and not on {ours}: leave promote.model_name "
+        "empty for this table's own model, or name the table in predict.table to predict it with this one all the same"
+    )
+
+
+def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:
+    """Copy description and weights of a registered version into `folder`, checked by their digests.
+
+    Raises:
+        WrongInput: As `tracking.fetch_registered`.
+    """
+    return tracking.fetch_registered(storage, model, FILE_LIMITS, folder)

@@ -1,0 +1,138 @@
+"""A registry that somebody else wrote to: inference reads weights and description as data, or refuses them."""
+
+import hashlib
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+import yaml
+
+from tasks import tracking
+from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_images
+from tasks.refs import RunRef
+from tasks.registry.promote import CHAMPION, promote_best
+from tests.integration.untrained import log_run, predict
+
+NAME = "photos"
+WEIGHTS_TAG = "lakevision.sha256.weights.pt"
+
+
+class WriteFile:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        """Return what the unpickler calls."""
+        return os.system, (f"touch '{self.file}'",)
+
+
+@pytest.fixture
+def registered(source, storage, tmp_path):
+    """Register and promote a model of a small table; return its version and its folder of artifacts."""
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    model = promote_best([run], PromoteConfig(model_name=NAME), storage).champion
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    logged = client.get_run(run.run_id).outputs.model_outputs[0].model_id
+    return model, Path(client.get_logged_model(logged).artifact_location.removeprefix("file://"))
+
+
+def write_hostile_loader(folder: Path, file: Path) -> None:
+    """Let everything that MLflow would execute or unpickle of a model write `file`."""
+    description = yaml.safe_load((folder / "MLmodel").read_text())
+    flavor = description["flavors"]["python_function"]
+    flavor |= {"loader_module": "evil", "code": "code", "python_model": "python_model.pkl", "cloudpickle_version": "3"}
+    flavor.pop("model_code_path", None)
+    flavor["artifacts"]["classifier"]["path"] = "../../../.."
+    (folder / "MLmodel").write_text(yaml.safe_dump(description))
+    (folder / "code").mkdir(exist_ok=True)
+    evil = f"import pathlib\npathlib.Path({str(file)!r}).touch()\ndef _load_pyfunc(path): raise SystemExit\n"
+    (folder / "code" / "evil.py").write_text(evil)
+    for module in (folder / "code").rglob("pyfunc.py"):
+        module.write_text(evil)
+    (folder / "python_model.pkl").write_bytes(pickle.dumps(WriteFile(file)))
+
+
+def test_code_and_pickles_of_a_registered_model_are_not_looked_at(spark, registered, storage, tmp_path):
+    """Its weights are as they were registered: the images are predicted, and nothing of the rest has run."""
+    _model, folder = registered
+    before = predict(storage, NAME)
+    assert (before.predicted, before.errors) == (60, 0)
+    shutil.rmtree(storage.table("predictions"))
+    write_hostile_loader(folder, tmp_path / "executed")
+    assert predict(storage, NAME).least_sure == before.least_sure
+    assert not (tmp_path / "executed").exists()
+    # The test can fail: MLflow's own loading, which a user may choose, does run what is there.
+    with pytest.raises(SystemExit):
+        mlflow.pyfunc.load_model(str(folder))
+    assert (tmp_path / "executed").exists()
+
+
+def weights_of(folder: Path) -> Path:
+    """Return the file with the weights of a logged model."""
+    return next(folder.glob("artifacts/*/weights.pt"))
+
+
+def test_weights_that_were_changed_since_are_refused(spark, registered, storage, tmp_path):
+    """Nothing is unpickled of them, and the sentence says both digests."""
+    _model, folder = registered
+    torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
+    with pytest.raises(WrongInput, match=r"photos version 1 has a file weights.pt with the sha256 .* changed since"):
+        predict(storage, NAME)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickle_with_its_own_digest_is_refused_all_the_same(spark, registered, storage, tmp_path):
+    """Somebody who writes the registry's tags as well gets no code to run either."""
+    model, folder = registered
+    torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
+    sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
+    tracking.tag_version(storage, model, {WEIGHTS_TAG: sha256})
+    with pytest.raises(Exception, match="the model's weights.pt holds no weights alone"):
+        predict(storage, NAME)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_link_out_of_the_model_is_not_followed(spark, registered, storage, tmp_path):
+    """Not of the file, and not of its folder."""
+    _model, folder = registered
+    file = weights_of(folder)
+    shutil.move(file, tmp_path / "elsewhere.pt")
+    file.symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(WrongInput, match=r"weights.pt, which is no plain file of the model's own folder"):
+        predict(storage, NAME)
+    file.unlink()
+    shutil.move(tmp_path / "elsewhere.pt", file)
+    shutil.move(file.parent, tmp_path / "folder")
+    file.parent.symlink_to(tmp_path / "folder")
+    with pytest.raises(WrongInput, match=r"the files of photos version 1 cannot be read \(Invalid path"):
+        predict(storage, NAME)
+
+
+def test_a_version_that_somebody_else_registered_is_refused_and_promotion_heals_an_older_one(registered, storage):
+    """It has no digest; the way out is to promote its run, which gives it one."""
+    model, folder = registered
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    other = client.create_model_version(NAME, source=folder.as_uri(), run_id=model.run_id)
+    client.set_registered_model_alias(NAME, CHAMPION, other.version)
+    with pytest.raises(WrongInput, match=r"photos version 2 has no tag lakevision.sha256.model.json.* flow promote"):
+        predict(storage, NAME)
+    # As the version of a training from before there were digests.
+    client.delete_model_version(NAME, other.version)
+    client.set_registered_model_alias(NAME, CHAMPION, "1")
+    client.delete_model_version_tag(NAME, "1", WEIGHTS_TAG)
+    client.delete_tag(model.run_id, WEIGHTS_TAG)
+    with pytest.raises(WrongInput, match=f"run the flow promote with run_ids \\['{model.run_id}'\\]"):
+        predict(storage, NAME)
+    again = promote_best([RunRef(run_id=model.run_id)], PromoteConfig(model_name=NAME), storage)
+    assert (again.outcome, again.champion) == ("unchanged", model)
+    sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
+    assert tracking.version_tags(storage, model)[WEIGHTS_TAG] == sha256

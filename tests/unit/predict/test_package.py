@@ -1,0 +1,112 @@
+"""A model package from a registry: what is no description or no weights is refused, and runs nothing."""
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.errors import WrongInput
+from tasks.predict import package
+from tasks.predict.model import DESCRIPTION_FILE, WEIGHTS_FILE, ImageClassifier, save_classifier
+from tasks.train.model import build_classifier
+
+MODEL = "squeezenet1_1"
+GOOD = {"model": MODEL, "classes": ["ant", "bee"], "image_size": 32}
+
+
+class WriteFile:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what the unpickler calls."""
+        return os.system, (f"touch '{self.file}'",)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole package of an untrained model."""
+    state = build_classifier(MODEL, "none", 2, freeze_backbone=False).state_dict()
+    save_classifier(tmp_path / "package", MODEL, state, ("ant", "bee"), 32)
+    assert ImageClassifier.load(tmp_path / "package").classes == ("ant", "bee")
+    return tmp_path / "package"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "../../evil"}, r"model: '../../evil' is no classifier of the installed torchvision"),
+        ({"model": "fcn_resnet50"}, "is no classifier"),
+        ({"model": "r" * 101}, "model is .* at most 100"),
+        ({"classes": ["ant"]}, "classes is .* at least 2"),
+        ({"classes": ["ant", "ant"]}, "classes: 1 of 2 classes are there twice"),
+        ({"classes": ["ant", 7]}, r"classes.1 is 7: input should be a valid string"),
+        ({"classes": "ab"}, "classes is 'ab'"),
+        ({"image_size": 15}, "image_size is 15"),
+        ({"image_size": 10**9}, "image_size is 1000000000"),
+        ({"image_size": "32"}, "image_size is '32'"),
+        ({"loader": "evil"}, "loader is not a setting"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(folder: Path, changes: dict[str, object], said: str) -> None:
+    """With its field and its value, before a network is built."""
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(GOOD | changes))
+    with pytest.raises(WrongInput, match=f"the model's model.json is none that this project wrote .*{said}"):
+        ImageClassifier.load(folder)
+
+
+def test_a_file_beyond_its_bound_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither description nor weights."""
+    monkeypatch.setitem(package.FILE_LIMITS, DESCRIPTION_FILE, 10)
+    with pytest.raises(WrongInput, match=r"the model's model.json has \d+ bytes, and 10 is the most"):
+        ImageClassifier.load(folder)
+    monkeypatch.undo()
+    with (folder / WEIGHTS_FILE).open("ab") as file:
+        file.truncate(1 << 30)  # sparse
+    with pytest.raises(WrongInput, match=r"the model's weights.pt has 1073741824 bytes"):
+        ImageClassifier.load(folder)
+
+
+def test_weights_with_code_in_them_run_nothing(folder: Path, tmp_path: Path) -> None:
+    """In torch's own archive, and as a plain pickle."""
+    torch.save({"weights": WriteFile(tmp_path / "executed")}, folder / WEIGHTS_FILE)
+    with pytest.raises(WrongInput, match=r"weights.pt holds no weights alone \(UnpicklingError\), and is not read"):
+        ImageClassifier.load(folder)
+    (folder / WEIGHTS_FILE).write_bytes(pickle.dumps(WriteFile(tmp_path / "executed")))
+    with pytest.raises(WrongInput, match=r"weights.pt is no archive that torch.save wrote"):
+        ImageClassifier.load(folder)
+    assert not (tmp_path / "executed").exists()
+    # The test can fail: unpickled, it does write.
+    pickle.loads((folder / WEIGHTS_FILE).read_bytes())  # noqa: S301  # our own
+    assert (tmp_path / "executed").exists()
+
+
+def test_an_archive_that_unpacks_to_more_is_refused(folder: Path) -> None:
+    """A compressed record of zeros has any size, and torch would unpack it."""
+    with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(100 << 20))
+    assert (folder / WEIGHTS_FILE).stat().st_size < 1 << 20
+    with pytest.raises(WrongInput, match=r"weights.pt unpacks to 104857600 bytes"):
+        ImageClassifier.load(folder)
+
+
+@pytest.mark.parametrize("other", [{"a": torch.zeros(1)}, {}, [torch.zeros(1)]], ids=["names", "empty", "list"])
+def test_the_weights_of_another_network_are_refused(folder: Path, other: object) -> None:
+    """What the description says and what the weights are must agree."""
+    torch.save(other, folder / WEIGHTS_FILE)
+    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+        ImageClassifier.load(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    """Of the same architecture for three classes."""
+    state = build_classifier(MODEL, "none", 3, freeze_backbone=False).state_dict()
+    torch.save(state, folder / WEIGHTS_FILE)
+    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+        ImageClassifier.load(folder)
