@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import fsspec
+import pyarrow.parquet as pq
 from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from py4j.java_gateway import is_instance_of
@@ -21,6 +22,7 @@ from pyspark.sql.types import StructType
 from tasks.errors import WrongInput
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
+COMMITTED_NAME = re.compile(r"\d{20}\.json")
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
@@ -66,16 +68,44 @@ def clear_uncommitted(path: str) -> None:
 
 
 def added_since(path: str, version: int | None) -> set[str]:
-    """Return the names of the data files that commits after `version` (None: all commits) added, without Spark."""
+    """Return the names, below the table's folder, of the data files that commits after `version` added, without Spark.
+
+    Delta removes old commits once a checkpoint covers them. Where one after `version` is gone, every file is returned
+    that anything left in the log names: those of the newest version, those of each older version that can still be
+    read, and those that were removed so recently that VACUUM keeps them.
+
+    Args:
+        path: Path or URL of the table.
+        version: None for all commits.
+    """
     filesystem, root = fsspec.core.url_to_fs(path)
-    commits = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    names: set[str] = set()
-    for commit in filter(re.compile(r"\d{20}\.json").fullmatch, commits):
-        if version is None or int(commit.removesuffix(".json")) > version:
-            with filesystem.open(f"{root}/_delta_log/{commit}", "rb") as file:
-                actions = [json.loads(line) for line in file]
-            names |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
-    return names
+    log = f"{root}/_delta_log"
+    names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
+    commits = {int(name[:20]): name for name in names if COMMITTED_NAME.fullmatch(name)}
+    newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
+    wanted = range(0 if version is None else version + 1, newest + 1)
+    if all(number in commits for number in wanted):
+        files = [commits[number] for number in wanted]
+    else:
+        files = [name for name in names if COMMIT_NAME.fullmatch(name)]
+        if filesystem.exists(f"{log}/_sidecars"):  # of checkpoints in Delta's second format
+            sidecars = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{log}/_sidecars", detail=False))
+            files += [f"_sidecars/{name}" for name in sidecars if name.endswith(".parquet")]
+    return {name for file in files for name in _named_by(filesystem, f"{log}/{file}")}
+
+
+def _named_by(filesystem: Any, file: str) -> Iterator[str]:
+    """Yield the names of the files that a commit, a checkpoint or a part of one adds or removes."""
+    kinds = ("add", "remove", "cdc")
+    with filesystem.open(file, "rb") as opened:
+        if file.endswith(".json"):
+            found = [json.loads(line) for line in opened]
+        else:
+            parquet = pq.ParquetFile(opened)
+            columns = [f"{name}.path" for name in parquet.schema_arrow.names if name in kinds]
+            found = parquet.read(columns=columns).to_pylist()
+    for action in found:
+        yield from (unquote(action[kind]["path"]) for kind in kinds if action.get(kind) is not None)
 
 
 def count_data_files(path: str) -> int:

@@ -211,3 +211,20 @@ def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes
     assert versions(spark, storage) == (0, 0)
     assert lying(storage) == named(spark, storage)
     assert list(table.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("table", ["images", "files"])
+def test_what_a_killed_run_committed_stays_also_where_the_log_expired(spark, source, storage, table):
+    """Only maintenance committed for a month, so a checkpoint took the place of the commit that names the parts."""
+    etl_tables.ingest(source, storage)
+    kept = lying(storage, table)
+    folder = Path(storage.table(table))
+    (folder / "_delta_log" / f"_unfinished--1-{next(iter(kept)).split('-')[2]}").touch()
+    delta.set_properties(spark, str(folder), {"delta.checkpointInterval": "7"})
+    delta._delta_log(spark, str(folder)).checkpoint()
+    (folder / "_delta_log" / f"{0:020}.json").unlink()
+    write_pictures(source, per_class=1, first=100)
+    assert etl_tables.ingest(source, storage).stored == 63
+    assert kept < lying(storage, table) == named(spark, storage, table)
+    assert (len(stored(spark, storage)), len(ledger(spark, storage))) == (63, 63)
+    assert marks(storage) == []
