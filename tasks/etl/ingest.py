@@ -71,8 +71,8 @@ class _Tables:
 def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
     """Open the tables at their latest versions, and refuse those that this run must not write."""
     found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
-    for snapshot in filter(None, found.values()):
-        etl = continued(etl, snapshot.properties)
+    for there in filter(None, found.values()):
+        etl = continued(etl, there.properties)
     wanted = table_properties(etl, source.location)
     replaced = False
     rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}

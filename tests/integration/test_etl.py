@@ -39,7 +39,7 @@ def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, s
 
 
 def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
-    """An incremental run adds what is new and moves nothing; each class has its share of each split before and after."""
+    """An incremental run adds what is new and moves nothing; each class has its shares before and after."""
     report = ingest(source, storage)
     assert report.classes == {label: {"test": 4, "train": 12, "val": 4} for label in ("red", "green", "blue")}
     read = spark.read.format("delta").load(storage.table("images"))
@@ -76,7 +76,7 @@ def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage):
 
 
 def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storage, monkeypatch):
-    """The images have theirs, and the next run brings the ledger in line with them, with another image there already."""
+    """The images have theirs, and the next run, which finds other images as well, brings the ledger in line."""
     write = ingest_module.write_files
 
     def killed(*given):
