@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
@@ -187,6 +187,22 @@ def check_version(spark: SparkSession, path: str, version: int) -> None:
         raise TableChanged(path)
 
 
+def can_replace_files(spark: SparkSession, path: str) -> bool:
+    """Return whether a file of the table can be taken out and another put in its place by its rows alone.
+
+    That is so unless another program gave the table partitions, or features that a reader must know of: deletion
+    vectors, other names of columns in the files.
+    """
+    snapshot = newest_in_log(spark, path)
+    return bool(snapshot.protocol().minReaderVersion() == 1 and snapshot.metadata().partitionColumns().isEmpty())
+
+
+def has_change_feed(spark: SparkSession, path: str) -> bool:
+    """Return whether the table has a change data feed."""
+    values = newest_in_log(spark, path).metadata().configuration()
+    return bool(values.get("delta.enableChangeDataFeed").contains("true"))
+
+
 def commit_files(
     spark: SparkSession,
     path: str,
@@ -194,6 +210,8 @@ def commit_files(
     version: int | None,
     schema: StructType,
     values: Mapping[str, str],
+    removed: Iterable[str] = (),
+    changes: Iterable[str] = (),
 ) -> None:
     """Commit Parquet files that lie in the table's folder already; create the table where there is none.
 
@@ -206,6 +224,8 @@ def commit_files(
         version: The table's version that the rows were chosen by, None where there was no table.
         schema: Columns of the table, and of the files; used where it is created, as are `values`.
         values: Table properties.
+        removed: Names of files that leave the table.
+        changes: Names of files for the change data feed, below the table's folder: all that it says of this commit.
 
     Raises:
         TableChanged: The table is at another version.
@@ -239,6 +259,20 @@ def commit_files(
             "stats": json.dumps({"numRecords": num_rows}),
         }
         actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
+    for name in removed:
+        remove = {
+            "path": quote(name),
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": True,
+            "extendedFileMetadata": True,
+            "partitionValues": {},
+            "size": filesystem.size(f"{root}/{name}"),
+        }
+        actions.add(delta.actions.Action.fromJson(json.dumps({"remove": remove})))
+    for name in changes:
+        size = filesystem.size(f"{root}/{name}")
+        change = {"path": quote(name), "partitionValues": {}, "size": size, "dataChange": False}
+        actions.add(delta.actions.Action.fromJson(json.dumps({"cdc": change})))
     operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_scala_none(jvm)] * 3)
     with conflict_named(path):
         transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)

@@ -285,6 +285,11 @@ class Comparison:
         query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
         return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
 
+    def moved(self) -> pa.Table:
+        """Return sha256 of the rows of `images` that have another label or split now."""
+        query = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
+        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
+
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:
         """Return the rows (columns of FILES_ARROW) that the ledger lacks, and whether all of them are of new paths.
 

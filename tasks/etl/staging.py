@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.etl import delta
+from tasks.etl.cut import CHANGE_FOLDER
 from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import REWRITE, PartTarget, make_rewriter
 from tasks.storage import local_path
@@ -80,10 +81,13 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
         if run != own and local_path(path) is None:
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
-        for found in filesystem.ls(root, detail=False):
-            name = found.rsplit("/", 1)[-1]
-            if f"-{run}-" in name and name not in committed:
-                filesystem.rm(found)
+        for folder in ("", f"{CHANGE_FOLDER}/"):
+            if folder and not filesystem.exists(f"{root}/{folder}"):
+                continue
+            for found in filesystem.ls(f"{root}/{folder}", detail=False):
+                name = found.rsplit("/", 1)[-1]
+                if f"-{run}-" in name and f"{folder}{name}" not in committed:
+                    filesystem.rm(found)
         if done:
             filesystem.rm(f"{root}/_delta_log/{mark}")
     if done and local_path(path) is not None:
