@@ -103,19 +103,20 @@ class EtlConfig(Settings):
     stored_side: int = Field(
         512, ge=16, le=16384, description="Pictures with a longer side than this (pixels) are scaled down to it"
     )
-    split_by: Literal["content", "folder", "file"] = Field(
-        "content",
-        description="content: drawn from the picture's content and the seed; folder: the first of the folders train, "
-        "val and test in its path; file: the column split of labels.file",
+    split_by: Literal["stratified", "content", "folder", "file"] = Field(
+        "stratified",
+        description="stratified: each class is split by the fractions, to one image; content: each image is drawn by "
+        "its content and the seed alone; folder: the first of the folders train, val and test in its path; file: the "
+        "column split of labels.file. A table that was made with content goes on with it",
     )
     val_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val` (split_by content)"
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val` (split_by stratified or content)"
     )
     test_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by content)"
+        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by stratified or content)"
     )
     split_seed: int = Field(
-        1, ge=0, lt=2**53, description="Seed of the split; the same picture and seed give the same split"
+        1, ge=0, lt=2**53, description="Seed of the split; the same images and seed give the same split"
     )
     deleted: Literal["remove", "keep"] = Field(
         "remove",
@@ -169,7 +170,7 @@ class EtlConfig(Settings):
         if self.split_by == "file" and self.labels.by != "file":
             raise ValueError(
                 f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
-                "set labels.by to 'file' and labels.file, or split_by to 'content' or 'folder'"
+                "set labels.by to 'file' and labels.file, or split_by to 'stratified' or 'folder'"
             )
         return self
 

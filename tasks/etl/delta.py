@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import fsspec
+import pyarrow.parquet as pq
 from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from py4j.java_gateway import is_instance_of
@@ -20,8 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
+from tasks.etl.settings import ANOTHER_HOME
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
+COMMITTED_NAME = re.compile(r"\d{20}\.json")
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
@@ -38,7 +41,7 @@ def check_table_path(path: str) -> bool:
         return newest_commit(path) is not None
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
-            f"'{path}' is not a Delta table (it has no _delta_log): give another path, or move what is there"
+            f"'{path}' is not a Delta table (it has no _delta_log): move what is there, or give {ANOTHER_HOME}"
         )
     return False
 
@@ -76,8 +79,44 @@ def _actions_since(path: str, version: int | None) -> Iterator[dict[str, Any]]:
 
 
 def added_since(path: str, version: int | None) -> set[str]:
-    """Return the names of the data files that commits after `version` (None: all commits) added, without Spark."""
-    return {file_name(action["add"]["path"]) for action in _actions_since(path, version) if "add" in action}
+    """Return the names, below the table's folder, of the data files that commits after `version` added, without Spark.
+
+    Delta removes old commits once a checkpoint covers them. Where one after `version` is gone, every file is returned
+    that anything left in the log names: those of the newest version, those of each older version that can still be
+    read, and those that were removed so recently that VACUUM keeps them.
+
+    Args:
+        path: Path or URL of the table.
+        version: None for all commits.
+    """
+    filesystem, root = fsspec.core.url_to_fs(path)
+    log = f"{root}/_delta_log"
+    names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
+    commits = {int(name[:20]): name for name in names if COMMITTED_NAME.fullmatch(name)}
+    newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
+    wanted = range(0 if version is None else version + 1, newest + 1)
+    if all(number in commits for number in wanted):
+        files = [commits[number] for number in wanted]
+    else:
+        files = [name for name in names if COMMIT_NAME.fullmatch(name)]
+        if filesystem.exists(f"{log}/_sidecars"):  # of checkpoints in Delta's second format
+            sidecars = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{log}/_sidecars", detail=False))
+            files += [f"_sidecars/{name}" for name in sidecars if name.endswith(".parquet")]
+    return {name for file in files for name in _named_by(filesystem, f"{log}/{file}")}
+
+
+def _named_by(filesystem: Any, file: str) -> Iterator[str]:
+    """Yield the names of the files that a commit, a checkpoint or a part of one adds or removes."""
+    kinds = ("add", "remove", "cdc")
+    with filesystem.open(file, "rb") as opened:
+        if file.endswith(".json"):
+            found = [json.loads(line) for line in opened]
+        else:
+            parquet = pq.ParquetFile(opened)
+            columns = [f"{name}.path" for name in parquet.schema_arrow.names if name in kinds]
+            found = parquet.read(columns=columns).to_pylist()
+    for action in found:
+        yield from (file_name(action[kind]["path"]) for kind in kinds if action.get(kind) is not None)
 
 
 def rows_changed_since(path: str, version: int) -> bool:
@@ -190,6 +229,22 @@ def check_version(spark: SparkSession, path: str, version: int) -> None:
         raise TableChanged(path)
 
 
+def can_replace_files(spark: SparkSession, path: str) -> bool:
+    """Return whether a file of the table can be taken out and another put in its place by its rows alone.
+
+    That is so unless another program gave the table partitions, or features that a reader must know of: deletion
+    vectors, other names of columns in the files.
+    """
+    snapshot = newest_in_log(spark, path)
+    return bool(snapshot.protocol().minReaderVersion() == 1 and snapshot.metadata().partitionColumns().isEmpty())
+
+
+def has_change_feed(spark: SparkSession, path: str) -> bool:
+    """Return whether the table has a change data feed."""
+    values = newest_in_log(spark, path).metadata().configuration()
+    return bool(values.get("delta.enableChangeDataFeed").contains("true"))
+
+
 def commit_files(
     spark: SparkSession,
     path: str,
@@ -197,6 +252,8 @@ def commit_files(
     version: int | None,
     schema: StructType,
     values: Mapping[str, str],
+    removed: Iterable[str] = (),
+    changes: Iterable[str] = (),
 ) -> None:
     """Commit Parquet files that lie in the table's folder already; create the table where there is none.
 
@@ -209,6 +266,8 @@ def commit_files(
         version: The table's version that the rows were chosen by, None where there was no table.
         schema: Columns of the table, and of the files; used where it is created, as are `values`.
         values: Table properties.
+        removed: Names of files that leave the table.
+        changes: Names of files for the change data feed, below the table's folder: all that it says of this commit.
 
     Raises:
         TableChanged: The table is at another version.
@@ -242,6 +301,20 @@ def commit_files(
             "stats": json.dumps({"numRecords": num_rows}),
         }
         actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
+    for name in removed:
+        remove = {
+            "path": quote(name),
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": True,
+            "extendedFileMetadata": True,
+            "partitionValues": {},
+            "size": filesystem.size(f"{root}/{name}"),
+        }
+        actions.add(delta.actions.Action.fromJson(json.dumps({"remove": remove})))
+    for name in changes:
+        size = filesystem.size(f"{root}/{name}")
+        change = {"path": quote(name), "partitionValues": {}, "size": size, "dataChange": False}
+        actions.add(delta.actions.Action.fromJson(json.dumps({"cdc": change})))
     operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_scala_none(jvm)] * 3)
     with conflict_named(path):
         transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)

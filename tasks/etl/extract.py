@@ -88,7 +88,8 @@ def _unreadable(split: str | None, detail: str) -> dict[str, Any]:
 def examine_picture(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
     """Return sha256, split, content, width, height and dhash, or the reason why a file is quarantined.
 
-    `split` is the predefined one, or None where the content decides.
+    `split` is the predefined one, or None where the content decides. Where images are dealt (`stratified`) only the
+    driver knows all of them: the split is the one that the content would give, which is right of most images.
     """
     row = _nothing(split)
     row["sha256"] = hashlib.sha256(content).hexdigest()

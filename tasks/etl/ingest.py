@@ -12,14 +12,15 @@ from tasks.config import EtlConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.etl import delta, snapshots
 from tasks.etl.extract import make_decoder, make_reader
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
 from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
-from tasks.etl.settings import check_columns, check_properties, table_properties
+from tasks.etl.settings import check_columns, check_properties, continued, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
+from tasks.etl.stratify import SplitRule
 from tasks.etl.tables import write_files, write_images
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -53,6 +54,8 @@ class _Tables:
         held: sha256, label and split of the rows of `images`.
         versions: The version of each, None where there is none.
         replaced: Whether the contents come from another source or other labels, and are to be replaced.
+        etl: The settings of the run; what tables that are there decide is as it is there.
+        properties: What tables of these settings remember.
     """
 
     images: str
@@ -61,23 +64,30 @@ class _Tables:
     held: pa.Table
     versions: list[int | None]
     replaced: bool
+    etl: EtlConfig
+    properties: dict[str, str]
 
 
-def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, wanted: dict[str, str]) -> _Tables:
+def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
     """Open the tables at their latest versions, and refuse those that this run must not write."""
+    found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
+    for there in filter(None, found.values()):
+        etl = continued(etl, there.properties)
+    wanted = table_properties(etl, source.location)
     replaced = False
     rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
-        snapshot = snapshots.newest_snapshot(spark, path)
+        snapshot = found[name]
         versions.append(None if snapshot is None else snapshot.table.version)
         if snapshot is None:
             continue
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
         check_columns(snapshot.schema, schema, path)
         rows[name] = snapshots.read_columns(spark, snapshot.table, rows[name].schema)
-    return _Tables(storage.table("images"), storage.table("files"), rows["files"], rows["images"], versions, replaced)
+    paths = (storage.table("images"), storage.table("files"))
+    return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted)
 
 
 def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget) -> pa.Table:
@@ -106,6 +116,8 @@ def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
     check_bad_fraction(counts, etl)
     check_class_sizes(counts, etl)
+    for sentence in small_splits(counts, etl):
+        logger.warning(sentence)
     return counts
 
 
@@ -161,8 +173,8 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
 
 
 def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
-    wanted = table_properties(etl, source.location)
-    tables = _open_tables(spark, etl, storage, wanted)
+    tables = _open_tables(spark, etl, storage, source)
+    etl = tables.etl
     paths = (tables.images, tables.files)
     afresh = None in tables.versions or tables.replaced
     if spark is None and afresh:
@@ -175,6 +187,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             tables.held,
             replaced=tables.replaced,
             keep_deleted=etl.deleted == "keep",
+            rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
         )
         num_new = compared.num_new()
         in_line = not afresh and compared.is_in_line()
@@ -183,7 +196,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
         if spark is not None and not in_line:
-            counts = _bring_in_line(spark, etl, source, compared, tables, wanted)
+            counts = _bring_in_line(spark, source, compared, tables)
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
@@ -191,7 +204,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
                 sweep_killed_runs(path)
     if spark is not None and tables.replaced:
         for path in paths:
-            delta.set_properties(spark, path, wanted)
+            delta.set_properties(spark, path, tables.properties)
     images, files = (snapshots.latest(spark, path) for path in paths)
     report = EtlReport(
         images=images,
@@ -217,18 +230,17 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
 
 def _bring_in_line(
     spark: SparkSession,
-    etl: EtlConfig,
     source: Source,
     compared: Comparison,
     tables: _Tables,
-    wanted: dict[str, str],
 ) -> FileCounts:
     """Read what must be read, and write both tables; return how many files have each outcome."""
     images_version, files_version = tables.versions
+    etl = tables.etl
     with staged_parts(tables.images, images_version) as target:
         compared.resolve(_read_new(spark, compared.to_read(), etl, source, target))
         counts = _check_gates(compared, etl)
-        write_images(spark, target, images_version, compared, wanted)
+        write_images(spark, target, images_version, compared, tables.properties)
     with staged_parts(tables.files, files_version) as target:
-        write_files(spark, target, files_version, compared, wanted)
+        write_files(spark, target, files_version, compared, tables.properties)
     return counts

@@ -127,7 +127,7 @@ def check_labels(listing: pa.Table, source: str, etl: EtlConfig) -> None:
     if etl.split_by == "folder" and listing["split"].null_count == listing.num_rows:
         raise WrongInput(
             f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}: "
-            "rename the folders, or set etl.split_by to 'content'"
+            "rename the folders, or set etl.split_by to 'stratified'"
         )
 
 
@@ -137,11 +137,11 @@ def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
     Raises:
         WrongInput: One of the three splits has no file.
     """
-    if etl.split_by == "content":
+    if etl.split_by in {"stratified", "content"}:
         return
     for split in SPLITS:
         if split not in listing["split"].to_pylist():
             raise WrongInput(
                 f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}': training needs "
-                f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'content'"
+                f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'stratified'"
             )

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from tasks.etl.decode import Reason
 from tasks.etl.relations import Relations
+from tasks.etl.stratify import Counts, SplitRule, deal_classes
 from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
 
 READ_AGAIN = (
@@ -74,6 +75,42 @@ FROM files f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
     LEFT JOIN conflicts x ON c.sha256 = x.sha256
 """
 
+REMEMBERED = """
+CREATE OR REPLACE TABLE remembered AS
+-- The table knows best; of an image that was deleted, or is in conflict, the ledger knows.
+SELECT sha256, arg_min(split, rank || split) AS split FROM (
+    SELECT sha256, split, '0' AS rank FROM held
+    UNION ALL
+    SELECT sha256, split, '1' FROM ledger WHERE split IS NOT NULL
+) SEMI JOIN (FROM staged WHERE reason IS NULL) staged USING (sha256) GROUP BY sha256
+"""
+
+READ_AS_REMEMBERED = """
+CREATE OR REPLACE TEMP VIEW read AS
+SELECT s.* REPLACE (CASE WHEN reason IS NULL THEN r.split END AS split)
+FROM staged s LEFT JOIN remembered r ON s.sha256 = r.sha256
+"""
+
+UNDEALT = """
+CREATE OR REPLACE TABLE undealt AS
+SELECT sha256, label,
+    row_number() OVER (PARTITION BY label ORDER BY sha256(concat($seed, ':', sha256)), sha256) - 1 AS rank
+FROM outcomes WHERE outcome = $stored AND split IS NULL
+"""
+
+HAVE_SPLITS = """
+SELECT label, split, count(*) FROM (FROM stored WHERE split IS NOT NULL UNION ALL FROM kept) GROUP BY ALL
+"""
+
+DEAL = """
+UPDATE outcomes SET split = got.split
+FROM (SELECT sha256, d.split FROM undealt u JOIN dealt d ON u.label = d.label AND rank >= d.first AND rank < d.last) got
+WHERE outcomes.sha256 = got.sha256 AND outcomes.split IS NULL AND outcomes.reason IS NULL
+"""
+
+DEALT_ARROW = pa.schema([("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())])
+"""Which split the images of a class get, by the rank of the first and the last (excluded)."""
+
 STORED_PICTURES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
 
 KEPT = """
@@ -97,20 +134,29 @@ SELECT *, $seen_at::TIMESTAMPTZ AS seen_at FROM (
 """
 
 ALL_ARE_INSERTED = """
-SELECT (SELECT count(*) FROM read WHERE part IS NOT NULL)
+SELECT (SELECT count(*) FROM staged WHERE part IS NOT NULL)
     = (SELECT count(*) FROM stored ANTI JOIN held USING (sha256, label, split))
 """
 
-WHOLE_PARTS = "SELECT part, count(*), NULL FROM read WHERE part IS NOT NULL GROUP BY part ORDER BY part"
+WHOLE_PARTS = "SELECT part, count(*), NULL FROM staged WHERE part IS NOT NULL GROUP BY part ORDER BY part"
 
 PARTS = """
-WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM read WHERE part IS NOT NULL),
-firsts AS (SELECT sha256, label, split, min(part) AS part FROM pictures GROUP BY ALL),
-wanted AS (FROM firsts SEMI JOIN stored USING (sha256, label, split) ANTI JOIN held USING (sha256, label, split))
+-- Two predefined splits of one content are a conflict, of which nothing is stored: without them a picture is the same.
+WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
+firsts AS (SELECT sha256, label, min(part) AS part FROM pictures GROUP BY ALL),
+missing AS (FROM stored ANTI JOIN held USING (sha256, label, split)),
+wanted AS (FROM firsts SEMI JOIN missing USING (sha256, label))
 SELECT part, count(*),
     CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
-FROM pictures LEFT JOIN wanted w USING (sha256, label, split, part)
+FROM pictures LEFT JOIN wanted w USING (sha256, label, part)
 GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
+"""
+
+DEALT_OTHERWISE = """
+SELECT part, list(sha256), list(split) FROM (
+    SELECT DISTINCT s.part, s.sha256, o.split FROM staged s JOIN stored o ON s.sha256 = o.sha256 AND s.label = o.label
+    WHERE s.part IS NOT NULL AND s.split <> o.split
+) GROUP BY part
 """
 
 
@@ -126,6 +172,7 @@ class Comparison:
         *,
         replaced: bool,
         keep_deleted: bool,
+        rule: SplitRule | None = None,
     ) -> None:
         """Give every path of the listing or the ledger its status.
 
@@ -139,7 +186,9 @@ class Comparison:
                 picture is not there is new: a run was killed between its two commits, or somebody lost the table.
             replaced: Whether the ledger is of another source, where equal paths and times mean nothing.
             keep_deleted: Whether pictures stay though their files are deleted.
+            rule: How images that have no split yet are dealt; None where a file's content or the listing decides.
         """
+        self._rule = rule
         self._keep = keep_deleted and not replaced
         self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("held", held)):
@@ -176,9 +225,15 @@ class Comparison:
         with more than one label or split all are quarantined.
 
         Args:
-            read: Columns of READ_ARROW of the files that were to be read.
+            read: Columns of READ_ARROW of the files that were to be read. Where images are dealt, their split is what
+                a worker wrote into their part, and nothing else depends on it.
         """
-        self._relations.add("read", read)
+        self._relations.add("staged", read)
+        if self._rule is None:
+            self._relations.run("CREATE OR REPLACE TEMP VIEW read AS FROM staged")
+        else:
+            self._relations.run(REMEMBERED)
+            self._relations.run(READ_AS_REMEMBERED)
         names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
         conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}
         self._relations.run(RESOLVE, names | conflicts)
@@ -186,6 +241,21 @@ class Comparison:
         self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
         self._relations.run(KEPT, {"keep": self._keep})
         self._relations.run(STORED_PICTURES)
+        if self._rule is not None:
+            self._deal(self._rule)
+
+    def _deal(self, rule: SplitRule) -> None:
+        """Give the images that have no split yet their own, in the order of a hash of seed and content."""
+        self._relations.run(UNDEALT, {"seed": rule.seed, "stored": STORED})
+        new = dict(self._relations.rows("SELECT label, count(*) FROM undealt GROUP BY label"))
+        if not new:
+            return
+        held: dict[str, Counts] = {}
+        for label, split, number in self._relations.rows(HAVE_SPLITS):
+            held.setdefault(label, {})[split] = number
+        dealt = [dict(zip(DEALT_ARROW.names, row, strict=True)) for row in deal_classes(held, new, rule)]
+        self._relations.add("dealt", pa.Table.from_pylist(dealt, schema=DEALT_ARROW))
+        self._relations.run(DEAL)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
         """Return label, split, outcome, reason and number of the source's files."""
@@ -204,9 +274,20 @@ class Comparison:
         ((all_are,),) = self._relations.rows(ALL_ARE_INSERTED)
         return self._relations.rows(WHOLE_PARTS if all_are else PARTS)
 
+    def dealt_otherwise(self) -> dict[str, tuple[list[str], list[str]]]:
+        """Return, by part, sha256 and split of the pictures that were dealt another split than is written there."""
+        if self._rule is None:
+            return {}
+        return {part: (contents, splits) for part, contents, splits in self._relations.rows(DEALT_OTHERWISE)}
+
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
         query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
+        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
+
+    def moved(self) -> pa.Table:
+        """Return sha256 of the rows of `images` that have another label or split now."""
+        query = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
         return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
 
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:

@@ -120,29 +120,40 @@ class PartWriter:
         return self._name
 
 
-def make_rewriter(target: PartTarget) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function for `mapInArrow` that writes parts again with fewer rows.
+REWRITE = "part string, keep array<string>, dealt array<string>, splits array<string>"
+"""What is written again: a part; the sha256 of the rows to keep, all where it is null; the sha256 of those whose split
+is another one than is written there, and that split."""
 
-    Rows of `part` (name) and `keep` (list of sha256) in, of `part` (the new name) and `rows` (how many it has) out.
+
+def make_rewriter(target: PartTarget) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function for `mapInArrow` that writes parts again, with fewer rows or other splits.
+
+    Rows of REWRITE in, of `part` (the new name) and `rows` (how many it has) out.
     """
 
     def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            done = [_rewrite(target, row["part"], row["keep"]) for row in batch.to_pylist()]
+            done = [_rewrite(target, **row) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_pylist([{"part": name, "rows": rows} for name, rows in done])
 
     return rewrite
 
 
-def _rewrite(target: PartTarget, name: str, keep: list[str]) -> tuple[str, int]:
-    wanted = pa.array(keep)
+def _rewrite(
+    target: PartTarget, part: str, keep: list[str] | None, dealt: list[str], splits: list[str]
+) -> tuple[str, int]:
+    wanted = None if keep is None else pa.array(keep)
+    contents, others = pa.array(dealt, pa.string()), pa.array(splits, pa.string())
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     num_rows = 0
-    with filesystem.open(f"{root}/{name}", "rb") as file, PartWriter(target) as writer:
+    with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
         parquet = pq.ParquetFile(file)
         for group in range(parquet.num_row_groups):
             rows = parquet.read_row_group(group).cast(IMAGES_ARROW)
-            rows = rows.filter(pc.is_in(rows["sha256"], wanted))
+            if wanted is not None:
+                rows = rows.filter(pc.is_in(rows["sha256"], wanted))
+            split = pc.coalesce(others.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
+            rows = rows.set_column(IMAGES_ARROW.get_field_index("split"), IMAGES_ARROW.field("split"), split)
             for batch in rows.combine_chunks().to_batches():
                 writer.write(batch)
             num_rows += rows.num_rows

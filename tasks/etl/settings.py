@@ -14,6 +14,24 @@ ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
 
 
+ANOTHER_HOME = "another home (storage.home or LAKEVISION_HOME), which has tables, models and predictions of its own"
+"""What an error advises first. Other tables alone would share the registered model and the predictions."""
+
+
+def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
+    """Return the settings with which a table goes on: a table that was split by content remains so.
+
+    `stratified` is the default of new tables, so no run is refused for it.
+
+    Args:
+        etl: The settings of the run.
+        found: The table's properties.
+    """
+    if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
+        return etl.model_copy(update={"split_by": "content"})
+    return etl
+
+
 def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
     """Return the properties of tables made with these settings; a setting that is not set is an empty text."""
     settings = {
@@ -45,13 +63,13 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
             replaced = True
         elif setting in ORIGIN:
             raise WrongInput(
-                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give other tables "
-                "(storage.tables or LAKEVISION_HOME), or set etl.replace_source to true to replace its contents"
+                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give "
+                f"{ANOTHER_HOME}, or set etl.replace_source to true to replace the table's contents"
             )
         else:
             raise WrongInput(
                 f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}: "
-                "use that value, or other tables (storage.tables or LAKEVISION_HOME)"
+                f"use that value, or {ANOTHER_HOME}"
             )
     return replaced
 
@@ -72,5 +90,5 @@ def check_columns(found: StructType, wanted: StructType, path: str) -> None:
     if differences:
         raise WrongInput(
             f"the table '{path}' {', '.join(differences)}: it was made or changed by other code; "
-            "give other tables (storage.tables or LAKEVISION_HOME) and ingest again"
+            f"ingest again into {ANOTHER_HOME}"
         )

@@ -93,6 +93,24 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     return Snapshot(ref, properties, schema)
 
 
+def files_with(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
+    """Return the names of the files of exactly this version in which a text column has one of these values."""
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
+        rows = pyarrow.dataset.dataset(files, schema=pa.schema([(key, pa.string())]), format="parquet")
+        wanted = pyarrow.dataset.field(key).isin(values)
+        names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
+        return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
+    if spark is None:
+        raise NeedsSpark
+    wanted_rows = F.broadcast(spark.createDataFrame(pa.table({key: values})))
+    keys = read_version(spark, table).select(key, F.col("_metadata.file_name").alias("file"))
+    return sorted(
+        row["file"] for row in keys.join(wanted_rows, on=key, how="left_semi").select("file").distinct().collect()
+    )
+
+
 def has_table(spark: SparkSession | None, path: str) -> bool:
     """Say whether a Delta table is at `path`.
 

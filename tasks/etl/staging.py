@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.etl import delta
+from tasks.etl.cut import CHANGE_FOLDER
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import PartTarget, make_rewriter
+from tasks.etl.parts import REWRITE, PartTarget, make_rewriter
 from tasks.storage import local_path
 
 MARK = "_unfinished-"
@@ -80,10 +81,13 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
         if run != own and local_path(path) is None:
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
-        for found in filesystem.ls(root, detail=False):
-            name = found.rsplit("/", 1)[-1]
-            if f"-{run}-" in name and name not in committed:
-                filesystem.rm(found)
+        for folder in ("", f"{CHANGE_FOLDER}/"):
+            if folder and not filesystem.exists(f"{root}/{folder}"):
+                continue
+            for found in filesystem.ls(f"{root}/{folder}", detail=False):
+                name = found.rsplit("/", 1)[-1]
+                if f"-{run}-" in name and f"{folder}{name}" not in committed:
+                    filesystem.rm(found)
         if done:
             filesystem.rm(f"{root}/_delta_log/{mark}")
     if done and local_path(path) is not None:
@@ -94,13 +98,13 @@ def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) 
     """Return the names of the parts with exactly the pictures to insert, and how many rows each has.
 
     Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
-    again without them.
+    again without them, and so are parts with pictures that were dealt another split than the worker could know.
     """
-    found = compared.parts()
-    chosen = {part: rows for part, rows, keep in found if keep is None}
-    mixed = [(part, keep) for part, _, keep in found if keep is not None]
+    found, dealt = compared.parts(), compared.dealt_otherwise()
+    chosen = {part: rows for part, rows, keep in found if keep is None and part not in dealt}
+    mixed = [(part, keep, *dealt.get(part, ([], []))) for part, _, keep in found if part not in chosen]
     if mixed:
-        again = spark.createDataFrame(mixed, "part string, keep array<string>").repartition(len(mixed))
+        again = spark.createDataFrame(mixed, REWRITE).repartition(len(mixed))
         rewritten = again.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]
         chosen |= {row["part"]: row["rows"] for row in rewritten}
     return chosen

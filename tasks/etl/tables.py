@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tasks.etl import delta
+from tasks.etl import delta, snapshots
+from tasks.etl.cut import cut_images, cut_ledger
 from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.staging import choose_parts
+from tasks.refs import TableRef
 from tasks.schema import FILES, IMAGES
 
 # A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
@@ -25,7 +28,8 @@ def write_images(
 ) -> None:
     """Insert pictures that are stored now and not there yet, delete those that no file and no kept picture stands for.
 
-    Where nothing is to be deleted, the parts that the workers wrote are committed as they lie there.
+    The parts that the workers wrote are committed as they lie there. The same commit takes out what is to be deleted:
+    of the files that were there only those that hold it are written again.
 
     Raises:
         TableChanged: Another program wrote to the table, which was at `version`.
@@ -36,6 +40,11 @@ def write_images(
     if version is None or not surplus.num_rows:
         if version is None or parts:
             delta.commit_files(spark, path, parts, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+        return
+    holding = _files_to_replace(spark, path, version, surplus, "sha256")
+    if holding is not None:
+        cut = cut_images(spark, target, holding, parts, surplus, compared.moved())
+        delta.commit_files(spark, path, parts | cut.added, version, IMAGES, values, cut.removed, cut.changes)
         return
     files = [f"{path}/{name}" for name in parts]
     insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
@@ -58,12 +67,23 @@ def write_images(
         )
 
 
+def _files_to_replace(spark: SparkSession, path: str, version: int, rows: pa.Table, key: str) -> list[str] | None:
+    """Return the names of the files with rows of these keys; None where only a MERGE can replace them."""
+    if not delta.can_replace_files(spark, path):
+        return None
+    files = snapshots.files_with(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
+    filesystem, root = fsspec.core.url_to_fs(path)
+    # In a clone, files are those of another table.
+    return files if all(filesystem.exists(f"{root}/{name}") for name in files) else None
+
+
 def write_files(
     spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
     """Bring the ledger in line with the outcomes; a file that is gone is called deleted.
 
-    Where no row of it changes, the new ones are a file that is committed as it lies there.
+    Where no row of it changes, the new ones are a file that is committed as it lies there; else only the files with
+    rows that change are written again.
 
     Raises:
         TableChanged: Another program wrote to the ledger, which was at `version`.
@@ -73,6 +93,12 @@ def write_files(
     if version is not None and not changes.num_rows:
         return
     if version is not None and not all_new:
+        fed = delta.has_change_feed(spark, path)
+        holding = None if fed else _files_to_replace(spark, path, version, changes, "path")
+        if holding is not None:
+            cut = cut_ledger(target, holding, changes)
+            delta.commit_files(spark, path, cut.added, version, FILES, values, cut.removed)
+            return
         rows = spark.createDataFrame(changes)
         delta.check_version(spark, path, version)
         with delta.conflict_named(path):

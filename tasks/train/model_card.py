@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tasks.cache.manifest import CacheManifest
 from tasks.config import CacheConfig, DistributedConfig, TrainConfig
 from tasks.errors import listed
+from tasks.interval import wilson_interval
 from tasks.refs import CacheRef
 from tasks.train.calibration import NUM_BINS
 from tasks.train.evaluate import DetailedEvaluation
@@ -68,15 +69,6 @@ def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, c
         _repeat(facts, run_id, code_version),
     ]
     return "\n\n".join(chapters) + "\n"
-
-
-def wilson_interval(hits: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (0-1) that was measured on `total` pictures: Wilson 1927, z = 1.96."""
-    z = 1.96
-    share, spread = hits / total, z * z / total
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * (share * (1 - share) / total + spread / (4 * total)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _results(facts: TrainingFacts) -> str:

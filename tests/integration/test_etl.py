@@ -10,6 +10,8 @@ from PIL import Image
 
 from tasks.config import SparkConfig
 from tasks.errors import WrongInput
+from tasks.etl import ingest as ingest_module
+from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import etl_settings, ingest, ledger, stored, versions
@@ -37,18 +39,61 @@ def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, s
 
 
 def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
-    """An incremental run adds what is new and moves nothing."""
-    ingest(source, storage)
+    """An incremental run adds what is new and moves nothing; each class has its shares before and after."""
+    report = ingest(source, storage)
+    assert report.classes == {label: {"test": 4, "train": 12, "val": 4} for label in ("red", "green", "blue")}
     read = spark.read.format("delta").load(storage.table("images"))
     before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
     write_pictures(source, per_class=2, first=100)
     report = ingest(source, storage)
     assert (report.read, report.stored) == (6, 66)
+    for counts in report.classes.values():
+        assert sum(counts.values()) == 22
+        assert all(
+            abs(counts[split] - 22 * share) < 1 for split, share in (("test", 0.2), ("val", 0.2), ("train", 0.6))
+        )
     read = spark.read.format("delta").load(storage.table("images"))
     after = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
     assert before.items() <= after.items()
-    assert set(after.values()) == {"train", "val", "test"}
+    rows = spark.read.format("delta").load(storage.table("images")).groupBy("label", "split").count().collect()
+    assert {(row["label"], row["split"]): row["count"] for row in rows} == {
+        (label, split): number for label, counts in report.classes.items() for split, number in counts.items()
+    }
     assert versions(spark, storage) == (1, 1)
+
+
+def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage):
+    """A run with the default adds to it as it was made, and a new image is where its content puts it."""
+    settings = etl_settings(source, split_by="content")
+    ingest(source, storage, split_by="content")
+    write_pictures(source, per_class=2, first=100)
+    report = ingest(source, storage)
+    assert (report.read, report.stored, report.changed) == (6, 66, True)
+    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "split").collect()
+    for row in rows:
+        assert row["split"] == split_of(row["sha256"], 1, settings.val_fraction, settings.test_fraction)
+    assert ingest(source, storage).changed is False
+
+
+def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storage, monkeypatch):
+    """The images have theirs, and the next run, which finds other images as well, brings the ledger in line."""
+    write = ingest_module.write_files
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ingest_module, "write_files", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(source, storage)
+    monkeypatch.setattr(ingest_module, "write_files", write)
+    read = spark.read.format("delta").load(storage.table("images"))
+    before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
+    write_pictures(source, per_class=1, first=100)
+    assert ingest(source, storage).stored == 63
+    found = spark.read.format("delta").load(storage.table("files")).select("sha256", "split").collect()
+    splits = {row["sha256"]: row["split"] for row in found}
+    assert len(before) == 60
+    assert before.items() <= splits.items()
 
 
 def test_bad_files_are_quarantined_with_their_reason_and_end_no_run(spark, source, storage):

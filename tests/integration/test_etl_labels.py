@@ -93,7 +93,7 @@ def test_predefined_splits_are_kept_and_a_moved_picture_moves(spark, predefined,
     assert (report.stored, report.classes["red"]) == (18, {"train": 3, "val": 1, "test": 2})
     assert versions(spark, storage) == (1, 1)
     assert ingest(predefined, storage, split_by="folder").changed is False
-    with pytest.raises(WrongInput, match="etl.split_by is content, but the table .* was made with folder"):
+    with pytest.raises(WrongInput, match="etl.split_by is stratified, but the table .* was made with folder"):
         ingest(predefined, storage)
 
 

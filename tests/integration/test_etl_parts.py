@@ -1,5 +1,6 @@
 """Parts of the table `images`: what workers write is committed as it is, written again, or removed."""
 
+import hashlib
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, snapshots
+from tasks.etl import delta, ingest, parts, snapshots, staging
 from tasks.etl.delta import TableChanged
 from tasks.etl.outcomes import Comparison
 from tests.conftest import write_pictures
@@ -92,18 +93,84 @@ def test_a_file_that_is_read_again_doubles_no_picture(spark, source, storage):
     assert lying(storage) == before
 
 
-def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage):
-    """By a MERGE, which writes files of its own: the parts it read are removed."""
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def change_feed(spark, storage, version: int) -> dict[str, set[tuple[str, str]]]:
+    """Return sha256 and label of the rows of a commit's change data feed, by kind; each has its content."""
+    read = spark.read.format("delta").option("readChangeFeed", "true")
+    rows = read.option("startingVersion", version).option("endingVersion", version).load(storage.table("images"))
+    found: dict[str, set[tuple[str, str]]] = {}
+    for row in rows.collect():
+        assert hashlib.sha256(row["content"]).hexdigest() == row["sha256"]
+        found.setdefault(row["_change_type"], set()).add((row["sha256"], row["label"]))
+    return found
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["files written again", "merged"])
+def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage, newer):
+    """Only files with what goes are written again, and the change data feed has what changed, and nothing else.
+
+    A table to which another program gave newer features is merged into.
+    """
     etl_tables.ingest(source, storage)
+    if newer:
+        delta.set_properties(spark, storage.table("images"), {"delta.enableDeletionVectors": "true"})
+        delta.set_properties(spark, storage.table("files"), {"delta.enableChangeDataFeed": "true"})
+    before = lying(storage)
+    moved, gone = (sha256_of(source / "red" / name) for name in ("000.png", "001.png"))
     (source / "red" / "000.png").rename(source / "green" / "moved.png")
     (source / "red" / "001.png").unlink()
     write_pictures(source, per_class=1, first=100)
-    etl_tables.ingest(source, storage)
-    assert versions(spark, storage) == (1, 1)
-    assert len(stored(spark, storage)) == 62
+    new = {(sha256_of(source / label / "100.png"), label) for label in ("red", "green", "blue")}
+    report = etl_tables.ingest(source, storage)
+    assert (report.stored, report.changed) == (62, True)
+    assert versions(spark, storage) == (1 + newer, 1 + newer)
+    assert change_feed(spark, storage, 1 + newer) == {
+        "insert": new,
+        "delete": {(gone, "red")},
+        "update_preimage": {(moved, "red")},
+        "update_postimage": {(moved, "green")},
+    }
+    rows = stored(spark, storage)
+    assert len(rows) == spark.read.format("delta").load(storage.table("images")).count() == 62
+    assert (rows[moved], gone in rows) == ("green", False)
+    assert len(ledger(spark, storage)) == 64
+    if not newer:
+        assert len(before & named(spark, storage)) >= len(before) - 2
     assert marks(storage) == []
-    committed = delta.added_since(storage.table("images"), None)
-    assert lying(storage) <= committed
+    assert lying(storage) <= delta.added_since(storage.table("images"), None)
+    assert etl_tables.ingest(source, storage).changed is False
+
+
+def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark, source, storage, monkeypatch):
+    """Compacted files are Spark's own; killed after the workers wrote, the run leaves what the next one removes."""
+    etl_tables.ingest(source, storage)
+    DeltaTable.forPath(spark, storage.table("images")).optimize().executeCompaction()
+    (source / "red" / "001.png").unlink()
+    write_pictures(source, per_class=1, first=100)
+
+    def killed(*_given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(delta, "commit_files", killed)
+        patched.setattr(staging, "_sweep", lambda *_given, **_named: None)
+        with pytest.raises(KeyboardInterrupt):
+            etl_tables.ingest(source, storage)
+    feed = Path(storage.table("images")) / "_change_data"
+    left = set(feed.glob("*.parquet"))
+    before = stored(spark, storage)
+    assert (len(marks(storage)), len(before)) == (1, 60)
+    assert len(left) >= 2  # the compacted file's, and one for each task that read new images
+    assert etl_tables.ingest(source, storage).stored == 62
+    after = stored(spark, storage)
+    assert len(after) == 62
+    assert len(before.keys() - after.keys()) == 1
+    assert marks(storage) == []
+    assert len(left & set(feed.glob("*.parquet"))) == 0
 
 
 def test_a_gate_that_closes_leaves_no_part(spark, source, storage):
@@ -211,3 +278,20 @@ def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes
     assert versions(spark, storage) == (0, 0)
     assert lying(storage) == named(spark, storage)
     assert list(table.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("table", ["images", "files"])
+def test_what_a_killed_run_committed_stays_also_where_the_log_expired(spark, source, storage, table):
+    """Only maintenance committed for a month, so a checkpoint took the place of the commit that names the parts."""
+    etl_tables.ingest(source, storage)
+    kept = lying(storage, table)
+    folder = Path(storage.table(table))
+    (folder / "_delta_log" / f"_unfinished--1-{next(iter(kept)).split('-')[2]}").touch()
+    delta.set_properties(spark, str(folder), {"delta.checkpointInterval": "7"})
+    delta._delta_log(spark, str(folder)).checkpoint()
+    (folder / "_delta_log" / f"{0:020}.json").unlink()
+    write_pictures(source, per_class=1, first=100)
+    assert etl_tables.ingest(source, storage).stored == 63
+    assert kept < lying(storage, table) == named(spark, storage, table)
+    assert (len(stored(spark, storage)), len(ledger(spark, storage))) == (63, 63)
+    assert marks(storage) == []

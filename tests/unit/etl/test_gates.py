@@ -4,7 +4,7 @@ import pytest
 
 from tasks.config import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
 
 
 def counts(*groups: tuple[str | None, str, str | None, int], kept: tuple[tuple[str, int], ...] = ()) -> FileCounts:
@@ -57,3 +57,41 @@ def test_a_few_classes_are_named_and_the_others_counted() -> None:
 
     with pytest.raises(WrongInput, match=r"'class-4' 1 and 3 more\)"):
         check_class_sizes(summed, EtlConfig(min_images_per_class=2))
+
+
+def split_counts(**classes: tuple[int, int]) -> FileCounts:
+    """Return counts of classes with so many images in train and test."""
+    groups = [
+        (label, split, "stored", None, number)
+        for label, numbers in classes.items()
+        for split, number in zip(("train", "test"), numbers, strict=True)
+        if number
+    ]
+    return FileCounts.of_groups(groups, [])
+
+
+def test_a_small_split_test_is_warned_of_with_its_interval() -> None:
+    """11 images, of which 90 % are right: from 0.60 to 0.98 by Wilson's formula."""
+    (warning,) = small_splits(split_counts(cat=(30, 4), dog=(30, 7)), EtlConfig())
+    assert warning.startswith(
+        "the split 'test' has 11 images in all: the 95 % interval (Wilson) of an accuracy of 0.90 measured on them "
+        "goes from 0.61 to 0.98 and is 0.37 wide; add images, or raise etl.test_fraction"
+    )
+    assert small_splits(split_counts(cat=(30, 15), dog=(30, 15)), EtlConfig()) == []
+
+
+def test_an_empty_split_test_is_warned_of() -> None:
+    """Nothing has an interval there."""
+    (warning,) = small_splits(split_counts(cat=(3, 0), dog=(3, 0)), EtlConfig())
+    assert warning.startswith("the split 'test' has 0 images in all: nothing can be measured on them; add images")
+
+
+def test_small_classes_are_warned_of_with_the_interval_of_the_smallest() -> None:
+    """That is those with fewer than etl.min_images_per_class for each of the three splits; 0 sets no bound."""
+    summed = split_counts(cat=(20, 5), dog=(200, 40), eel=(12, 9))
+    assert small_splits(summed, EtlConfig()) == []
+    (warning,) = small_splits(summed, EtlConfig(min_images_per_class=10))
+    assert warning.startswith(
+        "2 of 3 classes have fewer images than etl.min_images_per_class 10 for each of the 3 splits ('eel' 21, "
+        "'cat' 25), and one of them has 5 test images: the 95 % interval (Wilson) of a recall of 0.90"
+    )

@@ -12,6 +12,13 @@ from tasks.etl import parts
 from tasks.etl.parts import PartTarget, PartWriter, make_rewriter
 from tasks.schema import IMAGES, IMAGES_ARROW
 
+REWRITTEN = (
+    ("part", pa.string()),
+    ("keep", pa.list_(pa.string())),
+    ("dealt", pa.list_(pa.string())),
+    ("splits", pa.list_(pa.string())),
+)
+
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -103,12 +110,32 @@ def test_rewriting_keeps_the_asked_pictures_in_a_new_part(target: PartTarget, mo
         (old,) = {writer.add(picture(number)) for number in range(8)}
     keep = [f"{number:064x}" for number in (1, 2, 7)]
 
-    asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep}])
+    asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "dealt": [], "splits": []}])
     ((new, num_rows),) = [tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()]
 
     assert num_rows == 3
     assert pq.read_table(f"{target.folder}/{new}")["sha256"].to_pylist() == keep
     assert pq.ParquetFile(f"{target.folder}/{old}").metadata.num_rows == 8
+
+
+def test_rewriting_gives_pictures_the_split_that_they_were_dealt(
+    target: PartTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others keep theirs; without a list of rows to keep, all are kept."""
+    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
+    with PartWriter(target) as writer:
+        (old,) = {writer.add(picture(number)) for number in range(8)}
+    dealt = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
+
+    row = {"part": old, "keep": None, "dealt": list(dealt), "splits": list(dealt.values())}
+    asked = pa.RecordBatch.from_pylist([row], schema=pa.schema(REWRITTEN))
+    ((new, num_rows),) = [tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()]
+
+    assert num_rows == 8
+    table = pq.read_table(f"{target.folder}/{new}")
+    assert table.schema.equals(IMAGES_ARROW)
+    assert table["split"].to_pylist() == ["val", *["train"] * 6, "test"]
+    assert table.drop_columns(["split"]).equals(pq.read_table(f"{target.folder}/{old}").drop_columns(["split"]))
 
 
 def test_the_columns_are_those_of_the_table() -> None:

@@ -8,7 +8,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tasks.config import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.settings import check_columns, check_properties, table_properties
+from tasks.etl.settings import check_columns, check_properties, continued, table_properties
 from tasks.schema import FILES, IMAGES
 
 SOURCE = Path("/photos")
@@ -35,7 +35,11 @@ def test_same_settings_pass() -> None:
         ({"split_seed": 2}, "etl.split_seed is 2"),
         ({"val_fraction": 0.3}, "etl.val_fraction is 0.3"),
         ({"test_fraction": 0.3}, "etl.test_fraction is 0.3"),
-        ({"split_by": "folder"}, "etl.split_by is folder, but the table '/tables/images' was made with content"),
+        ({"split_by": "folder"}, "etl.split_by is folder, but the table '/tables/images' was made with stratified"),
+        (
+            {"split_by": "content"},
+            "etl.split_by is content, but .* was made with stratified: use that value, or another",
+        ),
     ],
 )
 def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -43,6 +47,33 @@ def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any]
     for replace_source in (False, True):
         with pytest.raises(WrongInput, match=sentence):
             check(replace_source=replace_source, **settings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "made_with", "used"),
+    [
+        ("stratified", "content", "content"),
+        ("stratified", "stratified", "stratified"),
+        ("stratified", "folder", "stratified"),
+        ("content", "content", "content"),
+        ("content", "stratified", "content"),
+    ],
+)
+def test_a_table_that_was_split_by_content_goes_on_so(asked: str, made_with: str, used: str) -> None:
+    """The default of new tables refuses no run; what is no default is asked for, and refused where it differs."""
+    etl = EtlConfig.model_validate({"split_by": asked})
+    assert continued(etl, {"lakevision.split_by": made_with}).split_by == used
+    assert continued(etl, {}) is etl
+
+
+def test_another_home_is_advised_first() -> None:
+    """Other tables alone would share the registered model and the predictions with the first data set."""
+    for settings in ({"source": Path("/other")}, {"stored_side": 64}):
+        with pytest.raises(WrongInput, match=r"another home \(storage.home or LAKEVISION_HOME\)") as refused:
+            check(**settings)
+        assert "other tables" not in str(refused.value)
+    with pytest.raises(WrongInput, match=r"ingest again into another home \(storage.home or LAKEVISION_HOME\)"):
+        check_columns(StructType([]), FILES, "/t")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flows.command_line import parse_arguments
 from tasks.cache.manifest import open_cache
 from tasks.config import DistributedConfig, TrainConfig, TrainDistributedRun, TrainRun
 from tasks.refs import CacheRef
-from tasks.train.model_card import TrainingFacts, model_card, wilson_interval
+from tasks.train.model_card import TrainingFacts, model_card
 from tests.unit.train.finished import evaluation_of, facts_of
 
 COUNTS = [30, 40, 7]
@@ -159,10 +159,3 @@ def test_many_classes_are_not_all_listed(cache: CacheRef) -> None:
     assert "class-029 and 170 more. Every picture" in card
     assert "class-029 (1) and 170 more." in card
     assert "class-030" not in card
-
-
-def test_wilson_interval_is_the_known_one() -> None:
-    """8 of 10: 0.490 to 0.943; all or none of them: one end is 1 or 0."""
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
-    assert wilson_interval(0, 10)[0] == pytest.approx(0.0)

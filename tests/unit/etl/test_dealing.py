@@ -1,0 +1,218 @@
+"""Which split every image of a table gets and keeps, over histories of a source, without Spark."""
+
+import hashlib
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.config import EtlConfig, StorageConfig
+from tasks.etl.extract import split_of
+from tasks.etl.outcomes import Comparison
+from tasks.etl.relations import Relations
+from tasks.etl.stratify import ORDER, SplitRule
+from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL
+from tasks.storage import resolve_storage
+
+THEN = datetime(2026, 1, 2, tzinfo=UTC)
+
+Source = dict[str, str]
+"""Content (a name stands for it) by path; the label is the folder."""
+
+
+def sha256_of(content: str) -> str:
+    """Return the hash of a content."""
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+class Tables:
+    """The tables of one source, as rows; an ETL of them reads nothing and decodes nothing."""
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        """Start without a row."""
+        self._storage = resolve_storage(StorageConfig(home=str(home)))
+        self._etl = EtlConfig.model_validate(settings)
+        self._ledger: dict[str, dict[str, object]] = {}
+        self.images: dict[str, tuple[str, str]] = {}
+
+    def ingest(self, source: Source, *, killed: bool = False, backwards: bool = False) -> dict[str, list[str]]:
+        """Bring the tables in line; return, by part, the contents whose split is not the one written there.
+
+        Args:
+            source: What the source holds.
+            killed: Whether the run ends before the ledger is committed.
+            backwards: Whether files are read in another order, by other tasks.
+        """
+        listing = [
+            {"path": path, "label": path.split("/")[0], "split": None, "size": len(content), "modified_at": THEN}
+            for path, content in source.items()
+        ]
+        held = [{"sha256": sha256, "label": label, "split": split} for sha256, (label, split) in self.images.items()]
+        with Relations(self._storage) as relations:
+            comparison = Comparison(
+                relations,
+                pa.Table.from_pylist(listing, schema=LISTING_ARROW),
+                pa.Table.from_pylist(list(self._ledger.values()), schema=FILES_ARROW),
+                pa.Table.from_pylist(held, schema=HELD_ARROW),
+                replaced=False,
+                keep_deleted=self._etl.deleted == "keep",
+                rule=SplitRule.of(self._etl),
+            )
+            read = [self._read(row, source, number) for number, row in enumerate(comparison.to_read().to_pylist())]
+            comparison.resolve(pa.Table.from_pylist(read[::-1] if backwards else read, schema=READ_ARROW))
+            for row in comparison.surplus().to_pylist():
+                del self.images[row["sha256"]]
+            for sha256, label, split in relations.rows("FROM stored ANTI JOIN held USING (sha256, label, split)"):
+                assert sha256 not in self.images
+                self.images[sha256] = (label, split)
+            if not killed:
+                changes, _ = comparison.ledger_changes(THEN)
+                self._ledger |= {row["path"]: row for row in changes.to_pylist()}
+            return {part: contents for part, (contents, _) in comparison.dealt_otherwise().items()}
+
+    def _read(self, row: dict[str, object], source: Source, number: int) -> dict[str, object]:
+        sha256 = sha256_of(source[str(row["path"])])
+        written = split_of(sha256, self._etl.split_seed, self._etl.val_fraction, self._etl.test_fraction)
+        return row | {"sha256": sha256, "split": written, "part": str(number % 3), "reason": None, "detail": None}
+
+    def splits(self) -> dict[str, str]:
+        """Return the split by sha256."""
+        return {sha256: split for sha256, (_, split) in self.images.items()}
+
+    def check_shares(self) -> None:
+        """Each split of each class has its share, rounded down or up."""
+        shares = SplitRule.of(self._etl).shares
+        for label, total in Counter(label for label, _ in self.images.values()).items():
+            counts = Counter(split for found, split in self.images.values() if found == label)
+            for split in ORDER:
+                assert abs(counts[split] - shares[split] * total) < 1
+
+
+def images_of(label: str, count: int, first: int = 0) -> Source:
+    """Return a part of a source: so many files of one class."""
+    return {f"{label}/{number}.jpg": f"{label}-{number}" for number in range(first, first + count)}
+
+
+SIX = {path: content for label in "abcdef" for path, content in images_of(label, 30).items()}
+
+
+def test_each_of_six_small_classes_gets_its_share_to_one_image(tmp_path: Path) -> None:
+    """180 images: 3 of each class in val and in test, whatever was read by whom and in which order."""
+    tables, again = Tables(tmp_path), Tables(tmp_path)
+    tables.ingest(SIX)
+    assert Counter(tables.images.values()) == {
+        (label, split): number for label in "abcdef" for split, number in ((TEST, 3), (VAL, 3), (TRAIN, 24))
+    }
+    again.ingest(dict(reversed(SIX.items())), backwards=True)
+    assert again.images == tables.images
+
+
+def test_images_are_dealt_in_the_order_of_a_hash_of_seed_and_content(tmp_path: Path) -> None:
+    """So another seed is another split, and the first images by that hash are the ones of the split `test`."""
+    tables, other = Tables(tmp_path), Tables(tmp_path, split_seed=2)
+    tables.ingest(SIX)
+    other.ingest(SIX)
+    assert other.splits() != tables.splits()
+    order = sorted(
+        (sha256 for sha256, (label, _) in tables.images.items() if label == "a"),
+        key=lambda sha256: hashlib.sha256(f"1:{sha256}".encode()).hexdigest(),
+    )
+    assert [tables.splits()[sha256] for sha256 in order] == [TEST] * 3 + [VAL] * 3 + [TRAIN] * 24
+
+
+def test_a_part_is_written_again_only_where_an_image_was_dealt_otherwise(tmp_path: Path) -> None:
+    """Of a thousand images of a class few are near the edge between two splits."""
+    tables = Tables(tmp_path)
+    changed = tables.ingest(images_of("a", 1000))
+    guessed = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in tables.images}
+    expected = {sha256 for sha256, split in tables.splits().items() if split != guessed[sha256]}
+    assert {sha256 for contents in changed.values() for sha256 in contents} == expected
+    assert 0 < len(expected) < 100
+
+
+steps = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from("abc"), st.integers(1, 15), min_size=1),  # new images by class
+        st.booleans(),  # whether the run is killed before the ledger is committed
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps)
+def test_no_image_moves_and_the_fractions_hold_whatever_arrives_and_dies(tmp_path: Path, steps) -> None:
+    """Also where a run was killed between its two commits: the next one finds the images' splits."""
+    tables = Tables(tmp_path)
+    source: Source = {}
+    for number, (new, killed) in enumerate(steps):
+        for label, count in new.items():
+            source |= images_of(label, count, first=100 * number)
+        before = tables.splits()
+        tables.ingest(source, killed=killed)
+        assert before.items() <= tables.splits().items()
+        assert len(tables.images) == len(source)
+        tables.check_shares()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=2, max_size=5))
+def test_an_image_that_was_deleted_and_is_back_has_the_split_it_had(tmp_path: Path, present) -> None:
+    """At another path too: the ledger remembers deleted files, whatever was dealt meanwhile."""
+    tables = Tables(tmp_path)
+    seen: dict[str, str] = {}
+    for number, numbers in enumerate(present):
+        tables.ingest({f"a/{image}-{number}.jpg": f"a-{image}" for image in numbers})
+        for sha256, split in tables.splits().items():
+            assert seen.setdefault(sha256, split) == split
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_image_that_moves_to_another_class_stays_on_its_side(tmp_path: Path, killed: bool) -> None:
+    """It counts in the new class, which gives its next images to the other splits."""
+    tables = Tables(tmp_path)
+    source = images_of("a", 30) | images_of("b", 30)
+    tables.ingest(source)
+    before = tables.splits()
+    moved = {f"b/{path.replace('/', '-')}": content for path, content in images_of("a", 30).items()}
+    after = {path: content for path, content in source.items() if path.startswith("b")} | moved
+    tables.ingest(after, killed=killed)
+    assert tables.splits() == before
+    assert {label for label, _ in tables.images.values()} == {"b"}
+    tables.ingest(after | images_of("b", 40, first=100))
+    tables.check_shares()
+
+
+def test_an_image_in_conflict_returns_to_its_side(tmp_path: Path) -> None:
+    """Under two labels it is in no split; one that never had one is dealt when the conflict is settled."""
+    tables = Tables(tmp_path)
+    source = images_of("a", 30) | images_of("b", 30)
+    tables.ingest(source)
+    before = tables.splits()
+    tables.ingest(source | {"b/copy.jpg": "a-0", "a/new.jpg": "new", "b/new.jpg": "new"})
+    assert tables.splits().items() == before.items() - {(sha256_of("a-0"), before[sha256_of("a-0")])}
+    tables.ingest(source | {"a/new.jpg": "new"})
+    assert tables.splits() == before | {sha256_of("new"): tables.splits()[sha256_of("new")]}
+
+
+def test_kept_images_of_deleted_files_count(tmp_path: Path) -> None:
+    """They are in the table that training reads: new images are dealt with them in mind."""
+    tables = Tables(tmp_path, deleted="keep")
+    tables.ingest(images_of("a", 30))
+    tables.ingest(images_of("a", 25, first=100))
+    assert len(tables.images) == 55
+    tables.check_shares()
+
+
+def test_copies_have_one_split(tmp_path: Path) -> None:
+    """The ledger says of a duplicate what it says of the image, and nothing is to be done the next time."""
+    tables = Tables(tmp_path)
+    source = images_of("a", 30)
+    tables.ingest(source | {f"a/copy-{path[2:]}": content for path, content in source.items()})
+    tables.check_shares()
+    assert all(row["split"] == tables.splits()[str(row["sha256"])] for row in tables._ledger.values())
