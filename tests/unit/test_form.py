@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from flows.command_line import parse_arguments
 from tasks import config
@@ -13,6 +13,12 @@ from tasks.config.form import FOLDED, OPEN
 from tasks.config.runs import Run
 
 RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
+
+
+class HalfOpen(config.Settings):
+    """A setting with one bound: no flow has one at present."""
+
+    steps: int = Field(1, ge=1, description="Steps")
 
 
 def described(model: type[config.Settings], field: str) -> str:
@@ -33,10 +39,11 @@ def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
         (EtlConfig, "val_fraction", "(at least 0, less than 1)"),
         (EtlConfig, "max_bad_fraction", "(0 to 1)"),
         (TrainConfig, "learning_rate", "(more than 0, at most 10)"),
-        (TrainConfig, "patience", "(at least 1)"),
+        (TrainConfig, "patience", "(1 to 10000)"),
         (TrainConfig, "seed", "(1 to 4294967295)"),
         (TrainConfig, "batch_size", "(1 to 65536)"),
         (TrainConfig, "optimizer", "(one of adam, adamw, sgd)"),
+        (HalfOpen, "steps", "(at least 1)"),
         (config.Choices, "choices", "(2 to 100 entries)"),
     ],
 )

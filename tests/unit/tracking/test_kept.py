@@ -10,7 +10,7 @@ from tasks.config import CacheConfig, TrainConfig
 from tasks.refs import CacheRef, TableRef
 from tasks.tracking.kept import table_tags
 from tasks.tracking.runs import flat_params
-from tasks.train.results import run_config
+from tasks.train.results import run_config, training_data
 from tasks.train.stages import Setting
 
 
@@ -29,7 +29,8 @@ def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> Non
         device=torch.device("cpu"),
         precision=torch.float32,
     )
-    params = {name: str(value) for name, value in flat_params(run_config(cast("Setting", setting))).items()}
+    config = run_config(cast("Setting", setting), training_data(cast("Setting", setting)))
+    params = {name: str(value) for name, value in flat_params(config).items()}
     assert table_tags(params) == {
         "lakevision.table": "/home/tables/images",
         "lakevision.table_version": "3",

@@ -75,7 +75,8 @@ def test_data_of_a_run_whose_table_is_gone_has_no_source(cache: CacheRef) -> Non
     assert run_config(setting, data)["data"] == {
         "table": "/tables/images",
         "version": 3,
+        "table_id": "",
         "content_digest": "content",
-        "source": None,
+        "source": "",
         "rows": {"train": 9, "val": 3, "test": 12},
     }
