@@ -159,7 +159,7 @@ def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> None:
 
 def sentence(message: str) -> str:
     """Return the sentence meant for a person from a state's message."""
-    return message.split("WrongInput: ", 1)[-1].strip()
+    return message.removesuffix("(WrongInput)").strip()
 
 
 def show_summary(stack: LocalStack, flow_run_id: str) -> None:

@@ -23,6 +23,7 @@ from tasks.config.runs import Run
 from tasks.errors import FOR_A_PERSON, WrongInput, explain
 from tasks.home import make_home
 from tasks.log_lines import OneLine
+from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 
 Config = TypeVar("Config", bound=Run)
@@ -111,8 +112,9 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         sys.exit(EXIT_WRONG_INPUT)
     log = "none"
     try:
-        log = _route_logs(config)
-        result = flow(config)
+        with progress_bars():
+            log = _route_logs(config)
+            result = flow(config)
     except WrongInput as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)

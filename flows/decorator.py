@@ -1,17 +1,22 @@
-"""What every flow shares: results as JSON, and Prefect's own data under the home folder when it is called plainly."""
+"""What every flow shares: results as JSON, one home folder for a plain call, and why it failed or was cancelled."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow
+from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tasks.config import StorageConfig
+from tasks.errors import WrongInput, explain
 from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
+from tasks.orchestration.failure import EXPLAINED, shorten_logs
+from tasks.orchestration.task import explain_failure, failed_state, finish_cancellation, signal_behind
 from tasks.storage import resolve_storage
 
 logger = logging.getLogger("lakevision.home")
@@ -56,11 +61,51 @@ class DagFlow(Flow[P, R]):
         with temporary_server_under(Path(resolve_storage(storage or StorageConfig()).home)):
             return super().__call__(*args, **kwargs)
 
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters as the flow takes them.
+
+        Raises:
+            WrongInput: One of them has a value it cannot have.
+        """
+        shorten_logs()  # The first of a run that is called in its process.
+        try:
+            return super().validate_parameters(parameters)
+        except ParameterTypeError as error:
+            if isinstance(error.__context__, ValidationError):
+                raise WrongInput(explain(error.__context__)) from None
+            raise
+
+
+def _tell_how_it_ends(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function of a flow, which then says on the run's page why the run failed, or that it was cancelled."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TerminationSignal:
+            finish_cancellation()
+            raise
+        except Exception as error:
+            if (signal := signal_behind(error)) is not None:
+                finish_cancellation()
+                raise signal from None
+            explain_failure(error)
+            if isinstance(error, EXPLAINED):
+                # Prefect raises the error that the state holds, for a plain call as for any other.
+                return failed_state(error)  # type: ignore[return-value]
+            raise
+
+    return run
+
 
 def dag_flow(name: str) -> Callable[[Callable[P, R]], DagFlow[P, R]]:
     """Make a flow; its results are JSON and not pickles, since they may come from another machine."""
 
     def decorate(function: Callable[P, R]) -> DagFlow[P, R]:
-        return DagFlow(function, name=name, persist_result=True, result_serializer="json")
+        made = DagFlow(function, name=name, persist_result=True, result_serializer="json")
+        # Only now: Prefect has read the flow's file and parameters off the function itself.
+        made.fn = _tell_how_it_ends(function)
+        return made
 
     return decorate

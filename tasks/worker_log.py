@@ -8,18 +8,58 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark import TaskContext
+
 from tasks.printable import printable
+from tasks.progress.count import TELL_SECONDS, advance
 
 logger = logging.getLogger("lakevision.spark")
 
 WORKER_MARK = "lakevision-worker: "
+PROGRESS_MARK = "lakevision-progress: "
+"""Lines with this mark are counts: process id of the driver, step, partition, images done."""
 
 
 def say(message: str) -> None:
     """Write one line that reaches the run's log (on a cluster: the executor's stderr)."""
     print(f"{WORKER_MARK}{printable(message)}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class WorkerCount:
+    """Counts what one Spark task has done of a step, and says so at most every TELL_SECONDS.
+
+    On a cluster its lines stay in the executor's stderr.
+    """
+
+    step: str
+    driver: int
+    """Process id of the driver, which adds up: runs that share a home share the log."""
+    done: int = 0
+    told: float = 0.0
+
+    def add(self, images: int) -> None:
+        """Count so many more."""
+        self.done += images
+        now = time.monotonic()
+        if now - self.told < TELL_SECONDS:
+            return
+        self.told = now
+        task = TaskContext.get()
+        part = 0 if task is None else task.partitionId()
+        # Of one piece, as another worker may write to the same file.
+        sys.stderr.write(f"{PROGRESS_MARK}{self.driver} {self.step} {part} {self.done}\n")
+        sys.stderr.flush()
+
+
+def _take_count(line: str) -> None:
+    words = line.split(PROGRESS_MARK, 1)[1].split()
+    # A line that two workers wrote into at once is none.
+    if len(words) == 4 and words[0] == str(os.getpid()) and words[3].isdecimal():
+        advance(words[1], words[2], int(words[3]))
 
 
 @contextmanager
@@ -48,7 +88,9 @@ def forward_worker_lines(log: Path) -> Iterator[None]:
             while True:
                 last_round = stop.is_set()
                 for line in file:
-                    if WORKER_MARK in line:
+                    if PROGRESS_MARK in line:
+                        _take_count(line)
+                    elif WORKER_MARK in line:
                         logger.info("worker: %s", line.split(WORKER_MARK, 1)[1].rstrip())
                 if last_round:
                     return

@@ -27,6 +27,7 @@ from tasks.config import CacheConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import snapshots
+from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark import BROADCAST_ROWS, spark_session
@@ -173,13 +174,14 @@ def _build(
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
     writer = make_writer(url, cache, groups)
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
-    parts = (
+    numbered = (
         _number_rows(spark, images, content, cache)
         .repartition(spark.sparkContext.defaultParallelism * 2, "split", "file")
         .sortWithinPartitions("split", "row")
         .mapInArrow(writer, schema)  # type: ignore[arg-type]  # an iterator in, as documented
-        .collect()
     )
+    with counted("cache", sum(content.rows.values())):
+        parts = numbered.collect()
     splits = {}
     for split in SPLITS:
         files = sorted((part for part in parts if part["split"] == split), key=lambda part: part["name"])

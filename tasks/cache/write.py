@@ -1,6 +1,7 @@
 """What a Spark task does to write cache files: decode, group exactly, pad the last group, digest."""
 
 import hashlib
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from tasks.cache.manifest import CacheFile
 from tasks.config import CacheConfig
 from tasks.etl.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.worker_log import say
+from tasks.worker_log import WorkerCount, say
 
 PADDING = -1
 """Label and row number of a row that is no picture."""
@@ -162,8 +163,10 @@ def make_writer(
     In go batches of (split, file, row, label_index, content) sorted by split and row, a file's rows all in one task;
     out comes one row of CACHE_PART_ARROW a file written.
     """
+    driver = os.getpid()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = WorkerCount("cache", driver)
         writer: CacheFileWriter | None = None
         current: tuple[str, int] | None = None
         parts: list[dict[str, Any]] = []
@@ -177,6 +180,7 @@ def make_writer(
                     current = place
                 pixels = decode_pixels(picture["content"], cache.image_size)
                 writer.add(pixels, picture["label_index"], picture["row"])
+                count.add(1)
         if writer is not None:
             parts.append(_part(writer))
         if parts:

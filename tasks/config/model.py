@@ -44,6 +44,9 @@ class DistributedConfig(Settings):
         le=YEAR_SECONDS,
         description="Ranks are ended when one waits this long for another (Horovod warns after 60)",
     )
+    log_ranks: Literal["rank0", "all"] = Field(
+        "rank0", description="Whose lines the log has: rank 0's and the warnings of the others, or the lines of all"
+    )
 
 
 class PromoteConfig(Settings):

@@ -24,14 +24,17 @@ from tasks.distributed.rank import EVENT_MARK, EXIT_ENDED, TOLD, RankSpec
 from tasks.distributed.rendezvous import ranks_environments
 from tasks.environment import rank_environment
 from tasks.errors import OutOfTime
+from tasks.progress.count import Standing, tell
 from tasks.refs import RunRef
 from tasks.train.batches import check_data
 from tasks.train.sweep import launch_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
-LEAVE_GRACE_SECONDS = 30.0
-"""How long ranks may take to write their checkpoint and leave after SIGTERM before they get SIGKILL."""
+LEAVE_GRACE_SECONDS = 25.0
+"""How long ranks may take to write their checkpoint and leave after SIGTERM before they get SIGKILL.
+
+Prefect kills the process of a cancelled run 30 s after SIGTERM: by then it must have said how the run ended."""
 
 FAILED_GRACE_SECONDS = 5.0
 """The same where a rank has failed: the others wait for it in a step that never ends."""
@@ -193,6 +196,8 @@ def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, st
                     event = json.loads(line.removeprefix(EVENT_MARK))
                     if "failed" in event:
                         raise TOLD[event["failed"]](event["said"])
+                    if "step" in event:
+                        tell(Standing(**event))
                     run_id = event.get("run_id", run_id)
                     if on_event is not None and "epoch" in event:
                         on_event(event)

@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import FOR_A_PERSON, WrongInput
 from tasks.log_lines import OneLine
+from tasks.progress.count import heard_by
 from tasks.refs import CacheRef
 from tasks.signals import interrupt_on
 from tasks.storage import Storage
@@ -83,6 +85,12 @@ def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
     if num_ranks > num_gpus:
         return f"distributed.num_ranks is {num_ranks} and there are {num_gpus} GPUs: give at most as many ranks"
     return None
+
+
+def log_level(rank: int, distributed: DistributedConfig | None) -> int:
+    """Return the lowest level of the lines of a rank that are logged."""
+    told = rank == 0 or (distributed is not None and distributed.log_ranks == "all")
+    return logging.INFO if told else logging.WARNING
 
 
 class HorovodReducer:
@@ -200,9 +208,9 @@ def main(spec_path: str) -> int:
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
         reducer = make_reducer(spec.num_ranks)
-        if reducer.rank != 0:
-            logging.getLogger("lakevision").setLevel(logging.WARNING)
-        run_rank(spec, reducer)
+        logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
+        with heard_by(lambda standing: emit(asdict(standing))):  # only rank 0 counts
+            run_rank(spec, reducer)
         if reducer.num_ranks > 1:
             leave_ranks()
     except tuple(TOLD.values()) as error:

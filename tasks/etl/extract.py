@@ -14,7 +14,7 @@ from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget, PartWriter
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.storage import is_inside
-from tasks.worker_log import say
+from tasks.worker_log import WorkerCount, say
 
 STORED_QUALITY = 90
 """Of pictures that are stored scaled down, on libjpeg's scale."""
@@ -140,6 +140,7 @@ def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
 
     The pictures themselves go into parts of `target`.
     """
+    driver = os.getpid()
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         root = os.path.realpath(source)
@@ -147,7 +148,7 @@ def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
             return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
 
-        return _examine_all(batches, examine, target)
+        return _examine_all(batches, examine, target, driver)
 
     return read
 
@@ -164,17 +165,23 @@ def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
             return _unreadable(listed["split"], unreadable)
         return examine_picture(content, listed["label"], listed["split"], etl)
 
-    return lambda batches: _examine_all(batches, examine, target)
+    driver = os.getpid()
+    return lambda batches: _examine_all(batches, examine, target, driver)
 
 
 def _examine_all(
-    batches: Iterator[pa.RecordBatch], examine: Callable[[dict[str, Any]], dict[str, Any]], target: PartTarget
+    batches: Iterator[pa.RecordBatch],
+    examine: Callable[[dict[str, Any]], dict[str, Any]],
+    target: PartTarget,
+    driver: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
     rows: list[dict[str, Any]] = []
+    count = WorkerCount("etl", driver)
     with PartWriter(target) as writer:
         for batch in batches:
             for listed in batch.to_pylist():
+                count.add(1)
                 row = listed | examine(listed)  # it takes from `listed` what goes no further
                 row["part"] = writer.add({name: row.get(name) for name in IMAGES.names}) if row["content"] else None
                 rows.append({name: row[name] for name in READ_ARROW.names})

@@ -22,6 +22,7 @@ from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
 from tasks.etl.tables import write_files, write_images
+from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
     DUPLICATE,
@@ -104,7 +105,8 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
     else:
         files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
     rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
-    return rows.toArrow()
+    with counted("etl", listing.num_rows):
+        return rows.toArrow()
 
 
 def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:

@@ -1,4 +1,4 @@
-"""What every Prefect task shares: retries, the run's log, and saying that there was nothing to do."""
+"""What every Prefect task shares: retries, the run's log, and the states it ends in."""
 
 import logging
 import time
@@ -6,21 +6,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from prefect import Task, task
+import httpx
+from prefect import Task
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed, Failed
 from prefect.tasks import exponential_backoff
+from prefect.transactions import get_transaction
+from prefect.utilities.urls import url_for
 
+from tasks.credentials import without_credentials
 from tasks.errors import OutOfTime, WrongInput
 from tasks.home import make_home
 from tasks.log_lines import OneLine
+from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, mark_as_told, state_message, what_went_wrong
+from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.home")
@@ -90,13 +98,104 @@ def skipped(value: R, why: str) -> R:
     return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]
 
 
+class Stage(Task[P, R]):
+    """A task that may return a state of its own making; its plain call returns or raises what that state holds."""
+
+    if not TYPE_CHECKING:  # To a type checker it is the call of Prefect's task, with all its overloads.
+
+        def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
+            """Run the stage in this process."""
+            state: State[R] = super().__call__(*args, return_state=True, **kwargs)
+            return state if return_state else state.result()
+
+    def with_options(self, **options: Any) -> "Stage[P, R]":
+        """Return the stage with other options."""
+        changed = super().with_options(**options)
+        # Prefect makes a plain task of it, whatever it was made from.
+        changed.__class__ = Stage
+        return changed  # type: ignore[return-value]
+
+
+def _ended_as(state: State[Any]) -> Any:
+    """Return a state that is not to be found by another run of the same stage as its result."""
+    if transaction := get_transaction():
+        transaction.write_on_commit = False
+    return state
+
+
+def failed_state(error: Exception) -> State[Any]:
+    """Return the state of a run that failed with an error that is explained in one sentence."""
+    return Failed(message=state_message(error), data=error)
+
+
+def explain_failure(error: Exception) -> None:
+    """Log the sentence of an error, and publish the artifact `what-went-wrong` of the current flow run."""
+    log = get_run_logger()
+    if isinstance(error, EXPLAINED):
+        log.error("%s", without_credentials(str(error)))
+        mark_as_told(error)
+    page = url_for("flow-run", obj_id=str(flow_run.get_id()))
+    try:
+        create_markdown_artifact(
+            what_went_wrong(error, page, getattr(error, "__notes__", ())), key=ARTIFACT_KEY, description="Why it failed"
+        )
+    except Exception as away:  # The error that led here is the one to be told.
+        log.warning("the artifact %s was not published: %s", ARTIFACT_KEY, away)
+
+
+def finish_cancellation() -> None:
+    """Set the current flow run to Cancelled, if it is being cancelled, once all that it started has ended.
+
+    Its worker does so too, but only after it has imported the flow in another process, to look for hooks.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or not is_being_cancelled():
+        return
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        state: State[None] = Cancelled(message="The flow run was cancelled.")
+        client.set_flow_run_state(context.flow_run.id, state)
+        context.flow_run.state = state
+
+
+def signal_behind(error: BaseException) -> TerminationSignal | None:
+    """Return the signal that ended this process's work, also where the cleanup after it failed, or None.
+
+    A cancelled run's JVM gets the signal as well, and what is left to say to it is then an error of its own.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, TerminationSignal):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the function of a stage; return a state where Prefect's own would hide why it ended.
+
+    Such a state holds the error, so that whoever calls the stage gets that raised.
+    """
+    try:
+        with run_log(), progress_artifacts():
+            make_homes(*args, *kwargs.values())
+            return function(*args, **kwargs)
+    except (Exception, TerminationSignal) as error:
+        signal = signal_behind(error)
+        if signal is not None and is_being_cancelled():
+            state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
+            return _ended_as(state)  # type: ignore[no-any-return]
+        if signal is not None:
+            raise signal from None  # Prefect takes it for a crash, and it is one.
+        if isinstance(error, EXPLAINED):
+            return _ended_as(failed_state(error))  # type: ignore[no-any-return]
+        raise
+
+
 def stage(
     name: str,
     *,
     timeout_seconds: float | None = DAY_SECONDS,
     retries: int = 2,
     cache_key: Callable[[TaskRunContext, dict[str, Any]], str | None] | None = None,
-) -> Callable[[Callable[P, R]], Task[P, R]]:
+) -> Callable[[Callable[P, R]], Stage[P, R]]:
     """Make a Prefect task: retried with backoff and jitter but not after wrong input, logged, its result kept as JSON.
 
     Args:
@@ -106,14 +205,13 @@ def stage(
         cache_key: Names the result by the versions of its inputs; None where it does not exist (any more).
     """
 
-    def decorate(function: Callable[P, R]) -> Task[P, R]:
+    def decorate(function: Callable[P, R]) -> Stage[P, R]:
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with run_log():
-                make_homes(*args, *kwargs.values())
-                return function(*args, **kwargs)
+            return _run_in_task(function, *args, **kwargs)
 
-        made: Task[P, R] = task(
+        return Stage(
+            run,
             name=name,
             retries=retries,
             retry_delay_seconds=exponential_backoff(backoff_factor=5),
@@ -124,8 +222,7 @@ def stage(
             persist_result=True,
             # JSON, not a pickle: a result may come from another machine.
             result_serializer="json",
-        )(run)
-        return made
+        )
 
     return decorate
 
@@ -137,12 +234,18 @@ def flow_run_tags() -> dict[str, str]:
 
 
 def is_being_cancelled() -> bool:
-    """Say whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later."""
+    """Return whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later.
+
+    A server that does not answer says of none that it was.
+    """
     found = flow_run.get_id()
     if found is None:
         return False
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(str(found))).state
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(found))).state
+    except httpx.HTTPError:
+        return False
     return state is not None and (state.is_cancelled() or state.is_cancelling())
 
 

@@ -11,10 +11,12 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
+from prefect.utilities.urls import url_for
 
 from tasks.errors import WrongInput
+from tasks.markup import markdown_text
 from tasks.orchestration.task import is_being_cancelled
-from tasks.pool.outcome import Cancelled, told_by
+from tasks.pool.ending import Cancelled, told_by
 from tasks.pool.settings import PoolSettings, worker_command
 
 POLL_SECONDS = 2.0
@@ -187,13 +189,21 @@ class SubmittedRun:
         # A failed child does not fail its parent by itself.
         assert run.state is not None
         if error := told_by(message := run.state.message or ""):
-            raise error
+            raise self._naming_run(error)
         if run.state.is_cancelled():
             # Prefect's UI cancels what a run submitted together with it: this one alone is then not given up.
             kind = WrongInput if is_being_cancelled() else Cancelled
             raise kind(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
         if not run.state.is_completed():
-            raise RuntimeError(f"the submitted {self._what} '{run.name}' ended as {run.state.name}: {message}")
+            raise self._naming_run(
+                RuntimeError(f"the submitted {self._what} '{run.name}' ended as {run.state.name}: {message}")
+            )
+
+    def _naming_run(self, error: Exception) -> Exception:
+        """Return the error with a note that links to the submitted run, for the artifact of the run that waits."""
+        page, name = url_for("flow-run", obj_id=str(self._id)), markdown_text(self.name)
+        error.add_note(f"Submitted {self._what}: {f'[{name}]({page})' if page else name}")
+        return error
 
     def cancel(self) -> None:
         """Cancel the run if it has not ended; a failure of that is said and not raised: another error led here."""

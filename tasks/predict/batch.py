@@ -1,6 +1,7 @@
 """Batch inference: the model package in a Spark iterator pandas UDF, over the pictures that have no prediction yet."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,12 +23,13 @@ from tasks.etl import delta, snapshots
 from tasks.etl.relations import Relations
 from tasks.predict.champion import check_model, fetch_classifier, model_of_table, named_model
 from tasks.predict.least_sure import least_sure
+from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
 from tasks.storage import Storage
 from tasks.turns import take_turn
-from tasks.worker_log import say
+from tasks.worker_log import WorkerCount, say
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -44,11 +46,14 @@ def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[
         batch_size: Pictures a forward pass.
         num_threads: Compute threads of one Python worker.
     """
+    driver = os.getpid()
 
     def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         import torch
 
         from tasks.predict.model import ImageClassifier
+
+        count = WorkerCount("predict", driver)
 
         # Cores times threads would fight: Spark already runs one worker a core.
         torch.set_num_threads(num_threads)
@@ -60,6 +65,7 @@ def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[
                 model.predict_frame(contents.iloc[begin : begin + batch_size])
                 for begin in range(0, len(contents), batch_size)
             ]
+            count.add(len(contents))
             yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
 
     predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]
@@ -170,7 +176,8 @@ def _predict(
             pictures = pictures.join(chosen, on="sha256", how="left_semi")
         with TemporaryDirectory(prefix="lakevision-model-") as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
-            errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)
+            with counted("predict", pending.num_rows):
+                errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"

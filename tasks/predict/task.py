@@ -9,11 +9,11 @@ from prefect.context import TaskRunContext
 
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
 from tasks.etl.delta import check_table_path
+from tasks.markup import markdown_text
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
-from tasks.train.markup import markdown_text
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:

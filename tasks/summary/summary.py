@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
+from tasks.markup import markdown_code, markdown_table, markdown_text
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
 
@@ -98,19 +99,57 @@ def write_summary(storage: Storage, summary: PipelineSummary) -> Path:
 
 def summary_lines(summary: PipelineSummary) -> list[str]:
     """Return the summary for a person, a line a fact."""
+    return [f"{name:<13} {text}" for name, text in _facts(summary).items()]
+
+
+def summary_markdown(summary: PipelineSummary, champion: str, runs: dict[str, str], file: Path) -> str:
+    """Return the summary as Markdown, with links to what the run made.
+
+    Args:
+        summary: What the run gave.
+        champion: Page of the champion in MLflow.
+        runs: From the id of each training's MLflow run to its page.
+        file: Where summary.json is.
+    """
+    stages = [
+        [markdown_text(name), f"{seconds:.1f} s", "skipped" if summary.skipped[name] else ""]
+        for name, seconds in summary.seconds.items()
+    ]
+    facts = [[name, markdown_text(text)] for name, text in _facts(summary).items() if name != "stages"]
+    single, distributed = runs[summary.single.run_id], runs[summary.distributed.run_id]
+    return "\n".join(
+        [
+            "## What the run gave",
+            "",
+            markdown_table(["what", "figures"], facts),
+            "",
+            f"- Champion: [{markdown_text(summary.model)} version {summary.version}]({champion})",
+            f"- Training in one process: [MLflow run]({single})",
+            f"- Distributed training: [MLflow run]({distributed})",
+            f"- For programs: {markdown_code(file)}",
+            "",
+            "## Stages",
+            "",
+            markdown_table(["stage", "time", "note"], stages),
+            "",
+        ]
+    )
+
+
+def _facts(summary: PipelineSummary) -> dict[str, str]:
     rows = ", ".join(f"{split} {count}" for split, count in summary.cache_rows.items())
     rate = summary.predict_images_per_second
     stages = ", ".join(
         f"{name} {seconds:.1f} s{' (skipped)' if summary.skipped[name] else ''}"
         for name, seconds in summary.seconds.items()
     )
-    return [
-        f"images        {summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates",
-        f"Delta         version {summary.delta_version}",
-        f"cache         {rows} rows",
-        f"training      val accuracy {summary.single.val_accuracy:.4f} (one process), "
+    return {
+        "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates",
+        "Delta": f"version {summary.delta_version}",
+        "cache": f"{rows} rows",
+        "training": f"val accuracy {summary.single.val_accuracy:.4f} (one process), "
         f"{summary.distributed.val_accuracy:.4f} (distributed)",
-        f"champion      {summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
-        f"inference     {'nothing new to predict' if rate is None else f'{rate:.0f} images/s'}",
-        f"stages        {stages}",
-    ]
+        "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
+        "inference": "nothing new to predict" if rate is None else f"{rate:.0f} images/s",
+        "stages": stages,
+    }

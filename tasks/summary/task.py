@@ -1,15 +1,23 @@
 """The summary as a Prefect task."""
 
 import logging
+from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
+from tasks import tracking
+from tasks.environment import mlflow_ui
 from tasks.orchestration.task import stage
-from tasks.printable import printable
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
-from tasks.summary.summary import PipelineSummary, make_summary, summary_lines, write_summary
-from tasks.train.markup import markdown_fence
+from tasks.summary.summary import (
+    PipelineSummary,
+    make_summary,
+    summary_lines,
+    summary_markdown,
+    write_summary,
+)
+from tasks.train.report import MODEL_CARD_FILE
 
 logger = logging.getLogger("lakevision.summary")
 
@@ -26,11 +34,31 @@ def summarize(
     seconds: dict[str, float],
     skipped: dict[str, bool],
 ) -> PipelineSummary:
-    """Write summary.json and a Markdown artifact."""
+    """Write summary.json, and publish the summary and the champion's model card with the run."""
     summary = make_summary(storage, etl, cache, single, distributed, champion, predictions, seconds, skipped)
     path = write_summary(storage, summary)
+    publish_summary(summary, storage, champion, path)
     lines = summary_lines(summary)
-    create_markdown_artifact(markdown_fence("\n".join(map(printable, lines))), key="summary", description=str(path))
     form = "\n%s" * len(lines)  # a line break of our own: one within a line is escaped
     logger.info(f"summary of the run{form}", *lines)
     return summary
+
+
+def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelRef, path: Path) -> None:
+    """Publish what a run of the DAG gave, each part one click from the run's page."""
+    mlflow = mlflow_ui(storage.tracking)
+    pages = {
+        training.run_id: mlflow + tracking.run_location(storage, RunRef(run_id=training.run_id))
+        for training in (summary.single, summary.distributed)
+    }
+    create_markdown_artifact(
+        summary_markdown(summary, mlflow + tracking.model_location(champion), pages, path),
+        key="summary",
+        description="What the run gave, with links",
+    )
+    if (card := tracking.read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
+        create_markdown_artifact(
+            card.decode(),
+            key="champion-model-card",
+            description=f"Model card of {champion.name} version {champion.version}",
+        )

@@ -11,6 +11,7 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheFile, CacheManifest, FeatureSettings
 from tasks.cache.sizes import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.cache.write import RowFileWriter
+from tasks.progress.count import advance
 from tasks.schema import cache_schema
 from tasks.train.model import Classifier
 from tasks.train.reduce import Reducer
@@ -77,6 +78,8 @@ def write_share(
                 last = int(batch.rows_B[-1])
                 if last >= end - 1:
                     break
+                # The other ranks' shares are as large, and about as far.
+                advance("features", split, round(rows * (last + 1 - begin) / (end - begin)))
                 now = time.monotonic()
                 if reducer.rank == 0 and now - told >= TELL_SECONDS:
                     told = now
@@ -86,6 +89,7 @@ def write_share(
                         *(made, share, split, " that are rank 0's" if reducer.num_ranks > 1 else ""),
                         made / (now - began),
                     )
+        advance("features", split, rows)
         return [writer.close()]
     except BaseException:
         writer.abandon()

@@ -23,6 +23,7 @@ from tasks.cache.manifest import (
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.disk import full_disk_named
+from tasks.progress.count import counted
 from tasks.refs import CacheRef
 from tasks.train.alone import alone
 from tasks.train.feature_files import feature_rows_per_group, head_inputs, write_share
@@ -140,6 +141,7 @@ def materialize_features(
             filesystem, root = fsspec.core.url_to_fs(url)
             filesystem.makedirs(root, exist_ok=True)
             stack.callback(_discard_half, url)
+            stack.enter_context(counted("features", num_pictures))
         reducer.broadcast(None)  # The folder is there.
         backbone = fold_batch_norm(classifier)
         backbone.precision = precision

@@ -16,10 +16,10 @@ from tasks.cache.manifest import CacheManifest
 from tasks.config import CacheConfig, DistributedConfig, TrainConfig
 from tasks.errors import listed
 from tasks.interval import wilson_interval
+from tasks.markup import markdown_code, markdown_fence, markdown_table, markdown_text
 from tasks.refs import CacheRef
 from tasks.train.calibration import NUM_BINS
 from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.markup import markdown_code, markdown_fence, markdown_table, markdown_text
 from tasks.train.progress import EpochMetrics
 
 NUM_WEAKEST = 5

@@ -71,17 +71,28 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
-        table=[{"metric": name, "value": value} for name, value in sorted(wanted.items())],
+        table=[{"metric": name, "value": four_digits(value)} for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
     page = mlflow_ui(storage.tracking) + tracking.run_location(storage, run)
-    create_link_artifact(link=page, link_text="MLflow run", key=f"{key}-run")
+    create_link_artifact(
+        link=page,
+        link_text="MLflow run",
+        key=f"{key}-run",
+        description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
+    )
     # Runs of before there were model cards are found and not trained again.
     if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
         create_table_artifact(
-            table=[dict(zip(classes["columns"], row, strict=True)) for row in classes["data"]],
+            table=[
+                {
+                    name: four_digits(value) if isinstance(value, float) else value
+                    for name, value in zip(classes["columns"], row, strict=True)
+                }
+                for row in classes["data"]
+            ],
             key=f"{key}-classes",
             description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
         )
@@ -91,6 +102,11 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             key=f"{key}-model-card",
             description=f"MLflow run {run.run_id}",
         )
+
+
+def four_digits(value: float) -> float:
+    """Return a metric as a table shows it: four digits after the point, or four that count where it is smaller."""
+    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
 def _pictures(run: RunRef, storage: Storage, page: str) -> str:

@@ -190,6 +190,9 @@ class Training:
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
             pauses.saved()
+            if reducer.rank != 0:  # What is this rank's own: the metrics are those of all, and rank 0 has logged them.
+                waited = 100 * metrics.data_wait_share
+                logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
                 is_last = progress.stage == len(train.fine_tune) and not is_left(progress, max_epochs)
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))

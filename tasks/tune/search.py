@@ -15,7 +15,7 @@ from tasks.config import TrainConfig, TuneConfig
 from tasks.config.tune import with_values
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
-from tasks.pool.outcome import Cancelled
+from tasks.pool.ending import Cancelled
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config

@@ -82,7 +82,12 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
         table=best, key="tune-best", description=f"Best settings and their {monitor}, MLflow run {result.run_id}"
     )
     link = mlflow_ui(storage.tracking) + tracking.run_location(storage, RunRef(run_id=result.run_id))
-    create_link_artifact(link=link, link_text="MLflow run of the search", key="tune-run")
+    create_link_artifact(
+        link=link,
+        link_text="MLflow run of the search",
+        key="tune-run",
+        description="The search in MLflow, with the run of each trial below it",
+    )
 
 
 @stage("train-best-on-pool", timeout_seconds=None)

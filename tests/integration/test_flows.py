@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import UUID
 
 import mlflow
 import numpy as np
@@ -20,9 +22,13 @@ import torch
 from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, LogFilter
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
 
-from flows.decorator import DagFlow
+from flows.decorator import DagFlow, dag_flow
 from flows.etl import etl
 from flows.repeat import repeat
 from flows.train import train
@@ -43,9 +49,11 @@ from tasks.config import (
 )
 from tasks.config.storage import Settings
 from tasks.distributed.rank import RankSpec
-from tasks.errors import WrongInput
-from tasks.orchestration.task import stage
+from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions
+from tasks.progress.count import advance, counted
+from tasks.progress.task import progress_artifacts
 from tasks.refs import ModelRef, PredictedImage, PredictReport, RunRef, TableRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
@@ -100,6 +108,129 @@ def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
 
     both(return_state=True)
     assert calls == {"wrong": 1, "lost": 3}
+
+
+def logged_by(run_id: Any, num_lines: int) -> list[tuple[int, str]]:
+    """Return level and text of a flow run's log once it has so many lines."""
+    wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
+    deadline = time.monotonic() + 60
+    with get_client(sync_client=True) as client:
+        while len(found := client.read_logs(wanted)) < num_lines:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+    return [(record.level, record.message) for record in found]
+
+
+def explanation_of(run_id: Any) -> str:
+    """Return the one artifact that says why a flow run failed."""
+    wanted = {"flow_run_id": {"any_": [run_id]}, "key": {"any_": ["what-went-wrong"]}}
+    with get_client(sync_client=True) as client:
+        (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+    return str(artifact.data)
+
+
+@pytest.mark.parametrize("kind", [WrongInput, DiskFull, OutOfTime])
+def test_why_a_run_failed_is_its_states_message_and_an_artifact_without_a_traceback(kind, storage):
+    """A plain call raises what the stage raised, with and without `run_stage`; no later run takes it for a result."""
+    sentence = "storage.tables is 'http://me:hidden@host', which cannot be written to: give another folder"
+    calls = []
+
+    @stage("refuse", retries=0, cache_key=lambda _context, _parameters: f"refused-{kind.__name__}")
+    def refuse() -> None:
+        calls.append(1)
+        raise kind(sentence)
+
+    @dag_flow("refusing")
+    def refusing(config: EtlRun) -> None:
+        with pytest.raises(kind, match="storage.tables is"):
+            refuse()
+        run_stage(refuse)
+
+    config = EtlRun(storage=StorageConfig(home=storage.home))
+    with pytest.raises(kind) as raised:
+        refusing(config)
+    assert str(raised.value) == sentence.replace("me:hidden", "***")
+    assert len(calls) == 2
+
+    state = refusing(config, return_state=True)
+    run_id = state.state_details.flow_run_id
+    told = f"storage.tables is 'http://***@host', which cannot be written to: give another folder ({kind.__name__})"
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run_id).state.message == told
+    artifact = explanation_of(run_id)
+    assert "- Setting: `storage.tables`" in artifact
+    assert "hidden" not in artifact
+    lines = logged_by(run_id, 3)
+    assert (logging.ERROR, told.removesuffix(f" ({kind.__name__})")) in lines
+    assert [text for _level, text in lines if "Traceback" in text or "hidden" in text] == []
+
+
+def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback(caplog):
+    """Named as in the form, and not repeated by Prefect with every other parameter."""
+    state = etl({"etl": {"max_bad_fraction": 7}}, return_state=True)
+    sentence = "config.etl.max_bad_fraction is 7: input should be less than or equal to 1"
+    with pytest.raises(WrongInput, match=sentence):
+        state.result()
+    assert sentence in state.message
+    assert any(record.levelno == logging.ERROR and sentence in record.getMessage() for record in caplog.records)
+    assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)
+
+
+def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(storage):
+    """As it does where the signal reached the JVM too; the task is not tried again, and no line says crash."""
+    calls = []
+
+    @stage("tear", retries=2)
+    def tear() -> None:
+        calls.append(UUID(str(flow_run.id)))
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(calls[0], Cancelling())
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            raise ConnectionError("the JVM is gone")
+
+    @dag_flow("torn")
+    def torn(config: EtlRun) -> None:
+        run_stage(tear)
+
+    # Prefect hands the signal on to whoever had it before.
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        with pytest.raises(TerminationSignal):
+            torn(EtlRun(storage=StorageConfig(home=storage.home)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(calls) == 1
+    lines = logged_by(calls[0], 2)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(calls[0]).state.name == "Cancelled"
+        of_run = FlowRunFilter.model_validate({"id": {"any_": calls}})
+        deadline = time.monotonic() + 30
+        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert [text for level, text in lines if level >= logging.ERROR or "Crash" in text] == []
+
+
+def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifact(storage):
+    """Retried, as before; the artifact says where in our code it was raised."""
+
+    @stage("break", retries=0)
+    def break_down() -> None:
+        listed(["a"], None)
+
+    @dag_flow("breaking")
+    def breaking(config: EtlRun) -> None:
+        run_stage(break_down)
+
+    state = breaking(EtlRun(storage=StorageConfig(home=storage.home)), return_state=True)
+    run_id = state.state_details.flow_run_id
+    artifact = explanation_of(run_id)
+    assert "**TypeError: " in artifact
+    assert "`tasks/errors.py, line " in artifact
+    assert any("Traceback" in text for _level, text in logged_by(run_id, 3))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +333,55 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     ) == 3
 
 
+def test_a_step_that_counts_its_images_has_a_progress_artifact(monkeypatch):
+    """With the images done, the rate and the time left; at its end it stands at 100 %."""
+    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
+    shown = []
+
+    def progress_of(run_id):
+        wanted = {"flow_run_id": {"any_": [run_id]}, "key": {"any_": ["etl-progress"]}}
+        with get_client(sync_client=True) as client:
+            return client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+
+    @stage("count", retries=0)
+    def count_images() -> None:
+        with counted("etl", 8):
+            advance("etl", "0", 2)
+            deadline = time.monotonic() + 60
+            while not any(float(str(one.data)) == 25.0 for one in progress_of(flow_run.id)):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            shown.append(progress_of(flow_run.id)[0].description)
+
+    @flow
+    def counting() -> None:
+        count_images()
+
+    state = counting(return_state=True)
+    state.result()
+    assert re.fullmatch(r"2 of 8 images, [\d,]+ images/s, .* left", shown[0])
+    (artifact,) = progress_of(state.state_details.flow_run_id)
+    assert float(str(artifact.data)) == 100.0
+    assert artifact.description.startswith("8 of 8 images, ")
+
+
+def test_a_server_that_is_away_ends_no_step_that_counts(caplog):
+    """It is told once."""
+    done = []
+    away = {PREFECT_API_URL: "http://127.0.0.1:9/api"}
+    with temporary_settings(away), progress_artifacts(), counted("etl", 2):
+        for image in (1, 2):
+            advance("etl", "0", image)
+            done.append(image)
+    assert done == [1, 2]
+    deadline = time.monotonic() + 60
+    while not (told := [record.getMessage() for record in caplog.records if record.name == "lakevision.progress"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(told) == 1
+    assert told[0].startswith("the progress of 'etl' could not be shown: ")
+
+
 def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, storage, source):
     """A person looks in one place."""
     state = run_etl(storage, source)
@@ -228,7 +408,7 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     large = buffer.getvalue()
     assert len(large) > MAX_PICTURE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
-        tracked.log_metrics({"test_accuracy": 0.5}, step=0)
+        tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
         tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
         tracked.log_text(card, "model_card.md")
         Path(scratch, "test_calibration.png").write_bytes(small)
@@ -243,6 +423,13 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
         found = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"key": {"any_": keys}}))
     data = {artifact.key: str(artifact.data) for artifact in found}
     assert data.keys() == set(keys)
+    assert json.loads(data["shown-metrics"]) == [
+        {"metric": "learning_rate", "value": 0.00001235},
+        {"metric": "test_accuracy", "value": 0.5},
+        {"metric": "val_loss", "value": 0.1235},
+    ]
+    (link,) = (artifact for artifact in found if artifact.key == "shown-run")
+    assert link.description.startswith("The training run in MLflow: settings, metrics per epoch")
     assert json.loads(data["shown-classes"]) == [{"class": "ant", "recall": 1.0}, {"class": "bee", "recall": 0.5}]
     assert data["shown-model-card"].startswith(card)
     assert base64.b64encode(small).decode() in data["shown-model-card"]

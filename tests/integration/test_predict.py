@@ -1,16 +1,20 @@
 """Batch inference with a registered model on a real Spark."""
 
 import re
+import time
 
 import mlflow
 import pandas as pd
 import pytest
 from delta.tables import DeltaTable
 
-from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks import worker_log
+from tasks.cache.materialize import materialize_cache
+from tasks.config import CacheConfig, EtlConfig, PromoteConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.predict.model import ImageClassifier
+from tasks.progress.count import heard_by
 from tasks.registry.promote import promote_best
 from tests.integration.untrained import log_run, predict
 
@@ -23,6 +27,25 @@ def ingest(source, storage):
 def promote(runs, storage, model_name=None):
     """Return the champion after a promotion."""
     return promote_best(runs, PromoteConfig(model_name=model_name), storage).champion
+
+
+def test_etl_cache_and_inference_are_counted_by_the_workers_that_do_them(spark, source, storage, tmp_path, monkeypatch):
+    """What each worker says of its share is heard here, and the end of a step is all of its images."""
+    counts, heard = [], []
+    monkeypatch.setattr(worker_log, "advance", lambda *count: counts.append(count))
+    with heard_by(heard.append):
+        images = ingest(source, storage).images
+        materialize_cache(CacheConfig(image_size=16), images, storage, SparkConfig())
+        promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
+        predict(storage)
+    assert [(standing.step, standing.done, standing.total) for standing in heard] == [
+        (step, done, 60) for step in ("etl", "cache", "predict") for done in (0, 60)
+    ]
+    deadline = time.monotonic() + 30
+    while {step for step, _part, _done in counts} != {"etl", "cache", "predict"}:
+        assert time.monotonic() < deadline, counts
+        time.sleep(0.1)
+    assert all(1 <= done <= 60 for _step, _part, done in counts)
 
 
 def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(spark, source, storage, tmp_path):

@@ -1,5 +1,6 @@
 """A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
 
+import ast
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from deployments.stack_processes import STACK_MARK, LocalStack
 from tasks.config import PipelineConfig
 from tests.integration.chromium import chromium
 from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, run_python, server_errors
+from tests.processes import free_port, rank_processes, run_python, server_errors
 
 
 @pytest.fixture(scope="module")
@@ -402,6 +403,103 @@ def test_a_run_that_can_be_is_taken(api, config):
     answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 201, answer.text
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
+
+
+def test_a_refused_and_a_cancelled_run_say_so_on_their_pages(stack, pictures):
+    """The sentence is the state's message and an artifact, the parent's has the child's; a cancel is no crash.
+
+    No log has a traceback, and nothing of what was cancelled is left running.
+    """
+    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-ended"))
+    code = f"""
+import os, time
+from flows.decorator import dag_flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
+from prefect.states import Cancelling
+from tasks.config import *
+from tasks.distributed.task import submit_train_distributed
+from tasks.errors import WrongInput
+from tasks.orchestration.task import run_stage
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+
+cache = CacheRef(url="{cache.url}", digest="{cache.digest}")
+
+@dag_flow("only-submit")
+def only_submit(config: TrainDistributedRun):
+    run_stage(submit_train_distributed, config.train, config.distributed, cache, resolve_storage(config.storage))
+
+def logs(client, run_id, word):
+    while True:
+        found = client.read_logs(LogFilter.model_validate({{"flow_run_id": {{"any_": [run_id]}}}}))
+        if any(word in record.message for record in found):
+            return found
+        time.sleep(0.2)
+
+def explanation(client, run_id):
+    wanted = {{"flow_run_id": {{"any_": [run_id]}}, "key": {{"any_": ["what-went-wrong"]}}}}
+    return client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))[0].data
+
+train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=9000,
+                    patience=1000, seed=6)
+distributed = DistributedConfig(num_ranks=2, submit_timeout_seconds=100, log_ranks="all")
+wrong = train.model_copy(update={{"model": "resnet19"}})
+state = only_submit(TrainDistributedRun(train=wrong, distributed=distributed), return_state=True)
+try:
+    state.result()
+except WrongInput:
+    print("raised as WrongInput")
+with get_client(sync_client=True) as client:
+    parent = client.read_flow_run(state.state_details.flow_run_id)
+    of_parent = FlowRunFilter.model_validate({{"parent_flow_run_id": {{"any_": [parent.id]}}}})
+    (child,) = client.read_flow_runs(flow_run_filter=of_parent)
+    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({{"id": {{"any_": [child.id]}}}}))
+    print({{parent.state.message, child.state.message, *(run.state.message for run in tasks)}})
+    link = f"/runs/flow-run/{{child.id}})"
+    print("train.model" in explanation(client, child.id), link in explanation(client, parent.id))
+    lines = [record.message for run in (parent, child) for record in logs(client, run.id, "Finished in")]
+    print(any("Traceback" in line for line in lines))
+
+    deployment = client.read_deployment_by_name("train-distributed/train-distributed")
+    config = TrainDistributedRun(train=train, distributed=distributed).model_dump()
+    run = client.create_flow_run_from_deployment(
+        deployment.id, parameters={{"config": config, "cache_ref": cache.model_dump()}}
+    )
+    lines = [record.message.partition(": epoch")[0] for record in logs(client, run.id, "rank 1: epoch")]
+    print({{"rank 0", "rank 1"}} <= set(lines))
+    client.set_flow_run_state(run.id, Cancelling())
+    while not (run := client.read_flow_run(run.id)).state.is_final():
+        time.sleep(0.2)
+    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({{"id": {{"any_": [run.id]}}}}))
+    print(run.state.name, run.state.message, sorted((task.name.rpartition("-")[0], task.state.name) for task in tasks))
+    print([record.message for record in logs(client, run.id, "Finished in state Cancelled") if record.level >= 40])
+"""
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    worker = dict(stack._processes)["worker-gpu"]
+    log = stack.home / "logs" / "worker-gpu.log"
+    before = log.stat().st_size
+    try:
+        done = submit(stack, code)
+        left = rank_processes(str(stack.home))
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    raised, messages, explained, traceback, all_ranks, cancelled, errors = done.stdout.splitlines()[-7:]
+    assert raised == "raised as WrongInput"
+    (message,) = ast.literal_eval(messages)
+    assert message.startswith("train.model is 'resnet19', which is no torchvision classifier")
+    assert explained == "True True"
+    assert traceback == "False"
+    assert all_ranks == "True"
+    # In the words of the run's own process: its worker says so later, after another import of the flow.
+    assert cancelled == (
+        "Cancelled The flow run was cancelled. [('check-training', 'Completed'), ('train-ranks', 'Cancelled')]"
+    )
+    assert errors == "[]"
+    assert left == []
+    assert b"Traceback" not in log.read_bytes()[before:]
 
 
 def test_what_a_person_edited_stays(stack):

@@ -9,8 +9,8 @@ import pytest
 from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingAway, WrongInput
 from tasks.etl.checks import BadFile, NearPair
 from tasks.log_lines import OneLine
+from tasks.markup import markdown_code, markdown_fence, markdown_text
 from tasks.printable import printable
-from tasks.train.markup import markdown_code, markdown_fence, markdown_text
 from tasks.train.mistakes import Mistake, mistake_table
 from tasks.worker_log import say
 

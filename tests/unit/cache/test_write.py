@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tasks.cache.write import PADDING, CacheFileWriter, make_writer
 from tasks.config import CacheConfig
 from tasks.etl.decode import BadImage, decode_pixels
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.worker_log import WORKER_MARK
+from tasks.worker_log import PROGRESS_MARK, WORKER_MARK
 
 SIDE = 16
 CACHE = CacheConfig(image_size=SIDE)
@@ -110,7 +111,9 @@ def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.Captu
         ("val", 1, 1),
     ]
     assert sorted(part["name"] for part in parts) == sorted(file.name for file in tmp_path.iterdir())
-    assert capsys.readouterr().err == f"{WORKER_MARK}wrote 3 cache files, 5 pictures\n"
+    # The first picture is counted at once, so that a long step is seen to have begun.
+    counted = f"{PROGRESS_MARK}{os.getpid()} cache 0 1\n"
+    assert capsys.readouterr().err == f"{counted}{WORKER_MARK}wrote 3 cache files, 5 pictures\n"
 
 
 def test_pictures_are_decoded_by_the_one_function(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """What is said before a rank is started, and what it is started with."""
 
+import json
 import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import filelock
@@ -14,6 +16,7 @@ from tasks.config import DistributedConfig, TrainConfig
 from tasks.distributed.launch import Stopped, launch_ranks
 from tasks.distributed.rank import EVENT_MARK, RankSpec
 from tasks.errors import OutOfTime, WrongInput
+from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
@@ -93,3 +96,22 @@ def test_trainings_at_once_share_the_cores_and_take_the_gpus_in_turn(
     )
 
     assert run.run_id == given
+
+
+def test_how_far_a_step_is_in_the_ranks_is_heard_here(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks run backbones over pictures, and only this process has a page or a terminal."""
+    standing = Standing("features", 64, 150, 2.0)
+    rank = tmp_path / "rank"
+    events = (asdict(standing), {"run_id": "r"})
+    rank.write_text("#!/bin/sh\n" + "".join(f"echo '{EVENT_MARK}{json.dumps(event)}'\n" for event in events))
+    rank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(rank))
+    train = TrainConfig(weights="none", freeze_backbone=False)
+    heard: list[Standing] = []
+
+    with heard_by(heard.append):
+        launch_ranks(spec_of(train, CacheRef(url="cache", digest="digest"), storage))
+
+    assert heard == [standing]

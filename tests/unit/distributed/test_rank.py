@@ -1,6 +1,7 @@
 """What one rank does beside training: it ends with its parent, and speaks in lines."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ from tasks.distributed.rank import (
     RankSpec,
     emit,
     gpu_obstacle,
+    log_level,
     make_reducer,
 )
 from tasks.distributed.start_rank import EXIT_ORPHANED
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.train.identity import run_key
 from tasks.train.reduce import SingleProcess
 
 # A rank that sleeps instead of training.
@@ -54,6 +57,27 @@ for number in range(3000):
 over.set()
 thread.join()
 """
+
+
+@pytest.mark.parametrize(
+    ("rank", "distributed", "level"),
+    [
+        (0, None, logging.INFO),
+        (0, DistributedConfig(), logging.INFO),
+        (1, DistributedConfig(), logging.WARNING),
+        (1, DistributedConfig(log_ranks="all"), logging.INFO),
+    ],
+)
+def test_the_lines_of_all_ranks_are_logged_on_request(rank: int, distributed: DistributedConfig, level: int) -> None:
+    """Else rank 0's, and the warnings of the others."""
+    assert log_level(rank, distributed) == level
+
+
+def test_whose_lines_are_logged_makes_no_other_training() -> None:
+    """A finished one is found again."""
+    train, cache = TrainConfig(weights="none", freeze_backbone=False), CacheRef(url="/nowhere", digest="none")
+    keys = {run_key(train, cache, DistributedConfig(log_ranks=ranks)) for ranks in ("rank0", "all")}
+    assert len(keys) == 1
 
 
 @pytest.mark.timeout(60)

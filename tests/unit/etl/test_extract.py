@@ -21,7 +21,7 @@ from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
-from tasks.worker_log import WORKER_MARK
+from tasks.worker_log import PROGRESS_MARK, WORKER_MARK
 from tests.unit.etl.picture_bytes import scan_bomb
 
 
@@ -240,7 +240,9 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert pictures["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
     asked = [name for name in listing.column_names if name != "split"]
     assert rows.select(asked).equals(listing.select(asked))
-    assert capsys.readouterr().err == f"{WORKER_MARK}read 3 files, 1 of them unusable\n"
+    # The first file is counted at once, so that a long step is seen to have begun.
+    counted = f"{PROGRESS_MARK}{os.getpid()} etl 0 1\n"
+    assert capsys.readouterr().err == f"{counted}{WORKER_MARK}read 3 files, 1 of them unusable\n"
 
 
 def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from tasks.storage import Storage
-from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, TrainingSummary, summary_lines, write_summary
+from tasks.summary.summary import (
+    SUMMARY_FILE,
+    PipelineSummary,
+    TrainingSummary,
+    summary_lines,
+    summary_markdown,
+    write_summary,
+)
 
 
 @pytest.fixture
@@ -65,6 +72,21 @@ def test_lines_say_what_a_person_asks(summary: PipelineSummary) -> None:
     assert "lakevision version 4, test accuracy 0.8500" in text
     assert "123 images/s" in text
     assert "etl 1.2 s (skipped), train 60.0 s" in text
+
+
+def test_the_artifact_has_a_line_for_each_fact_and_stage_and_links_to_what_was_made(summary: PipelineSummary) -> None:
+    """A page cuts off no line of a table, and a name from outside is no link of its own."""
+    runs = {"a": "http://mlflow/a", "b": "http://mlflow/b"}
+    named = summary.model_copy(update={"model": "cats & [dogs](http://evil)"})
+    text = summary_markdown(named, "http://mlflow/champion", runs, Path("/home/summary.json"))
+
+    assert "| images | 90 ingested, 3 quarantined, 2 duplicates |" in text
+    assert "| etl | 1.2 s | skipped |" in text
+    assert "| train | 60.0 s |  |" in text
+    assert "- Distributed training: [MLflow run](http://mlflow/b)" in text
+    assert "version 4](http://mlflow/champion)" in text
+    assert "](http://evil)" not in text.replace("\\]", "")
+    assert "/home/summary.json" in text
 
 
 def test_run_without_new_pictures_has_no_rate(summary: PipelineSummary) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from tasks.cache.held import HeldLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
+from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
 from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
@@ -123,9 +124,15 @@ def test_making_features_says_how_far_it_is(
 ) -> None:
     """As often as is due, here after each batch; the first line says what is to be done."""
     monkeypatch.setattr("tasks.train.feature_files.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
     cache = make_cache({TRAIN: 150, VAL: 9}, image_size=32)
-    with caplog.at_level("INFO", "lakevision.train"):
+    heard: list[Standing] = []
+    with caplog.at_level("INFO", "lakevision.train"), heard_by(heard.append):
         url, _features = materialize(cache, classifier, tmp_path)
+
+    assert [(standing.step, standing.done, standing.total) for standing in heard] == [
+        ("features", done, 159) for done in (0, 64, 128, 150, 159, 159)
+    ]
 
     messages = said("lakevision.train")
     assert [message.rpartition(", ")[0] for message in messages] == [

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from tasks.config import FineTuneStage, Range, TrainConfig, TuneConfig
 from tasks.distributed.rank import RankSpec
 from tasks.errors import WrongInput
-from tasks.pool.outcome import Cancelled
+from tasks.pool.ending import Cancelled
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials

@@ -3,21 +3,23 @@
 import pytest
 
 from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingAway, WrongInput
-from tasks.pool.outcome import told_by
+from tasks.orchestration.failure import state_message
+from tasks.pool.ending import told_by
 from tasks.train.finite import Diverged
 
 
 @pytest.mark.parametrize("kind", [Diverged, WrongInput, OutOfTime, DiskFull, TrackingAway, RunDeleted])
 def test_an_error_for_a_person_is_the_same_on_both_sides_of_a_pool(kind: type[Exception]) -> None:
     """Of its own kind, which decides whether it is tried again, and with its sentence, whatever is in that."""
-    told = told_by(f"Flow run encountered an exception: {kind.__name__}: train.lr is 1: it\nis WrongInput: no")
+    told = told_by(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
 
     assert type(told) is kind
     # On one line: whatever is in a value, the sentence begins no other line of a log.
-    assert str(told) == r"train.lr is 1: it\nis WrongInput: no"
+    assert str(told) == r"train.lr is 1: it\nis (WrongInput), no"
 
 
 def test_another_failure_is_none_of_these() -> None:
     """A name alone says nothing."""
     assert told_by("Flow run encountered an exception: RuntimeError: WrongInput") is None
+    assert told_by(state_message(RuntimeError("WrongInput"))) is None
     assert told_by("") is None

@@ -14,11 +14,11 @@ KINDS: dict[str, type[Exception]] = {**TOLD, OutOfTime.__name__: OutOfTime}
 """What a submitted run may end with that is made for a person to read; it is the same here, and retried as it would be
 there."""
 
-KIND = re.compile(rf"\b({'|'.join(KINDS)}): (.*)", re.DOTALL)
-"""An exception as the message of a Prefect state names it."""
+KIND = re.compile(rf"(.*) \(({'|'.join(KINDS)})\)", re.DOTALL)
+"""An exception as `tasks.orchestration.failure.state_message` names it: the sentence, then the kind."""
 
 
 def told_by(message: str) -> Exception | None:
     """Return what a submitted run ended with, of `KINDS`, from the message of its state; None where it is none."""
-    found = KIND.search(message)
-    return None if found is None else KINDS[found[1]](found[2])
+    found = KIND.fullmatch(message)
+    return None if found is None else KINDS[found[2]](found[1])

@@ -1,0 +1,41 @@
+"""Progress bars on a terminal."""
+
+import io
+import sys
+
+import pytest
+
+from tasks.progress.bar import progress_bars
+from tasks.progress.count import counted
+
+
+class Terminal(io.StringIO):
+    """Takes what is written to it, as a terminal."""
+
+    def isatty(self) -> bool:
+        """Return whether it is one."""
+        return True
+
+
+def test_a_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the images done and the rate."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress_bars(), counted("etl", 1500):
+        pass
+    assert "etl" in terminal.getvalue()
+    assert "1,500 of 1,500 images" in terminal.getvalue()
+
+
+def test_what_is_no_terminal_gets_nothing_but_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file or a pipe."""
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with progress_bars(), counted("etl", 1500):
+        pass
+    assert file.getvalue() == ""
+    assert capsys.readouterr().out == ""
