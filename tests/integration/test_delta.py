@@ -10,6 +10,7 @@ from tasks.config import StorageConfig
 from tasks.etl import snapshots
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
+from tasks.spark import NeedsSpark
 from tasks.storage import resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest
@@ -35,7 +36,11 @@ def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_pat
     (source / "blue" / "000.png").unlink()
     reports.append(ingest(source, storage))
     for number, report in enumerate(reports):
-        assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
+        if "%" in name:  # delta-rs reads no such path, as the module says: Spark alone can
+            with pytest.raises(NeedsSpark):
+                snapshots.properties_of(report.images)
+        else:
+            assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
         assert report.images.version == report.files.version == number
         for table, schema in ((report.images, HELD_ARROW), (report.files, FILES_ARROW)):
             ours, theirs = both(spark, table, schema)
