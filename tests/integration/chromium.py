@@ -7,9 +7,23 @@ from contextlib import contextmanager
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 BROWSER, DRIVER = "chromium", "chromedriver"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
+
+WAIT_SECONDS = 120
+
+FIND_FIELD = """
+const named = [...document.querySelectorAll('label, .schema-form-property__label')]
+    .filter(label => label.textContent.trim().replace(' (Optional)', '') === arguments[0]);
+let around = named[0];
+while (around && !around.querySelector('textarea, input')) around = around.parentElement;
+return around && around.querySelector('textarea, input');
+"""
+"""JavaScript that finds the input under a label, in either of Prefect's user interfaces."""
 
 
 @contextmanager
@@ -29,3 +43,23 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[webdriver.Chrome]
         yield running
     finally:
         running.quit()
+
+
+def log_in(page: webdriver.Chrome, auth: str) -> None:
+    """Fill in Prefect's login page, which is shown, and submit it."""
+    field = WebDriverWait(page, WAIT_SECONDS).until(
+        lambda shown: shown.find_element(By.CSS_SELECTOR, "input[type=password]")
+    )
+    field.clear()
+    field.send_keys(auth)
+    page.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+
+
+def find_field(page: webdriver.Chrome, label: str) -> WebElement:
+    """Return the input under a label of a form, once it is there."""
+    return WebDriverWait(page, WAIT_SECONDS).until(lambda shown: shown.execute_script(FIND_FIELD, label))
+
+
+def text_of(page: webdriver.Chrome) -> str:
+    """Return the text that a page shows."""
+    return str(page.execute_script("return document.body.innerText"))

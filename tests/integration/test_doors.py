@@ -1,8 +1,5 @@
 """`make up` as others see it: a page of another origin, another user of the machine, and the user who logs in."""
 
-import os
-import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,9 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -24,71 +19,19 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from deployments.login import auth_file, authorization
-from tests.processes import ROOT, free_port, plain_environment, run_python, server_errors
+from tests.integration.chromium import WAIT_SECONDS, chromium, log_in
+from tests.processes import plain_environment, run_python, server_errors
+from tests.running_up import Up, running_up
 
 FOREIGN = "http://page.example"
-
-
-@dataclass
-class Up:
-    """A running `make up`."""
-
-    process: "subprocess.Popen[str]"
-    home: Path
-    url: str
-    mlflow: str
-    printed: list[str]
-    opened: list[httpx.Client] = field(default_factory=list)
-
-    @property
-    def api(self) -> str:
-        """Address of Prefect's API."""
-        return f"{self.url}/api"
-
-    @property
-    def auth(self) -> str:
-        """The string to log in with, as its owner reads it."""
-        return auth_file(self.home).read_text().strip()
-
-    def client(self, name: str = "test") -> httpx.Client:
-        """Return a client that is logged in and has a CSRF token."""
-        client = httpx.Client(base_url=self.api, headers=authorization(self.auth), timeout=120)
-        self.opened.append(client)
-        token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
-        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": name})
-        return client
-
-    def deployment(self, name: str) -> dict[str, Any]:
-        """Return a deployment."""
-        return self.client().get(f"/deployments/name/{name}/{name}").raise_for_status().json()
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Run `make up` until the last test, and look through its server's log."""
-    home, port, mlflow_port = tmp_path_factory.mktemp("up") / "home", free_port(), free_port()
-    environment = plain_environment(
-        LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(port), LAKEVISION_MLFLOW_PORT=str(mlflow_port)
-    )
-    command = [sys.executable, "-m", "deployments.up"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    printed: list[str] = []
-    try:
-        for line in process.stdout:
-            printed.append(line)
-            if line.startswith("==> MLflow UI "):
-                break
-        assert process.poll() is None, printed
-        started = Up(process, home, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", printed)
+    with running_up(tmp_path_factory.mktemp("up") / "home") as started:
         yield started
-        for client in started.opened:
-            client.close()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
-        process.stdout.close()
-    assert server_errors(home) == []
+    assert server_errors(started.home) == []
 
 
 def run_a_command(up: Up, client: httpx.Client, proof: Path, **headers: str) -> int:
@@ -256,38 +199,22 @@ with get_client(sync_client=True) as client:
 @pytest.fixture
 def browser() -> Iterator[webdriver.Chrome]:
     """Run a headless Chromium."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    # As root, as in a container, Chromium runs without its sandbox or not at all.
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    for argument in ("--headless=new", "--disable-dev-shm-usage", "--window-size=1400,1000", *sandbox):
-        options.add_argument(argument)
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+    with chromium() as started:
+        yield started
 
 
 def test_a_user_logs_in_and_starts_a_run_from_the_form(up: Up, browser: webdriver.Chrome, tmp_path: Path) -> None:
     """With the login and the CSRF check on, the pages are Prefect's own and work as without."""
     deployment = up.deployment("maintain")["id"]
     before = num_runs(up)
-    wait = WebDriverWait(browser, 120)
-
-    def log_in(auth: str) -> None:
-        field = wait.until(lambda page: page.find_element(By.CSS_SELECTOR, "input[type=password]"))
-        field.clear()
-        field.send_keys(auth)
-        browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+    wait = WebDriverWait(browser, WAIT_SECONDS)
 
     browser.get(f"{up.url}/deployments/deployment/{deployment}/run")
-    log_in("lakevision:guessed")
+    log_in(browser, "lakevision:guessed")
     wait.until(lambda page: "Authentication failed" in page.page_source)
     assert "/login" in browser.current_url
     browser.get(f"{up.url}/login?redirect=/deployments/deployment/{deployment}/run")
-    log_in(up.auth)
+    log_in(browser, up.auth)
     form = wait.until(lambda page: page.find_element(By.XPATH, "//button[normalize-space()='Submit']"))
     browser.save_screenshot(str(tmp_path / "form.png"))
     form.click()

@@ -16,7 +16,7 @@ from deployments.local_stack import check_port, prefect_command
 from deployments.login import OWN_STRING, authorization
 from deployments.stack_processes import STACK_MARK, LocalStack
 from tasks.config import PipelineConfig
-from tests.integration.chromium import chromium
+from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, rank_processes, run_python, server_errors
 
@@ -272,16 +272,6 @@ print(runs[0].info.status)
     assert status == "KILLED"
 
 
-FIND_FIELD = """
-const named = [...document.querySelectorAll('label, .schema-form-property__label')]
-    .filter(label => label.textContent.trim().replace(' (Optional)', '') === arguments[0]);
-let around = named[0];
-while (around && !around.querySelector('textarea, input')) around = around.parentElement;
-return around && around.querySelector('textarea, input');
-"""
-"""JavaScript that finds the input under a label, in either of Prefect's user interfaces."""
-
-
 @pytest.fixture(scope="module")
 def api(stack):
     """Return a client of the stack's server, which is logged in and has a CSRF token."""
@@ -300,20 +290,17 @@ def read_deployment(api: httpx.Client, name: str) -> dict:
 def test_the_form_shows_first_what_most_users_change(stack, api, interface):
     """Source, model, weights and image size are on one screen, the groups are folded, and nothing is a None."""
     with chromium() as browser:
-        wait = WebDriverWait(browser, 120)
+        wait = WebDriverWait(browser, WAIT_SECONDS)
         browser.get(f"{stack.url}/login")
-        wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "input[type=password]"))[0].send_keys(
-            stack.auth_string
-        )
-        browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+        log_in(browser, stack.auth_string)
         wait.until(lambda page: not page.current_url.endswith("/login"))
         for name in ("pipeline/pipeline", "pipeline/photos"):
             browser.get(f"{stack.url}{interface}/deployments/deployment/{read_deployment(api, name)['id']}/run")
-            wait.until(lambda page: page.execute_script(FIND_FIELD, "Image Size"))
+            find_field(browser, "Image Size")
             for label in ("Source", "Model", "Weights", "Image Size"):
-                shown = browser.execute_script(FIND_FIELD, label).rect
+                shown = find_field(browser, label).rect
                 assert 0 < shown["y"] < shown["y"] + shown["height"] <= 900, (name, label, shown)
-            text = browser.execute_script("return document.body.innerText")
+            text = text_of(browser)
             assert 'Property is type "None"' not in text
             assert "(16 to 1024)" in text
             # A field of a group, and the group itself.
@@ -323,7 +310,7 @@ def test_the_form_shows_first_what_most_users_change(stack, api, interface):
         submit = [button for button in browser.find_elements(By.TAG_NAME, "button") if button.text.strip() == "Submit"]
         submit[0].click()
         refused = "'source (your folder of class folders, or builtin:digits)' is a required property"
-        wait.until(lambda page: refused in page.execute_script("return document.body.innerText"))
+        wait.until(lambda page: refused in text_of(page))
 
 
 @pytest.mark.parametrize(
