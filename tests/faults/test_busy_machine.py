@@ -1,4 +1,4 @@
-"""A machine whose cores are all taken: `make up` and `make demo` start, and a user gets to the champion in a browser."""
+"""A machine whose cores are all busy: `make up` and `make demo` work, and a user gets to the champion in a browser."""
 
 import os
 import shutil
