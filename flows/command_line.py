@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from prefect import Flow
 from prefect.logging.configuration import setup_logging
+from prefect.logging.handlers import PrefectConsoleHandler
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -17,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
+from rich.console import Console
 
 from flows.options import WHOLE_HELP, Options
 from tasks.config.runs import Run
@@ -99,6 +101,12 @@ def _route_logs(config: BaseModel) -> str:
     return str(log)
 
 
+def _log_console() -> Console:
+    """Return the console that Prefect's log is written to, above whose last line bars are drawn."""
+    handlers = (handler for handler in logging.getLogger().handlers if isinstance(handler, PrefectConsoleHandler))
+    return next((handler.console for handler in handlers), Console(stderr=True))
+
+
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with the options of this process; exit with 2 after wrong input, and 1 after another failure."""
     program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]
@@ -112,8 +120,8 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         sys.exit(EXIT_WRONG_INPUT)
     log = "none"
     try:
-        with progress_bars():
-            log = _route_logs(config)
+        log = _route_logs(config)
+        with progress_bars(_log_console()):
             result = flow(config)
     except WrongInput as error:
         print(f"{program}: {error}", file=sys.stderr)

@@ -6,19 +6,25 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.theme import Theme
 
 from tasks.progress.count import Standing, heard_by
 
 
 @contextmanager
-def progress_bars() -> Iterator[None]:
-    """Show a bar for each step meanwhile, where stderr is a terminal; elsewhere the log's lines are all there is."""
+def progress_bars(console: Console) -> Iterator[None]:
+    """Show a bar for each step meanwhile, where stderr is a terminal; elsewhere the log's lines are all there is.
+
+    Args:
+        console: Writes to stderr; lines that it prints meanwhile go above the bars.
+    """
     if not sys.stderr.isatty():
         yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[standing]}"))
     bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as progress:
+    # Prefect's console has styles of its own alone, and none for a bar.
+    with console.use_theme(Theme()), Progress(*columns, console=console, redirect_stdout=False) as progress:
 
         def show(standing: Standing) -> None:
             if standing.step not in bars:

@@ -1,10 +1,13 @@
 """Count the images that a step has done, and tell it to whoever shows it; imports nothing but the standard library."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+logger = logging.getLogger("lakevision.progress")
 
 TELL_SECONDS = 2.0
 """Between two tellings of the same step, and between two lines of the same Spark task."""
@@ -129,4 +132,7 @@ def tell(standing: Standing) -> None:
     with _Counts.lock:
         listeners = list(_Counts.listeners)
     for listener in listeners:
-        listener(standing)
+        try:
+            listener(standing)
+        except Exception as error:  # No work ends because nobody can be shown how far it is.
+            logger.warning("the progress of '%s' could not be shown: %s", standing.step, error)

@@ -4,6 +4,8 @@ import io
 import sys
 
 import pytest
+from rich.console import Console
+from rich.theme import Theme
 
 from tasks.progress.bar import progress_bars
 from tasks.progress.count import counted
@@ -23,7 +25,8 @@ def test_a_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    with progress_bars(), counted("etl", 1500):
+    bare = Console(stderr=True, theme=Theme({"log.info_level": "cyan"}, inherit=False))  # as Prefect's is
+    with progress_bars(bare), counted("etl", 1500):
         pass
     assert "etl" in terminal.getvalue()
     assert "1,500 of 1,500 images" in terminal.getvalue()
@@ -35,7 +38,7 @@ def test_what_is_no_terminal_gets_nothing_but_the_log(
     """A file or a pipe."""
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
-    with progress_bars(), counted("etl", 1500):
+    with progress_bars(Console(stderr=True)), counted("etl", 1500):
         pass
     assert file.getvalue() == ""
     assert capsys.readouterr().out == ""

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_a_failed_step_does_not_end_as_done(heard: list[Standing]) -> None:
             raise ValueError("no")
         advance("etl", "0", 5)
     assert [standing.done for standing in heard] == [0]
+
+
+def test_a_listener_that_fails_ends_no_step(heard: list[Standing], said: Callable[[str], list[str]]) -> None:
+    """It is told, and the others hear as before."""
+
+    def fail(_standing: Standing) -> None:
+        raise OSError("the terminal is gone")
+
+    with heard_by(fail), heard_by(heard.append), counted("etl", 10):
+        advance("etl", "0", 5)
+    assert [standing.done for standing in heard] == [0, 5, 10]
+    assert said("lakevision.progress") == ["the progress of 'etl' could not be shown: the terminal is gone"] * 3
 
 
 def test_tellings_are_throttled_and_the_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
