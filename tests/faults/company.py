@@ -103,5 +103,9 @@ def check_changing_source(undisturbed: Undisturbed, folder: Path) -> None:
         # What nobody wrote to is stored; the file that went is not.
         assert listed.listing.num_rows - 3 <= report.stored < listed.listing.num_rows
         (folder / "gone.png").rename(source / "red" / "000.png")
-        assert run_and_read(source, storage) == undisturbed.held
+        held = run_and_read(source, storage)
+    assert held.without_splits() == undisturbed.held.without_splits()
+    # Images that came in two runs are dealt in another order: the fractions hold to one image all the same.
+    sizes, wanted = held.split_sizes(), undisturbed.held.split_sizes()
+    assert all(abs(sizes[key] - wanted[key]) <= 1 for key in sizes.keys() | wanted.keys()), (sizes, wanted)
     assert leftovers(storage) == []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_fil
 from tasks.etl import delta, snapshots
 from tasks.etl.staging import MARK
 from tasks.refs import CacheRef
-from tasks.schema import DELETED, SPLITS
+from tasks.schema import DELETED, FILES, IMAGES, SPLITS
 from tasks.spark import spark_session
 from tasks.spark_failure import SparkFailed
 from tasks.storage import Storage
@@ -36,6 +37,10 @@ LIVENESS_SECONDS = 240
 Row = tuple[str, ...]
 
 
+IMAGES_LABEL, IMAGES_SPLIT = (IMAGES.fieldNames().index(name) for name in ("label", "split"))
+FILES_SPLIT = FILES.fieldNames().index("split")
+
+
 @dataclass(frozen=True)
 class Held:
     """What tables and cache hold, without the times at which it was written."""
@@ -43,6 +48,16 @@ class Held:
     images: frozenset[Row]
     files: frozenset[Row]
     cache: frozenset[Row]
+
+    def without_splits(self) -> "Held":
+        """Return the same but for splits, and for the rows' order in the cache, which follows from them."""
+        images = frozenset((*row[:IMAGES_SPLIT], *row[IMAGES_SPLIT + 1 :]) for row in self.images)
+        files = frozenset((*row[:FILES_SPLIT], *row[FILES_SPLIT + 1 :]) for row in self.files)
+        return Held(images, files, frozenset(row[2:] for row in self.cache))
+
+    def split_sizes(self) -> Counter[tuple[str, str]]:
+        """Return how many images each label has in each split."""
+        return Counter((row[IMAGES_LABEL], row[IMAGES_SPLIT]) for row in self.images)
 
 
 @dataclass(frozen=True)

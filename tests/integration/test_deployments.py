@@ -5,10 +5,10 @@ import importlib
 import pytest
 import yaml
 from prefect import Flow
-from prefect.exceptions import ParameterTypeError
 from prefect.utilities.schema_tools.validation import validate
 
 from tasks.config import DistributedConfig, TuneConfig
+from tasks.errors import WrongInput
 from tests.processes import ROOT
 
 FILE = ROOT / "deployments" / "prefect.yaml"
@@ -40,7 +40,7 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     assert flow.name == {"photos": "pipeline"}.get(name, name)
     parameters = deployment["parameters"]
     if name == "photos":  # its source is the user's to fill in
-        with pytest.raises(ParameterTypeError, match="etl.source"):
+        with pytest.raises(WrongInput, match="etl.source"):
             flow.validate_parameters(parameters)
         parameters = {"config": parameters["config"] | {"source": "/data/photos"}}
     flow.validate_parameters(parameters)
@@ -74,10 +74,10 @@ def test_the_form_in_the_ui_is_typed():
 
 def test_a_run_with_two_wrong_settings_names_both():
     """In the state's message of a deployment's run, as on the command line."""
-    with pytest.raises(ParameterTypeError) as refused:
+    with pytest.raises(WrongInput) as refused:
         load(DEPLOYMENTS["pipeline"]).validate_parameters({"config": {"image_size": 5, "train": {"max_epochs": 0}}})
-    assert "config.cache.image_size: Input should be greater than or equal to 16" in str(refused.value)
-    assert "config.train.max_epochs: Input should be greater than or equal to 1" in str(refused.value)
+    assert "config.cache.image_size is 5: input should be greater than or equal to 16" in str(refused.value)
+    assert "config.train.max_epochs is 0: input should be greater than or equal to 1" in str(refused.value)
 
 
 def test_every_deployment_fills_in_what_its_form_shows_first():

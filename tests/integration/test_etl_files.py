@@ -18,6 +18,7 @@ from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest, ledger
 from tests.processes import ROOT
+from tests.unit.etl.picture_bytes import scan_bomb
 
 README = ROOT / "README.md"
 
@@ -56,6 +57,7 @@ LINES = (
     Line("no image", "quarantined", "not_an_image", ("train/red/text.jpg", "train/red/web.png")),
     Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/damaged.png")),
     Line("more than", "quarantined", "too_many_pixels", ("train/red/bomb.png",)),
+    Line("a JPEG of more than 100 scans", "quarantined", "too_many_parts", ("train/red/scans.jpg",)),
     Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
     Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
     Line("no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
@@ -120,6 +122,7 @@ def make_source(folder: Path) -> None:
         "half.png": whole[: len(whole) // 2],
         "damaged.png": bytes(damaged),
         "bomb.png": bomb(20_000),
+        "scans.jpg": scan_bomb(noise(19), 200),
         "pixel.png": encoded(Image.new("RGB", (1, 1)), "PNG"),
         "hairline.png": encoded(noise(14).resize((50, 1)), "PNG"),
         "float.png": encoded(Image.new("F", (9, 9), 0.5), "TIFF"),

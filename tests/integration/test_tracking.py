@@ -20,6 +20,7 @@ from tasks import tracking
 from tasks.config import StorageConfig
 from tasks.errors import TrackingAway, WrongInput
 from tasks.predict.model import save_classifier
+from tasks.predict.package import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
@@ -295,7 +296,7 @@ def test_a_run_has_its_data_and_its_card_and_so_has_the_registered_version(tmp_p
         "photos v3 val",
     ]
     assert found.data.tags["mlflow.note.content"] == card
-    model = tracking.register_run(storage, RunRef(run_id=run.run_id), "photos")
+    model = tracking.register_run(storage, RunRef(run_id=run.run_id), "photos", FILE_LIMITS)
     description = client.get_model_version("photos", str(model.version)).description
     assert description.startswith(card[:4000])
     assert len(description) <= 5000

@@ -6,15 +6,10 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from deployments.fetch_jars import DELTA_DIGESTS
-from tasks.config import SparkConfig
-from tasks.errors import WrongInput
 from tasks.jvm import DELTA_JARS
-from tasks.spark import spark_session
 from tasks.storage import Storage
-from tests.processes import ROOT
+from tests.processes import ROOT, plain_environment, run_python
 
 
 def run_step(cache: Path, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -89,14 +84,18 @@ def test_what_builds_packages_is_pinned() -> None:
     assert sorted(built) == ["lakevision", "pyspark"]  # A third one may need another build backend.
 
 
-def test_without_deltas_jars_spark_fetches_nothing(
-    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody would have checked them: one sentence says what does."""
+def test_without_deltas_jars_spark_fetches_nothing(tmp_path: Path, storage: Storage) -> None:
+    """Nobody would have checked them: one sentence says what does. In a process of its own, which has no session."""
     assert DELTA_DIGESTS.keys() == set(DELTA_JARS)
-    monkeypatch.setenv("LAKEVISION_CACHE", str(tmp_path))
-    with (
-        pytest.raises(WrongInput, match=r"Delta's jars are not in '.*' \(delta-spark.*\): run 'make setup' once"),
-        spark_session(SparkConfig(), storage),
-    ):
-        pass
+    code = """
+import sys
+from tasks.config import SparkConfig, StorageConfig
+from tasks.storage import resolve_storage
+with spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))):
+    pass
+"""
+    environment = plain_environment(LAKEVISION_CACHE=str(tmp_path))
+    done = run_python("-c", code, storage.home, environment=environment, timeout=300)
+    assert done.returncode == 1
+    refused = r"WrongInput: Delta's jars are not in '.*' \(delta-spark.*\): run 'make setup' once"
+    assert re.search(refused, done.stderr), done.stderr
