@@ -90,6 +90,7 @@ def test_without_deltas_jars_spark_fetches_nothing(tmp_path: Path, storage: Stor
     code = """
 import sys
 from tasks.config import SparkConfig, StorageConfig
+from tasks.spark import spark_session
 from tasks.storage import resolve_storage
 with spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))):
     pass
