@@ -112,8 +112,6 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
         run = client.create_flow_run_from_deployment(deployment.id, parameters=values)
         say(f"running the deployment {DEPLOYMENT}: {stack.url}/runs/flow-run/{run.id}")
-        if own_auth_string() is None:
-            say(f"to log in there: what is in {auth_file(stack.home)}")
         shown: set[UUID] = set()
         try:
             while run.state is None or not run.state.is_final():
@@ -201,6 +199,8 @@ def main(arguments: Sequence[str]) -> int:
         check_parameters(values, options.model)
         port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:
+            if own_auth_string() is None:  # asked before the stack's own string is in the environment
+                say(f"to log in on its page: what is in {auth_file(stack.home)}")
             os.environ.update(stack.environment)
             flow_run_id = follow_run(stack, values)
             show_summary(stack, flow_run_id)
