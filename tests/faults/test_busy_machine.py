@@ -89,10 +89,10 @@ def test_a_user_trains_on_photos_from_the_form_and_finds_the_champion(
         state = wait_for_end(up, run)
         assert state["type"] == "COMPLETED", state
         artifacts = up.client().post("/artifacts/latest/filter", json={"sort": "KEY_ASC"}).json()
-        shown = {artifact["key"]: artifact["id"] for artifact in artifacts}
+        shown = {artifact["key"]: artifact["latest_id"] for artifact in artifacts}
         wait = WebDriverWait(page, WAIT_SECONDS)
         page.get(f"{up.url}/runs/flow-run/{run}")
-        tab = "//*[self::a or self::button or @role='tab'][normalize-space()='Artifacts']"
+        tab = "//*[contains(concat(' ', @class, ' '), ' p-tab ')][contains(., 'Artifacts')]"
         wait.until(lambda _: page.find_element(By.XPATH, tab)).click()
         wait.until(lambda _: "champion-model-card" in text_of(page))
         page.save_screenshot(str(up.home / "artifacts.png"))
