@@ -69,15 +69,6 @@ def clear_uncommitted(path: str) -> None:
     filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
-def _actions_since(path: str, version: int | None) -> Iterator[dict[str, Any]]:
-    filesystem, root = fsspec.core.url_to_fs(path)
-    commits = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    for commit in filter(re.compile(r"\d{20}\.json").fullmatch, commits):
-        if version is None or int(commit.removesuffix(".json")) > version:
-            with filesystem.open(f"{root}/_delta_log/{commit}", "rb") as file:
-                yield from (json.loads(line) for line in file)
-
-
 def added_since(path: str, version: int | None) -> set[str]:
     """Return the names, below the table's folder, of the data files that commits after `version` added, without Spark.
 
@@ -108,10 +99,10 @@ def added_since(path: str, version: int | None) -> set[str]:
 def _named_by(filesystem: Any, file: str) -> Iterator[str]:
     """Yield the names of the files that a commit, a checkpoint or a part of one adds or removes."""
     kinds = ("add", "remove", "cdc")
-    with filesystem.open(file, "rb") as opened:
-        if file.endswith(".json"):
-            found = [json.loads(line) for line in opened]
-        else:
+    if file.endswith(".json"):
+        found = _read_commit(filesystem, file)
+    else:
+        with filesystem.open(file, "rb") as opened:
             parquet = pq.ParquetFile(opened)
             columns = [f"{name}.path" for name in parquet.schema_arrow.names if name in kinds]
             found = parquet.read(columns=columns).to_pylist()
@@ -121,8 +112,18 @@ def _named_by(filesystem: Any, file: str) -> Iterator[str]:
 
 def rows_changed_since(path: str, version: int) -> bool:
     """Return whether a commit after `version` changed rows, without Spark; compaction changes files alone."""
-    changes = (action.get("add") or action.get("remove") for action in _actions_since(path, version))
+    filesystem, root = fsspec.core.url_to_fs(path)
+    log = f"{root}/_delta_log"
+    names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False))
+    commits = (name for name in names if COMMITTED_NAME.fullmatch(name) and int(name[:20]) > version)
+    actions = (action for commit in commits for action in _read_commit(filesystem, f"{log}/{commit}"))
+    changes = (action.get("add") or action.get("remove") for action in actions)
     return any(change["dataChange"] for change in changes if change)
+
+
+def _read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
+    with filesystem.open(file, "rb") as opened:
+        return [json.loads(line) for line in opened]
 
 
 def file_name(path: str) -> str:

@@ -10,7 +10,6 @@ import torch
 
 from tasks.credentials import without_credentials
 from tasks.etl import snapshots
-from tasks.etl.settings import PREFIX
 from tasks.predict.model import save_classifier
 from tasks.refs import TableRef
 from tasks.schema import TRAIN
@@ -39,7 +38,7 @@ def training_data(setting: Setting) -> TrainingData:
 def source_of(table: TableRef) -> str | None:
     """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
     try:
-        source = table.source or snapshots.properties_of(table).get(f"{PREFIX}source")
+        source = table.source or snapshots.properties_of(table).get(snapshots.SOURCE_PROPERTY)
     except (NeedsSpark, OSError, ValueError):
         return None
     return without_credentials(source) if source else None
