@@ -22,7 +22,7 @@ from tasks.errors import WrongInput
 from tasks.etl import delta, snapshots
 from tasks.etl.relations import Relations
 from tasks.predict.champion import check_model, fetch_classifier, model_of_table, named_model
-from tasks.predict.least_sure import least_sure
+from tasks.predict.least_sure import SHA256_ARROW, least_sure
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
@@ -32,8 +32,6 @@ from tasks.turns import take_turn
 from tasks.worker_log import WorkerCount, say
 
 logger = logging.getLogger("lakevision.predict")
-
-SHA256_ARROW = pa.schema([("sha256", pa.string())])
 
 KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
 
