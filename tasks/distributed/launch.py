@@ -20,8 +20,8 @@ import filelock
 
 from tasks.cache.manifest import read_manifest
 from tasks.cores import num_cores, share_of_gpus
-from tasks.distributed.rank import EVENT_MARK, EXIT_ENDED, TOLD, RankSpec
 from tasks.distributed.rendezvous import ranks_environments
+from tasks.distributed.spec import EVENT_MARK, EXIT_ENDED, TOLD, RankSpec
 from tasks.environment import rank_environment
 from tasks.errors import OutOfTime
 from tasks.progress.count import Standing, tell

@@ -7,7 +7,7 @@ from prefect.logging import get_run_logger
 
 from tasks import tracking
 from tasks.config import DistributedConfig, TrainConfig, TrainDistributedRun
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.task import SubmittedRun, submit, where_to_run
 from tasks.refs import CacheRef, RunRef

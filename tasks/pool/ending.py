@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.distributed.rank import TOLD
+from tasks.distributed.spec import TOLD
 from tasks.errors import OutOfTime, WrongInput
 
 

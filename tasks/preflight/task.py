@@ -3,7 +3,7 @@
 from tasks.config import CacheConfig, DistributedConfig, PipelineConfig, TrainConfig
 from tasks.orchestration.task import stage
 from tasks.pool.task import check_pool, where_to_run
-from tasks.preflight.check import check_pipeline, check_split_size, check_training
+from tasks.preflight.check import check_pipeline, check_split_size
 from tasks.refs import TableRef
 from tasks.storage import Storage
 from tasks.tracking import check_tracking
@@ -20,6 +20,8 @@ def check_inputs(config: PipelineConfig, storage: Storage) -> None:
 @stage("check-training", timeout_seconds=1800)
 def check_trainable(train: TrainConfig, cache: CacheConfig, tracked: Storage | None = None) -> None:
     """Refuse what cannot be trained, or tracked where it is to be, before a cache is built for it."""
+    from tasks.preflight.trainable import check_training  # Here: it loads torch.
+
     if tracked is not None:
         check_tracking(tracked)
     check_training(train, cache)

@@ -1,17 +1,20 @@
-"""The checks before a training as Prefect tasks, with what they measured as artifacts."""
+"""The checks before a training as Prefect tasks, with what they measured as artifacts.
+
+What loads torch is imported where it is used: deployments are registered without waiting for it.
+"""
 
 from prefect.artifacts import create_table_artifact
 
 from tasks.config import GradientConfig, OverfitConfig, TrainConfig
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, GradientReport, OverfitReport
-from tasks.sanity.gradients import check_gradients, measure_gradients
-from tasks.sanity.overfit import check_overfitted, overfit_batch
 
 
 @stage("overfit-batch", timeout_seconds=3600)
 def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -> OverfitReport:
     """Learn one batch by heart, show how its loss fell, and refuse a model that could not."""
+    from tasks.sanity.overfit import check_overfitted, overfit_batch
+
     report = overfit_batch(train, cache, overfit)
     rows = [{"step": step, "loss": loss} for step, loss in enumerate(report.losses)]
     create_table_artifact(table=rows, key="overfit-batch", description=f"Loss of one batch of {report.pictures}")
@@ -22,6 +25,8 @@ def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfi
 @stage("check-gradients", timeout_seconds=3600)
 def check_all_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
     """Show the gradient of every trained parameter, and refuse a model of which a part gets none."""
+    from tasks.sanity.gradients import check_gradients, measure_gradients
+
     report = measure_gradients(train, cache, gradients)
     rows = [found.model_dump() for found in report.parameters]
     create_table_artifact(table=rows, key="gradients", description=f"Gradients over {report.batches} batches")

@@ -17,7 +17,7 @@ from tasks.summary.summary import (
     summary_markdown,
     write_summary,
 )
-from tasks.train.report import MODEL_CARD_FILE
+from tasks.train.report_files import MODEL_CARD_FILE
 
 logger = logging.getLogger("lakevision.summary")
 

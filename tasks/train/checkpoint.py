@@ -11,14 +11,13 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
 from tasks.train.computed_on import of_checkpoint
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
-
-PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
 CONTENT = (
     *("config", "classes", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running"),
@@ -167,14 +166,6 @@ class Checkpoints:
         for path in self._folder.glob("best-*.pt"):
             if path.name not in needed:
                 path.unlink()
-
-
-def remove_checkpoints(folder: Path) -> bool:
-    """Remove all checkpoints of a training that is finished, or given up; say whether there was one."""
-    found = [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]
-    for path in found:
-        path.unlink(missing_ok=True)
-    return bool(found)
 
 
 def _differ(progress: Progress, reducer: Reducer) -> bool:

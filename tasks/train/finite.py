@@ -7,29 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tasks.errors import WrongInput
+from tasks.train.diverged import Diverged
 from tasks.train.reduce import Reducer
 
 STEPS_A_LOOK = 20
 """On a GPU a look at a value waits for all work before it: there it is taken after so many steps, else after each."""
 
 WAY_OUT = "lower train.learning_rate, bound the gradients (train.max_gradient_norm), or set train.precision to fp32"
-
-
-class Diverged(WrongInput):
-    """A loss, gradient or metric is no number any more: with the same settings it would be so again.
-
-    Attributes:
-        rows: Rows of the split `train` that the step was on; empty where it was of no one step.
-    """
-
-    def __init__(self, message: str, rows: list[int] | None = None) -> None:
-        super().__init__(message)
-        self.rows = rows or []
-
-    def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
-        """Return the same, with the pictures of the step named where it was of one."""
-        return Diverged(f"{self}; its pictures: {name(self.rows)}") if self.rows else self
 
 
 class FiniteWatch:

@@ -10,7 +10,7 @@ from tasks.config import DistributedConfig, TrainConfig
 from tasks.errors import WrongInput, listed
 from tasks.refs import CacheRef
 from tasks.tracking.runs import flat_params
-from tasks.train.model import weights_digest
+from tasks.train.pretrained import weights_digest
 
 
 def run_key(

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from tasks.signals import held_back
+from tasks.train.diverged import Diverged
 from tasks.train.evaluate import Loader, evaluate
 from tasks.train.finite import (
     WAY_OUT,
-    Diverged,
     FiniteWatch,
     describe_earlier,
     describe_gradients,

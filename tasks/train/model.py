@@ -1,8 +1,6 @@
 """The network: any torchvision classifier with a new head, its backbone frozen or not."""
 
-import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +11,7 @@ from torchvision.models import WeightsEnum
 
 from tasks.errors import WrongInput
 from tasks.train.depthwise import speed_up_depthwise
+from tasks.train.pretrained import weights_digest
 from tasks.train.transforms import normalize
 
 IMAGENET_CLASSES = 1000
@@ -114,32 +113,6 @@ def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
         return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
     assert isinstance(old, nn.Linear)
     return nn.Linear(old.in_features, num_classes)
-
-
-def weights_digest(name: str, weights: str) -> str:
-    """Return what tells weights from others, whatever they are called here or by torchvision.
-
-    That is the sha256 of a state dict's file. Of DEFAULT it is the name of the file that torchvision downloads, in
-    which the beginning of its sha256 is: with another torchvision it may be another. What names no file is returned
-    as it is.
-
-    Raises:
-        WrongInput: DEFAULT of a model that torchvision does not know.
-    """
-    if weights == "DEFAULT":
-        return str(default_weights(name).url).rpartition("/")[2]
-    path = Path(weights).expanduser()
-    if weights == "none" or not path.is_file():
-        return weights
-    facts = path.stat()
-    return _file_digest(path, facts.st_size, facts.st_mtime_ns)
-
-
-@lru_cache
-def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
-    """Digest a file once a process, and again when its size or time changed."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def default_weights(name: str) -> WeightsEnum:

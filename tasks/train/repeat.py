@@ -5,114 +5,25 @@ import json
 import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import CacheConfig, DistributedConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec, gpu_obstacle
-from tasks.errors import WrongInput, explain
-from tasks.refs import CacheRef, MetricPair, Ref, RepeatReport, RunRef
+from tasks.distributed.rank import gpu_obstacle
+from tasks.distributed.spec import RankSpec
+from tasks.errors import WrongInput
+from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.storage import Storage
 from tasks.train.computed_on import changes, named, would_compute_on
-from tasks.train.model import weights_digest
+from tasks.train.first_training import FirstTraining, read_training
+from tasks.train.pretrained import weights_digest
 
 logger = logging.getLogger("lakevision.train")
 
 COMPARED = ("val_", "test_", "best_val_")
 """What the names of the compared metrics begin with."""
-
-
-class FirstTraining(Ref):
-    """A finished training, as it was logged: what it takes to do it again."""
-
-    run_id: str
-    train: TrainConfig
-    distributed: DistributedConfig | None
-    cache: CacheConfig
-    cache_digest: str
-    table: str
-    version: int
-    content_digest: str
-    weights_digest: str
-    device: str
-    processor: str | None = None
-    """Name of the CPU or GPU that computed; None of runs that did not log it."""
-    precision: str
-    num_threads: int | None = None
-    """That it computed with on each rank; None of runs that did not log it."""
-    batch_sizes: dict[str, str]
-    """By stage, where the training chose them itself."""
-    versions: dict[str, str]
-    code_version: str | None
-    gone_on: str | None = None
-    """What changed on the way, where it was interrupted and gone on with otherwise than it was begun."""
-    metrics: dict[str, float]
-    unknown_then: list[str]
-    """Settings that a training has now and had not then; they have their defaults."""
-
-    def computed_on(self) -> dict[str, str]:
-        """Return what it was begun on and with."""
-        return named(
-            device=self.device,
-            processor=self.processor,
-            precision=self.precision,
-            num_threads=self.num_threads,
-            code=self.code_version,
-            versions=self.versions,
-        )
-
-
-def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
-    """Read what a run trained, and from what; without a run, the newest that is no repetition.
-
-    Raises:
-        WrongInput: There is no such finished training, or its settings are none any more.
-    """
-    logged = tracking.logged_training(storage, run_id or tracking.newest_training(storage).run_id)
-    try:
-        return _parse(logged)
-    except KeyError as error:
-        raise WrongInput(
-            f"run_id is '{logged.run_id}', whose config.json has no {error}: it was logged by an older version, "
-            "which logged too little; give a newer run"
-        ) from None
-    except ValidationError as error:
-        raise WrongInput(
-            f"run_id is '{logged.run_id}', whose settings are none of this version ({explain(error)}): "
-            f"check out the code it was trained with, {logged.code_version or 'which it does not name'}"
-        ) from None
-
-
-def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
-    config: dict[str, Any] = logged.config
-    data, train = config["data"], config["train"]
-    # Nothing is removed for the sake of a repetition.
-    return FirstTraining(
-        run_id=logged.run_id,
-        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": None}),
-        distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
-        cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": None}),
-        cache_digest=config["cache"]["digest"],
-        table=data["table"],
-        version=data["version"],
-        content_digest=data["content_digest"],
-        weights_digest=config["weights_digest"],
-        device=config["device"],
-        processor=config.get("processor"),
-        precision=config["precision"],
-        num_threads=config.get("num_threads"),
-        batch_sizes=logged.batch_sizes,
-        versions=logged.versions,
-        code_version=logged.code_version,
-        gone_on=logged.gone_on,
-        metrics=logged.metrics,
-        unknown_then=sorted(TrainConfig.model_fields.keys() - train.keys()),
-    )
 
 
 def check_same_data(first: FirstTraining, cache: CacheRef) -> list[str]:
@@ -143,7 +54,7 @@ def differences_now(first: FirstTraining) -> list[str]:
     """
     num_ranks = 1 if first.distributed is None else first.distributed.num_ranks
     now = would_compute_on(first.train, first.cache.image_size, num_ranks, _gpu_obstacle(num_ranks))
-    found = changes(first.computed_on(), now)
+    found = changes(_computed_on(first), now)
     if first.gone_on is not None:
         found.append(f"MLflow run {first.run_id} was not computed in one way: {first.gone_on}")
     digest = weights_digest(first.train.model, first.train.weights)
@@ -152,6 +63,18 @@ def differences_now(first: FirstTraining) -> list[str]:
         found.append(f"train.weights '{first.train.weights}' were {first.weights_digest} and are {digest}")
     found += [f"train.{name} was no setting then, and has its default" for name in first.unknown_then]
     return found
+
+
+def _computed_on(training: FirstTraining) -> dict[str, str]:
+    """Return what a training was begun on and with."""
+    return named(
+        device=training.device,
+        processor=training.processor,
+        precision=training.precision,
+        num_threads=training.num_threads,
+        code=training.code_version,
+        versions=training.versions,
+    )
 
 
 def _gpu_obstacle(num_ranks: int) -> str | None:
@@ -164,7 +87,7 @@ def _gpu_obstacle(num_ranks: int) -> str | None:
 
 def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
     """Return what both trainings say of themselves and what is not alike; a sentence each."""
-    found = changes(first.computed_on(), second.computed_on())
+    found = changes(_computed_on(first), _computed_on(second))
     if second.gone_on is not None:
         found.append(f"MLflow run {second.run_id} was not computed in one way: {second.gone_on}")
     before, now = first.batch_sizes, second.batch_sizes

@@ -15,11 +15,14 @@ from tasks.train.figures import draw_calibration, draw_confusion, draw_learning_
 from tasks.train.mistakes import mistake_table
 from tasks.train.model_card import TrainingFacts, model_card
 from tasks.train.name_pictures import picture_files
-
-CLASSES_FILE = "test_classes.json"
-MODEL_CARD_FILE = "model_card.md"
-LEARNING_CURVES_FILE, CALIBRATION_FILE = "learning_curves.png", "test_calibration.png"
-CONFUSION_FILE, MISTAKES_FILE = "test_confusion.png", "test_mistakes.png"
+from tasks.train.report_files import (
+    CALIBRATION_FILE,
+    CLASSES_FILE,
+    CONFUSION_FILE,
+    LEARNING_CURVES_FILE,
+    MISTAKES_FILE,
+    MODEL_CARD_FILE,
+)
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:

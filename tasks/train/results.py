@@ -18,9 +18,9 @@ from tasks.storage import Storage
 from tasks.tracking import FLOW_SOURCE_TAG, GONE_ON_TAG, REPEAT_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
 from tasks.train.device import processor_name
 from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.model import weights_digest
 from tasks.train.model_card import TrainingFacts
 from tasks.train.precision import precision_name
+from tasks.train.pretrained import weights_digest
 from tasks.train.progress import Progress
 from tasks.train.report import log_report
 from tasks.train.stages import Setting

@@ -10,7 +10,7 @@ from tasks.config import DistributedConfig, TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.alone import alone
-from tasks.train.checkpoint import remove_checkpoints
+from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.progress import Beginning, ReportedEpoch
 from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.sweep import sweep_checkpoints, training_lock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from tasks.train.checkpoint import remove_checkpoints
+from tasks.train.checkpoint_files import remove_checkpoints
 
 logger = logging.getLogger("lakevision.train")
 

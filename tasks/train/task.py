@@ -18,7 +18,7 @@ from prefect.context import TaskRunContext
 from tasks import tracking
 from tasks.config import DistributedConfig, SparkConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.environment import mlflow_ui
 from tasks.etl.delta import check_table_path
 from tasks.etl.snapshots import at_version
@@ -26,9 +26,9 @@ from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
 from tasks.storage import Storage
+from tasks.train.first_training import FirstTraining, read_training
 from tasks.train.identity import run_key
-from tasks.train.repeat import FirstTraining, read_training, repeat_training
-from tasks.train.report import (
+from tasks.train.report_files import (
     CALIBRATION_FILE,
     CLASSES_FILE,
     CONFUSION_FILE,
@@ -170,6 +170,8 @@ def choose_trained_images(first: FirstTraining, storage: Storage, spark: SparkCo
 @stage("repeat-training", timeout_seconds=None)
 def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> RepeatReport:
     """Train again what a run trained, and show both beside each other."""
+    from tasks.train.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
+
     report = repeat_training(first, cache, storage, flow_run_tags())
     rows = [pair.model_dump() | {"agrees": pair.agrees} for pair in report.metrics]
     weights = "equal" if report.weights_equal else "not equal"

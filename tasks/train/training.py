@@ -16,13 +16,14 @@ from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.train.alone import alone, wait_for_rank_0
-from tasks.train.checkpoint import Checkpoints, remove_checkpoints, restore, restore_progress
+from tasks.train.checkpoint import Checkpoints, restore, restore_progress
+from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.computed_on import begun_with, changes, computed_on, note_of
 from tasks.train.device import choose_device, make_deterministic
+from tasks.train.diverged import Diverged
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.feature_files import BATCH
-from tasks.train.finite import Diverged
 from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import check_fits, decisive_settings, run_key
 from tasks.train.loop import fit, is_left

@@ -13,7 +13,7 @@ from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config import TrainConfig, TuneConfig
 from tasks.config.tune import with_values
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import WrongInput
 from tasks.pool.ending import Cancelled
 from tasks.refs import CacheRef

@@ -10,13 +10,13 @@ from tasks import tracking
 from tasks.config import TrainConfig, TrialRun, TuneConfig, TuneRun
 from tasks.cores import gpu_names, take_slot
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.distributed.task import trained_on_pool
 from tasks.environment import mlflow_ui
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
-from tasks.preflight.check import check_search, check_search_sizes
+from tasks.preflight.check import check_search_sizes
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
 from tasks.train.identity import run_key
@@ -29,6 +29,8 @@ logger = logging.getLogger("lakevision.tune")
 @stage("check-search", timeout_seconds=1800)
 def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Refuse tracking, models, weights and pools that cannot be, before a cache is built for them."""
+    from tasks.preflight.trainable import check_search  # Here: it loads torch.
+
     tracking.check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"
     check_search(config, here=not on_pool)

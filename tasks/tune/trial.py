@@ -13,11 +13,11 @@ from optuna.trial import Trial, TrialState
 from tasks import tracking
 from tasks.config import TuneConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import WrongInput
 from tasks.refs import RunRef, TrialReport
-from tasks.train.checkpoint import remove_checkpoints
-from tasks.train.finite import Diverged
+from tasks.train.checkpoint_files import remove_checkpoints
+from tasks.train.diverged import Diverged
 from tasks.tune.study import ERROR, RUN_ID, open_study
 
 logger = logging.getLogger("lakevision.tune")

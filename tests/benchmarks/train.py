@@ -167,7 +167,7 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     from tasks.cache.manifest import read_manifest
     from tasks.config import StorageConfig, TrainConfig
     from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.rank import RankSpec
+    from tasks.distributed.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
 

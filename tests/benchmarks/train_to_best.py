@@ -33,7 +33,7 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     from tasks.cache.manifest import read_manifest
     from tasks.config import StorageConfig, TrainConfig
     from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.rank import RankSpec
+    from tasks.distributed.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
     from tests.benchmarks import train_data

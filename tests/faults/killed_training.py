@@ -14,7 +14,7 @@ import torch
 
 from tasks.config import TrainConfig
 from tasks.distributed.launch import RankFailed, launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tests.integration.trainings import weights

@@ -10,7 +10,7 @@ import torchvision
 
 from tasks.config import DistributedConfig, StorageConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import DiskFull, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage

@@ -48,7 +48,7 @@ from tasks.config import (
     TuneRun,
 )
 from tasks.config.storage import Settings
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
 from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions

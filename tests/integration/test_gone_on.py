@@ -11,8 +11,9 @@ from tasks import tracking
 from tasks.config import TrainConfig
 from tasks.refs import RunRef
 from tasks.train import device
+from tasks.train.first_training import read_training
 from tasks.train.identity import run_key
-from tasks.train.repeat import read_training, repeat_training
+from tasks.train.repeat import repeat_training
 from tasks.train.run import train_model
 from tests.integration.interrupted import STEPS, CountingRank, Ground, Interruption, make_ground
 from tests.unit.train.small_training import Killed

@@ -16,7 +16,7 @@ import torch
 from tasks import tracking
 from tasks.config import DistributedConfig, StorageConfig
 from tasks.distributed.launch import RankFailed
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import TrackingAway
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
@@ -148,7 +148,7 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     code = (
         "import sys; from pathlib import Path; from tasks.distributed.launch import launch_ranks;"
-        "from tasks.distributed.rank import RankSpec;"
+        "from tasks.distributed.spec import RankSpec;"
         "spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text());"
         "launch_ranks(spec, lambda event: print('epoch', flush=True))"
     )

@@ -22,7 +22,7 @@ from tasks.errors import RunDeleted, TrackingAway
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
-from tasks.train.finite import Diverged
+from tasks.train.diverged import Diverged
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment

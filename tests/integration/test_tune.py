@@ -32,7 +32,7 @@ from tasks.config import (
     TuneConfig,
     TuneRun,
 )
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tasks import tracking
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.predict.package import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage

@@ -111,6 +111,19 @@ print(main(["--model", "resnet0"]))
     assert "train.model is 'resnet0'" in done.stderr
 
 
+def test_flows_load_no_torch(tmp_path: Path) -> None:
+    """Workers' runs and the registration of deployments import every flow; stages that need torch load it then."""
+    names = [module_name(file) for file in sources("flows")]
+    program = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+print({{"torch", "torchvision", "petastorm", "matplotlib"}} & set(sys.modules))
+"""
+    done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["set()"], (done.stdout, done.stderr)
+
+
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])

@@ -14,7 +14,7 @@ import pytest
 from tasks import cores
 from tasks.config import DistributedConfig, TrainConfig
 from tasks.distributed.launch import Stopped, launch_ranks
-from tasks.distributed.rank import EVENT_MARK, RankSpec
+from tasks.distributed.spec import EVENT_MARK, RankSpec
 from tasks.errors import OutOfTime, WrongInput
 from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef

@@ -11,14 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.config import DistributedConfig, TrainConfig
-from tasks.distributed.rank import (
-    EVENT_MARK,
-    RankSpec,
-    emit,
-    gpu_obstacle,
-    log_level,
-    make_reducer,
-)
+from tasks.distributed.rank import emit, gpu_obstacle, log_level, make_reducer
+from tasks.distributed.spec import EVENT_MARK, RankSpec
 from tasks.distributed.start_rank import EXIT_ORPHANED
 from tasks.refs import CacheRef
 from tasks.storage import Storage

@@ -5,7 +5,7 @@ import pytest
 from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingAway, WrongInput
 from tasks.orchestration.failure import state_message
 from tasks.pool.ending import told_by
-from tasks.train.finite import Diverged
+from tasks.train.diverged import Diverged
 
 
 @pytest.mark.parametrize("kind", [Diverged, WrongInput, OutOfTime, DiskFull, TrackingAway, RunDeleted])

@@ -11,7 +11,8 @@ import torchvision
 
 from tasks.config import CacheConfig, Choices, FineTuneStage, TrainConfig, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.preflight.check import check_search, check_search_sizes, check_split_size, check_training
+from tasks.preflight.check import check_search_sizes, check_split_size
+from tasks.preflight.trainable import check_search, check_training
 from tasks.refs import TableRef
 from tasks.train.precision import computes_bf16
 

@@ -10,8 +10,8 @@ from tasks.refs import CacheRef
 from tasks.train.calibration import Calibration
 from tasks.train.evaluate import DetailedEvaluation
 from tasks.train.mistakes import Mistake
-from tasks.train.model import weights_digest
 from tasks.train.model_card import TrainingFacts
+from tasks.train.pretrained import weights_digest
 from tasks.train.progress import EpochMetrics
 
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])

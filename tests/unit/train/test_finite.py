@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tasks.train import loop
-from tasks.train.finite import Diverged
+from tasks.train.diverged import Diverged
 from tasks.train.loop import train_one_epoch
 from tasks.train.reduce import SingleProcess
 from tasks.train.step import StepSettings

@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tasks.config import FineTuneStage, Range, TrainConfig, TuneConfig
-from tasks.distributed.rank import RankSpec
+from tasks.distributed.spec import RankSpec
 from tasks.errors import WrongInput
 from tasks.pool.ending import Cancelled
 from tasks.refs import CacheRef
