@@ -10,7 +10,7 @@ from tasks.orchestration.task import StageLog, run_stage
 from tasks.predict.task import predict_pictures
 from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
-from tasks.spark import keep_spark
+from tasks.spark import keep_spark, leave_memory_to_training
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
@@ -22,17 +22,20 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     """Turn a folder of images into a champion and its predictions."""
     storage = resolve_storage(config.storage)
     stages = StageLog()
-    with keep_spark():  # one JVM for all that need one, and none while training has the memory
+    with keep_spark():  # one JVM for all that need one
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
         run_stage(check_batches_fit, config.train, etl.images, config.distributed)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
-    run_stage(check_promotable, config.promote, storage, etl.images, cache)
-    single = stages.run(train_single, config.train, cache, storage)
-    distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
-    champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)
-    table = None if config.predict.table else etl.images
-    predictions = stages.run(predict_pictures, config.predict, config.promote, storage, config.spark, table, champion)
+        run_stage(check_promotable, config.promote, storage, etl.images, cache)
+        leave_memory_to_training(config.spark)
+        single = stages.run(train_single, config.train, cache, storage)
+        distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
+        champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)
+        table = None if config.predict.table else etl.images
+        predictions = stages.run(
+            predict_pictures, config.predict, config.promote, storage, config.spark, table, champion
+        )
     return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)
 
 

@@ -14,7 +14,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config import SparkConfig
-from tasks.cores import num_cores
+from tasks.config.values import memory_bytes
+from tasks.cores import free_memory, num_cores
 from tasks.jvm import check_java, delta_jars, java_options
 from tasks.scratch import Scratch, scratch_root
 from tasks.spark_failure import failure_in_text
@@ -27,6 +28,9 @@ Result = TypeVar("Result")
 
 BROADCAST_ROWS = 1_000_000
 """Up to so many rows of names and numbers (about 100 bytes each) go to every task, so that no picture is shuffled."""
+
+SPARE_HEAPS = 4
+"""An idle JVM stays beside a training where so many of its heaps are free: it has one of them, at most."""
 
 STOP_SECONDS = 120
 """In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
@@ -105,6 +109,24 @@ def keep_spark() -> Iterator[None]:
         if _kept.scopes == 0 and _kept.session is not None:
             session, _kept.session = _kept.session, None
             _stop(session)
+
+
+def leave_memory_to_training(config: SparkConfig) -> None:
+    """Stop the kept session before a long stage without Spark, unless the machine has memory to spare for both.
+
+    Another session costs a JVM's start and the first use of each of its classes, some ten seconds; an idle JVM costs
+    its heap.
+    """
+    if _kept.session is None:
+        return
+    heap = memory_bytes(config.driver_memory)
+    if free_memory() >= SPARE_HEAPS * heap:
+        return
+    session, _kept.session = _kept.session, None
+    logger.info(
+        "Spark ends until it is needed again: less than %d x %s of memory are free", SPARE_HEAPS, config.driver_memory
+    )
+    _stop(session)
 
 
 @contextmanager

@@ -70,19 +70,22 @@ def check_master(master: str) -> str:
     return master
 
 
+def memory_bytes(memory: str) -> int:
+    """Return the bytes of a size as Java writes it, such as 3g."""
+    return int(memory[:-1]) << {"k": 10, "m": 20, "g": 30, "t": 40}[memory[-1]]
+
+
 def check_memory(memory: str) -> str:
     """Return the size of a Java heap as it is.
 
     Raises:
         ValueError: It is not written as Java does, or Spark cannot run with it.
     """
-    found = re.fullmatch(r"([0-9]{1,15})([kmgt])", memory)
-    if found is None:
+    if not re.fullmatch(r"[0-9]{1,15}[kmgt]", memory):
         raise ValueError(
             f"it is '{shown(memory)}', which is not a size of memory: write a number with k, m, g or t, as 3g"
         )
-    size = int(found[1]) << {"k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
-    if not MIN_HEAP_BYTES <= size <= MAX_HEAP_BYTES:
+    if not MIN_HEAP_BYTES <= memory_bytes(memory) <= MAX_HEAP_BYTES:
         raise ValueError(f"it is '{memory}', with which Spark cannot run: give 512m to 16t")
     return memory
 

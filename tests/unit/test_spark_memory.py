@@ -1,0 +1,30 @@
+"""Whether an idle Spark session stays beside a training run."""
+
+import pytest
+
+from tasks import spark
+from tasks.config import SparkConfig
+
+
+@pytest.mark.parametrize(("free_gib", "stays"), [(11, False), (12, True)])
+def test_an_idle_session_stays_where_four_of_its_heaps_are_free(
+    free_gib: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own heap is one of them at most; on a small machine the training has the memory."""
+    session, stopped = object(), []
+    monkeypatch.setattr(spark._kept, "session", session)
+    monkeypatch.setattr(spark, "_stop", stopped.append)
+    monkeypatch.setattr(spark, "free_memory", lambda: free_gib << 30)
+
+    spark.leave_memory_to_training(SparkConfig(driver_memory="3g"))
+
+    assert (spark._kept.session is session, stopped) == ((True, []) if stays else (False, [session]))
+
+
+def test_without_a_session_there_is_nothing_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose tables and cache were there has started none."""
+    monkeypatch.setattr(spark, "free_memory", lambda: 0)
+
+    spark.leave_memory_to_training(SparkConfig())
+
+    assert spark._kept.session is None
