@@ -75,6 +75,16 @@ def local_path(url: str) -> Path | None:
     return Path(os.fsdecode(unquote_to_bytes(rest)))
 
 
+def resolved(url: str) -> str:
+    """Return a folder with its symbolic links resolved, or its URL, so that two names of one place are equal.
+
+    Raises:
+        WrongInput: As `local_path`.
+    """
+    folder = local_path(url)
+    return url.rstrip("/") if folder is None else os.path.realpath(folder)
+
+
 def is_inside(path: str, root: str) -> bool:
     """Say whether a path, its links followed, leads to something below `root`, which has none."""
     return os.path.realpath(path).startswith(root + os.sep)

@@ -111,11 +111,17 @@ def _named_by(filesystem: Any, file: str) -> Iterator[str]:
 
 
 def rows_changed_since(path: str, version: int) -> bool:
-    """Return whether a commit after `version` changed rows, without Spark; compaction changes files alone."""
+    """Return whether a commit after `version` changed rows, without Spark; compaction changes files alone.
+
+    Where the log has lost one of these commits, rows may have changed, and the answer is yes.
+    """
     filesystem, root = fsspec.core.url_to_fs(path)
     log = f"{root}/_delta_log"
-    names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False))
-    commits = (name for name in names if COMMITTED_NAME.fullmatch(name) and int(name[:20]) > version)
+    names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
+    newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
+    commits = [f"{number:020}.json" for number in range(version + 1, newest + 1)]
+    if not names.issuperset(commits):
+        return True
     actions = (action for commit in commits for action in _read_commit(filesystem, f"{log}/{commit}"))
     changes = (action.get("add") or action.get("remove") for action in actions)
     return any(change["dataChange"] for change in changes if change)

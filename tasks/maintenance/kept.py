@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tasks.etl import delta
 from tasks.refs import TableRef
-from tasks.storage import local_path
+from tasks.storage import local_path, resolved
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -35,12 +35,6 @@ class DataFile:
     name: str
     bytes: int
     modified_at: datetime
-
-
-def resolved(path: str) -> str:
-    """Return a table's path with links followed, or its URL, so that two names of one place are equal."""
-    folder = local_path(path)
-    return path.rstrip("/") if folder is None else os.path.realpath(folder)
 
 
 def versions_to_keep(table: TableRef, trained: Iterable[TableRef]) -> list[int]:

@@ -1,6 +1,7 @@
 """Whether the disk has room for the cache that a run of the DAG has still to write."""
 
 import glob
+import logging
 import shutil
 
 import fsspec
@@ -12,12 +13,14 @@ from tasks.disk import existing_folder
 from tasks.etl import delta, snapshots
 from tasks.etl.outcomes import Comparison
 from tasks.etl.relations import Relations
-from tasks.etl.settings import check_properties, table_properties
+from tasks.etl.settings import check_properties, continued, table_properties
 from tasks.etl.source import Source
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
 from tasks.spark import NeedsSpark
-from tasks.storage import Storage
+from tasks.storage import Storage, resolved
+
+logger = logging.getLogger("lakevision.preflight")
 
 
 def check_room(etl: EtlConfig, cache: CacheConfig, source: Source, storage: Storage) -> None:
@@ -31,20 +34,14 @@ def check_room(etl: EtlConfig, cache: CacheConfig, source: Source, storage: Stor
     # Comparing the source with the tables takes seconds where they are large: only where the answer matters.
     if folder is None or needed <= shutil.disk_usage(folder).free:
         return
-    if not _is_cached(etl, cache, source, storage):
-        check_disk(storage.cache, needed)
-
-
-def _is_cached(etl: EtlConfig, cache: CacheConfig, source: Source, storage: Storage) -> bool:
-    """Return whether the source has nothing new and there is a whole cache of what the table holds.
-
-    False as well where only Spark can tell: of tables in an object store.
-    """
     try:
         images = _unchanged_images(etl, source, storage)
     except NeedsSpark:
-        return False
-    return images is not None and _has_cache(images, cache, storage)
+        # Building the cache checks the disk as well, and a guess here would end runs that have their cache.
+        logger.info("only Spark can read the tables in %s: the disk is checked when a cache is built", storage.tables)
+        return
+    if images is None or not _has_cache(images, cache, storage):
+        check_disk(storage.cache, needed)
 
 
 def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> TableRef | None:
@@ -52,16 +49,18 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
 
     Files that ETL reads again in every run, such as those without permission, are taken to be as they were.
     """
+    schemas = {"images": HELD_ARROW, "files": FILES_ARROW}
+    found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
+    for there in filter(None, found.values()):
+        etl = continued(etl, there.properties)
+    wanted = table_properties(etl, source.location)
     rows, refs = {}, []
-    for name, schema in (("images", HELD_ARROW), ("files", FILES_ARROW)):
-        path = storage.table(name)
-        snapshot = snapshots.newest_snapshot(None, path)
+    for name, snapshot in found.items():
         if snapshot is None:
             return None
-        wanted = table_properties(etl, source.location)
-        if check_properties(snapshot.properties, wanted, path, etl.replace_source):
+        if check_properties(snapshot.properties, wanted, snapshot.table.path, etl.replace_source):
             return None
-        rows[name] = snapshots.read_columns(None, snapshot.table, schema)
+        rows[name] = snapshots.read_columns(None, snapshot.table, schemas[name])
         refs.append(snapshot.table)
     with Relations(storage) as relations:
         keep = etl.deleted == "keep"
@@ -76,9 +75,16 @@ def _has_cache(images: TableRef, cache: CacheConfig, storage: Storage) -> bool:
     for path in filesystem.glob(f"{glob.escape(root)}/[!.]*/{MANIFEST}"):
         url = f"{storage.cache.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)
-        if manifest is None or (manifest.table.path, manifest.table.table_id) != (images.path, images.table_id):
+        if manifest is None or not _is_same_table(manifest.table, images):
             continue
         # Maintenance makes versions, too, and changes no row.
         if not delta.rows_changed_since(images.path, manifest.table.version) and whole_cache(url, cache):
             return True
     return False
+
+
+def _is_same_table(one: TableRef, other: TableRef) -> bool:
+    """Return whether both name the same table, by its id where both have one: a home may have been moved or mounted."""
+    if one.table_id and other.table_id:
+        return one.table_id == other.table_id
+    return resolved(one.path) == resolved(other.path)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,16 @@ class Night(NamedTuple):
         return prepare_source(self.etl, self.storage, SparkConfig())
 
 
+def change_metadata(storage: Storage, name: str, **values: str | Mapping[str, str]) -> None:
+    """Change a table's metadata in its first commit: delta-rs refuses properties it does not know when it creates."""
+    commit = Path(storage.table(name), "_delta_log", f"{0:020}.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"].update(values)
+    commit.write_text("\n".join(map(json.dumps, actions)))
+
+
 @pytest.fixture
 def night(tmp_path: Path) -> Night:
     """Make source, tables and cache as a run leaves them, without Spark."""
@@ -65,13 +76,7 @@ def night(tmp_path: Path) -> Night:
     for name, rows, schema in (("files", files, FILES_ARROW), ("images", images, IMAGES_ARROW)):
         table = pa.Table.from_pylist(rows, schema=pa.schema(field.with_nullable(True) for field in schema))
         deltalake.write_deltalake(storage.table(name), table)
-        # delta-rs refuses properties that it does not know, of a table that it creates itself.
-        commit = Path(storage.table(name), "_delta_log", f"{0:020}.json")
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
-        for action in actions:
-            if "metaData" in action:
-                action["metaData"]["configuration"] = properties
-        commit.write_text("\n".join(map(json.dumps, actions)))
+        change_metadata(storage, name, configuration=properties)
     url = f"{storage.cache}/by-hand"
     hand_made_cache(folder, url)
     manifest = read_manifest(url)
@@ -80,14 +85,14 @@ def night(tmp_path: Path) -> Night:
     return Night(etl, manifest.settings, storage, folder)
 
 
-def compact(table: Path) -> None:
+def compact(table: Path, version: int = 1) -> None:
     """Commit the table's file under another name, as a compaction does: no row changes."""
     commit = table / "_delta_log" / f"{0:020}.json"
     (add,) = (action["add"] for line in commit.read_text().splitlines() if "add" in (action := json.loads(line)))
     shutil.copy(table / add["path"], table / "compacted.parquet")
     remove = {"path": add["path"], "deletionTimestamp": add["modificationTime"], "dataChange": False}
     actions = [{"remove": remove}, {"add": {**add, "path": "compacted.parquet", "dataChange": False}}]
-    commit.with_name(f"{1:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    commit.with_name(f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -101,7 +106,62 @@ def test_a_run_whose_cache_is_there_is_not_refused_for_want_of_room(night: Night
 
 
 @pytest.mark.usefixtures("full_disk")
-@pytest.mark.parametrize("change", ["new file", "removed file", "other size", "no cache", "changed rows"])
+def test_tables_split_by_content_are_compared_as_they_were_made(night: Night) -> None:
+    """A run with the default settings continues such tables, so preflight must not refuse it."""
+    made_with = table_properties(night.etl.model_copy(update={"split_by": "content"}), night.folder)
+    for name in ("images", "files"):
+        change_metadata(night.storage, name, configuration=made_with)
+    check_room(night.etl, night.cache, night.source(), night.storage)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("how", ["moved", "linked", "linked, without an id"])
+def test_the_cache_of_a_home_that_was_moved_is_found(night: Night, tmp_path: Path, how: str) -> None:
+    """The table's id decides; a manifest without one is matched by path with symbolic links resolved."""
+    home = tmp_path / "elsewhere"
+    if how == "moved":
+        shutil.move(night.storage.home, home)
+    else:
+        home.symlink_to(night.storage.home)
+    storage = resolve_storage(StorageConfig(home=str(home)))
+    if how == "linked, without an id":
+        url = f"{storage.cache}/by-hand"
+        manifest = read_manifest(url)
+        assert manifest is not None
+        unnamed = manifest.table.model_copy(update={"table_id": ""})
+        write_manifest(url, manifest.model_copy(update={"table": unnamed}))
+    check_room(night.etl, night.cache, prepare_source(night.etl, storage, SparkConfig()), storage)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_the_cache_of_another_table_is_not_taken_for_this_ones(night: Night) -> None:
+    """At the same path a new table has another id."""
+    change_metadata(night.storage, "images", id="5c2d8a0e-0000-0000-0000-000000000000")
+    with pytest.raises(WrongInput, match="the cache in"):
+        check_room(night.etl, night.cache, night.source(), night.storage)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_tables_that_only_spark_can_read_are_left_to_the_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Building a cache checks the disk as well, so nothing is refused here by guess; the log says so."""
+    caplog.set_level("INFO", "lakevision.preflight")
+    source, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "fifty per%20cent")))
+    write_pictures(source, 2)
+    etl = EtlConfig(source=str(source))
+    Path(storage.cache).mkdir(parents=True)
+    for name in ("images", "files"):
+        deltalake.write_deltalake(tmp_path / name, pa.table({"path": ["a"]}))
+        shutil.move(tmp_path / name, storage.table(name))
+    check_room(etl, CacheConfig(), prepare_source(etl, storage, SparkConfig()), storage)
+    assert "only Spark can read" in caplog.text
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize(
+    "change", ["new file", "removed file", "other size", "no cache", "changed rows", "expired log"]
+)
 def test_a_run_that_has_a_cache_to_write_is_refused(night: Night, change: str) -> None:
     """By the room that the whole cache takes: one of other rows shares nothing with the one that is there."""
     cache = night.cache
@@ -116,5 +176,11 @@ def test_a_run_that_has_a_cache_to_write_is_refused(night: Night, change: str) -
     else:
         table = deltalake.DeltaTable(night.storage.table("images"))
         deltalake.write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
+        if change == "expired log":
+            # What is left of the log does not say whether a row changed since the cache was built.
+            compact(Path(night.storage.table("images")), version=2)
+            deltalake.DeltaTable(night.storage.table("images")).create_checkpoint()
+            for version in range(2):
+                Path(night.storage.table("images"), "_delta_log", f"{version:020}.json").unlink()
     with pytest.raises(WrongInput, match=r"the cache in '.*' needs .* make room, lower cache.image_size"):
         check_room(night.etl, cache, night.source(), night.storage)
