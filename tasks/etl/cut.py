@@ -1,10 +1,10 @@
-"""Take rows out of a table by writing again only the files that hold them, in the commit that adds the new rows.
+"""Take rows out of a table by writing again only the files that hold them.
 
 A MERGE does the same with every row on its way through the JVM and a shuffle, which made a run with one deleted file
 nine times as long as one without.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tasks.etl.parts import WRITER_OPTIONS, PartTarget, PartWriter
+from tasks.etl.rewriting import Mapper, map_files
 from tasks.schema import FILES_ARROW, IMAGES_ARROW
 
 CHANGE_FOLDER = "_change_data"
@@ -53,17 +54,17 @@ def cut_images(
         spark: The session.
         target: Where to write.
         files: Names of the files with rows that go.
-        parts: Names of the files with rows that are new.
+        parts: Names of the files with rows that are new, some of which take the place of rows that go.
         gone: sha256 of the rows that go.
         moved: sha256 of those that are also new, under another label or split: they are updated.
     """
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     filesystem.makedirs(f"{root}/{CHANGE_FOLDER}", exist_ok=True)
     named = [(name, False) for name in files] + [(name, True) for name in parts]
-    rows = spark.createDataFrame(named, "name string, is_new boolean").repartition(len(named))
+    rows = pa.table([*map(pa.array, zip(*named, strict=True))], ["name", "is_new"])
     contents = [table["sha256"].combine_chunks() for table in (gone, moved)]
     cut = Cut()
-    for done in rows.mapInArrow(make_cutter(target, *contents), CUT).collect():  # type: ignore[arg-type]
+    for done in map_files(spark, target.folder, rows, make_cutter(target, *contents), CUT):
         if done["changes"] is not None:
             cut.changes.append(done["changes"])
         if done["added"] is not None:
@@ -72,9 +73,7 @@ def cut_images(
     return cut
 
 
-def make_cutter(
-    target: PartTarget, gone: pa.Array, moved: pa.Array
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_cutter(target: PartTarget, gone: pa.Array, moved: pa.Array) -> Mapper:
     """Return the function for `mapInArrow`: rows of name and is_new (all of the file's rows are new) in, of CUT out."""
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -12,6 +12,7 @@ from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget, PartWriter
+from tasks.etl.rewriting import Mapper
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.storage import is_inside
 from tasks.worker_log import WorkerCount, say
@@ -129,10 +130,6 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
         content = encode_jpeg(image, STORED_QUALITY, "4:4:4")
     # Of the scaled picture, a few bits at most are others, and it costs a third.
     return StoredPicture(content, width, height, dhash(image))
-
-
-Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What `mapInArrow` takes."""
 
 
 def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:

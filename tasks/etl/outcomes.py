@@ -290,6 +290,15 @@ class Comparison:
         query = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
         return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
 
+    def parts_with_moved(self) -> set[str]:
+        """Return the names of the parts with a picture that has another label or split in the table."""
+        query = """
+            SELECT DISTINCT min(part) FROM staged SEMI JOIN (
+                FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)
+            ) USING (sha256) WHERE part IS NOT NULL GROUP BY sha256, label
+        """
+        return {part for (part,) in self._relations.rows(query)}
+
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:
         """Return the rows (columns of FILES_ARROW) that the ledger lacks, and whether all of them are of new paths.
 

@@ -4,7 +4,7 @@ So no picture passes through the JVM: it would be copied there as an Arrow batch
 Parquet page, at more CPU time than decoding takes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from tasks.etl.rewriting import Mapper
 from tasks.schema import IMAGES, IMAGES_ARROW
 
 ROW_GROUP_BYTES = 16 << 20
@@ -120,28 +121,38 @@ class PartWriter:
         return self._name
 
 
-REWRITE = "part string, keep array<string>, dealt array<string>, splits array<string>"
+REWRITE_ARROW = pa.schema(
+    {
+        "part": pa.string(),
+        "keep": pa.list_(pa.string()),
+        "dealt": pa.list_(pa.string()),
+        "splits": pa.list_(pa.string()),
+    }
+)
 """What is written again: a part; the sha256 of the rows to keep, all where it is null; the sha256 of those whose split
 is another one than is written there, and that split."""
 
 
-def make_rewriter(target: PartTarget) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+REWRITTEN = "part string, rows long, was string"
+"""What a written part is called now, how many rows it has, and what it was called."""
+
+
+def make_rewriter(target: PartTarget) -> Mapper:
     """Return the function for `mapInArrow` that writes parts again, with fewer rows or other splits.
 
-    Rows of REWRITE in, of `part` (the new name) and `rows` (how many it has) out.
+    Rows of REWRITE_ARROW in, of REWRITTEN out.
     """
 
     def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            done = [_rewrite(target, **row) for row in batch.to_pylist()]
-            yield pa.RecordBatch.from_pylist([{"part": name, "rows": rows} for name, rows in done])
+            yield pa.RecordBatch.from_pylist([_rewrite(target, **row) for row in batch.to_pylist()])
 
     return rewrite
 
 
 def _rewrite(
     target: PartTarget, part: str, keep: list[str] | None, dealt: list[str], splits: list[str]
-) -> tuple[str, int]:
+) -> dict[str, Any]:
     wanted = None if keep is None else pa.array(keep)
     contents, others = pa.array(dealt, pa.string()), pa.array(splits, pa.string())
     filesystem, root = fsspec.core.url_to_fs(target.folder)
@@ -157,4 +168,4 @@ def _rewrite(
             for batch in rows.combine_chunks().to_batches():
                 writer.write(batch)
             num_rows += rows.num_rows
-        return writer.name, num_rows
+        return {"part": writer.name, "rows": num_rows, "was": part}

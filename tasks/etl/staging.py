@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import fsspec
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.etl.cut import CHANGE_FOLDER
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import REWRITE, PartTarget, make_rewriter
+from tasks.etl.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
+from tasks.etl.rewriting import map_files
 from tasks.storage import local_path
 
 MARK = "_unfinished-"
@@ -94,17 +97,34 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
         delta.clear_uncommitted(path)  # of a store it would take what another run is about to commit
 
 
-def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> dict[str, int]:
-    """Return the names of the parts with exactly the pictures to insert, and how many rows each has.
+@dataclass(frozen=True)
+class Chosen:
+    """Parts to commit, and how many rows each has.
+
+    Attributes:
+        new: Those with images alone that the table does not have.
+        moved: Those that hold an image, too, that the table has under another label or split.
+    """
+
+    new: dict[str, int]
+    moved: dict[str, int]
+
+
+def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> Chosen:
+    """Return the parts with exactly the pictures to insert.
 
     Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
     again without them, and so are parts with pictures that were dealt another split than the worker could know.
     """
-    found, dealt = compared.parts(), compared.dealt_otherwise()
-    chosen = {part: rows for part, rows, keep in found if keep is None and part not in dealt}
-    mixed = [(part, keep, *dealt.get(part, ([], []))) for part, _, keep in found if part not in chosen]
+    found, dealt, moving = compared.parts(), compared.dealt_otherwise(), compared.parts_with_moved()
+    done = [(part, rows, part) for part, rows, keep in found if keep is None and part not in dealt]
+    whole = {part for part, _, _ in done}
+    mixed = [(part, keep, *dealt.get(part, ([], []))) for part, _, keep in found if part not in whole]
     if mixed:
-        again = spark.createDataFrame(mixed, REWRITE).repartition(len(mixed))
-        rewritten = again.mapInArrow(make_rewriter(target), "part string, rows long").collect()  # type: ignore[arg-type]
-        chosen |= {row["part"]: row["rows"] for row in rewritten}
+        again = pa.Table.from_pylist([dict(zip(REWRITE_ARROW.names, row, strict=True)) for row in mixed], REWRITE_ARROW)
+        rewritten = map_files(spark, target.folder, again, make_rewriter(target), REWRITTEN)
+        done += [(row["part"], row["rows"], row["was"]) for row in rewritten]
+    chosen = Chosen({}, {})
+    for part, rows, was in done:
+        (chosen.moved if was in moving else chosen.new)[part] = rows
     return chosen

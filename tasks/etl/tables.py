@@ -1,6 +1,6 @@
-"""Bring the tables `images` and `files` in line with the outcomes: at most one commit each."""
+"""Bring the tables `images` and `files` in line with the outcomes: at most two commits and one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import fsspec
 import pyarrow as pa
@@ -28,24 +28,34 @@ def write_images(
 ) -> None:
     """Insert pictures that are stored now and not there yet, delete those that no file and no kept picture stands for.
 
-    The parts that the workers wrote are committed as they lie there. The same commit takes out what is to be deleted:
-    of the files that were there only those that hold it are written again.
+    The parts that the workers wrote are committed as they lie there. What is to be deleted is taken out in a commit
+    before it: of the files that were there only those that hold it are written again. A commit that does both would
+    copy every new image into the change data feed; so does the one that takes out, for the parts with an image that
+    moved. A run killed between the two leaves a table that the next run completes.
 
     Raises:
         TableChanged: Another program wrote to the table, which was at `version`.
     """
-    path = target.folder
-    parts = choose_parts(spark, compared, target)
-    surplus = compared.surplus()
-    if version is None or not surplus.num_rows:
-        if version is None or parts:
-            delta.commit_files(spark, path, parts, version, IMAGES, {**values, **IMAGES_PROPERTIES})
-        return
-    holding = _files_to_replace(spark, path, version, surplus, "sha256")
-    if holding is not None:
-        cut = cut_images(spark, target, holding, parts, surplus, compared.moved())
-        delta.commit_files(spark, path, parts | cut.added, version, IMAGES, values, cut.removed, cut.changes)
-        return
+    parts, surplus = choose_parts(spark, compared, target), compared.surplus()
+    path, new = target.folder, parts.new
+    if version is not None and surplus.num_rows:
+        holding = _files_to_replace(spark, path, version, surplus, "sha256")
+        if holding is None:
+            _merge_images(spark, path, version, surplus, parts.moved)
+        else:
+            cut = cut_images(spark, target, holding, parts.moved, surplus, compared.moved())
+            if not cut.added and not parts.moved:
+                # Whole files go and whole files come: Delta derives the feed from their names, and one commit does.
+                delta.commit_files(spark, path, new, version, IMAGES, values, cut.removed)
+                return
+            delta.commit_files(spark, path, parts.moved | cut.added, version, IMAGES, values, cut.removed, cut.changes)
+        version += 1
+    if version is None or new:
+        delta.commit_files(spark, path, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+
+
+def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Table, parts: Iterable[str]) -> None:
+    """Take rows out of a table whose files cannot be replaced, and insert those of the parts that take their place."""
     files = [f"{path}/{name}" for name in parts]
     insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
     gone = spark.createDataFrame(surplus)

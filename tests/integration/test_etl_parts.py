@@ -9,7 +9,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, snapshots, staging
+from tasks.etl import delta, ingest, parts, rewriting, snapshots, staging
 from tasks.etl.delta import TableChanged
 from tasks.etl.outcomes import Comparison
 from tests.conftest import write_pictures
@@ -98,10 +98,10 @@ def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def change_feed(spark, storage, version: int) -> dict[str, set[tuple[str, str]]]:
-    """Return sha256 and label of the rows of a commit's change data feed, by kind; each has its content."""
+def change_feed(spark, storage, first: int, last: int) -> dict[str, set[tuple[str, str]]]:
+    """Return sha256 and label of the rows of some commits' change data feed, by kind; each has its content."""
     read = spark.read.format("delta").option("readChangeFeed", "true")
-    rows = read.option("startingVersion", version).option("endingVersion", version).load(storage.table("images"))
+    rows = read.option("startingVersion", first).option("endingVersion", last).load(storage.table("images"))
     found: dict[str, set[tuple[str, str]]] = {}
     for row in rows.collect():
         assert hashlib.sha256(row["content"]).hexdigest() == row["sha256"]
@@ -109,12 +109,17 @@ def change_feed(spark, storage, version: int) -> dict[str, set[tuple[str, str]]]
     return found
 
 
-@pytest.mark.parametrize("newer", [False, True], ids=["files written again", "merged"])
-def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage, newer):
-    """Only files with what goes are written again, and the change data feed has what changed, and nothing else.
+@pytest.mark.parametrize("how", ["by the driver", "by a job", "merged"])
+def test_deleting_and_inserting_at_once_rewrites_what_goes_and_appends_the_rest(
+    spark, source, storage, monkeypatch, how
+):
+    """The change data feed has what changed, and nothing else; files with new images alone are in no change file.
 
-    A table to which another program gave newer features is merged into.
+    A table to which another program gave newer features is merged into, the rest is appended there, too.
     """
+    newer = how == "merged"
+    if how == "by a job":
+        monkeypatch.setattr(rewriting, "DRIVER_BYTES", 0)
     etl_tables.ingest(source, storage)
     if newer:
         delta.set_properties(spark, storage.table("images"), {"delta.enableDeletionVectors": "true"})
@@ -127,8 +132,14 @@ def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage, ne
     new = {(sha256_of(source / label / "100.png"), label) for label in ("red", "green", "blue")}
     report = etl_tables.ingest(source, storage)
     assert (report.stored, report.changed) == (62, True)
-    assert versions(spark, storage) == (1 + newer, 1 + newer)
-    assert change_feed(spark, storage, 1 + newer) == {
+    # One commit takes out, for images that moved with what takes their place, and one appends.
+    assert versions(spark, storage) == (2 + newer, 1 + newer)
+    commits = [Path(storage.table("images"), "_delta_log", f"{newer + number:020}.json") for number in (1, 2)]
+    assert ["cdc" in commit.read_text() for commit in commits] == [True, False]
+    appended = change_feed(spark, storage, 2 + newer, 2 + newer)
+    assert set(appended) == {"insert"}
+    assert appended["insert"] <= new
+    assert change_feed(spark, storage, 1 + newer, 2 + newer) == {
         "insert": new,
         "delete": {(gone, "red")},
         "update_preimage": {(moved, "red")},
@@ -145,15 +156,20 @@ def test_deleting_and_inserting_at_once_is_one_commit(spark, source, storage, ne
     assert etl_tables.ingest(source, storage).changed is False
 
 
-def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark, source, storage, monkeypatch):
-    """Compacted files are Spark's own; killed after the workers wrote, the run leaves what the next one removes."""
+@pytest.mark.parametrize("done", [0, 1], ids=["before the first commit", "between the commits"])
+def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark, source, storage, monkeypatch, done):
+    """Compacted files are Spark's own; killed before a commit, the run leaves what the next one removes."""
     etl_tables.ingest(source, storage)
     DeltaTable.forPath(spark, storage.table("images")).optimize().executeCompaction()
     (source / "red" / "001.png").unlink()
     write_pictures(source, per_class=1, first=100)
+    commit, commits = delta.commit_files, []
 
-    def killed(*_given):
-        raise KeyboardInterrupt
+    def killed(*given):
+        if len(commits) == done:
+            raise KeyboardInterrupt
+        commits.append(given)
+        commit(*given)
 
     with monkeypatch.context() as patched:
         patched.setattr(delta, "commit_files", killed)
@@ -163,14 +179,27 @@ def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark
     feed = Path(storage.table("images")) / "_change_data"
     left = set(feed.glob("*.parquet"))
     before = stored(spark, storage)
-    assert (len(marks(storage)), len(before)) == (1, 60)
-    assert len(left) >= 2  # the compacted file's, and one for each task that read new images
+    assert (len(marks(storage)), len(before)) == (1, 60 - done)
+    assert len(left) == 1  # the compacted file's; the new images are in none
     assert etl_tables.ingest(source, storage).stored == 62
     after = stored(spark, storage)
     assert len(after) == 62
-    assert len(before.keys() - after.keys()) == 1
+    assert len(before.keys() - after.keys()) == 1 - done
     assert marks(storage) == []
-    assert len(left & set(feed.glob("*.parquet"))) == 0
+    assert lying(storage) <= delta.added_since(storage.table("images"), None)
+    assert len(left & set(feed.glob("*.parquet"))) == done
+
+
+def test_replacing_all_images_is_one_commit(spark, source, storage, pictures):
+    """Nobody reads a table without images in between, and nothing is copied into the change data feed."""
+    etl_tables.ingest(source, storage)
+    other = pictures(per_class=5, side=20, name="other")
+    assert etl_tables.ingest(other, storage, replace_source=True).stored == 15
+    assert versions(spark, storage) == (2, 2)  # the second is the tables' new source, a property
+    assert list((Path(storage.table("images")) / "_change_data").glob("*.parquet")) == []
+    changes = change_feed(spark, storage, 1, 2)
+    assert {kind: len(rows) for kind, rows in changes.items()} == {"insert": 15, "delete": 60}
+    assert lying(storage) >= named(spark, storage)
 
 
 def test_a_gate_that_closes_leaves_no_part(spark, source, storage):

@@ -8,16 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.etl import parts
-from tasks.etl.parts import PartTarget, PartWriter, make_rewriter
+from tasks.etl import parts, rewriting
+from tasks.etl.parts import REWRITE_ARROW, REWRITTEN, PartTarget, PartWriter, make_rewriter
+from tasks.etl.rewriting import map_files
 from tasks.schema import IMAGES, IMAGES_ARROW
-
-REWRITTEN = (
-    ("part", pa.string()),
-    ("keep", pa.list_(pa.string())),
-    ("dealt", pa.list_(pa.string())),
-    ("splits", pa.list_(pa.string())),
-)
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -111,7 +105,10 @@ def test_rewriting_keeps_the_asked_pictures_in_a_new_part(target: PartTarget, mo
     keep = [f"{number:064x}" for number in (1, 2, 7)]
 
     asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "dealt": [], "splits": []}])
-    ((new, num_rows),) = [tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()]
+    ((new, num_rows, was),) = [
+        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+    ]
+    assert was == old
 
     assert num_rows == 3
     assert pq.read_table(f"{target.folder}/{new}")["sha256"].to_pylist() == keep
@@ -128,14 +125,37 @@ def test_rewriting_gives_pictures_the_split_that_they_were_dealt(
     dealt = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
 
     row = {"part": old, "keep": None, "dealt": list(dealt), "splits": list(dealt.values())}
-    asked = pa.RecordBatch.from_pylist([row], schema=pa.schema(REWRITTEN))
-    ((new, num_rows),) = [tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()]
+    asked = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
+    ((new, num_rows, was),) = [
+        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+    ]
+    assert was == old
 
     assert num_rows == 8
     table = pq.read_table(f"{target.folder}/{new}")
     assert table.schema.equals(IMAGES_ARROW)
     assert table["split"].to_pylist() == ["val", *["train"] * 6, "test"]
     assert table.drop_columns(["split"]).equals(pq.read_table(f"{target.folder}/{old}").drop_columns(["split"]))
+
+
+def test_small_parts_are_written_again_by_the_driver(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Spark job takes half a second to start; there is no session here, so a job would fail."""
+    old = []
+    for number in range(3):
+        with PartWriter(target) as writer:
+            old.append(writer.add(picture(number)))
+    asked = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
+    size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
+
+    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size)
+    done = map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
+    assert [row["was"] for row in done] == old
+    for row in done:
+        assert pq.read_table(f"{target.folder}/{row['part']}").equals(pq.read_table(f"{target.folder}/{row['was']}"))
+
+    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size - 1)
+    with pytest.raises(AttributeError, match="createDataFrame"):
+        map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
 
 
 def test_the_columns_are_those_of_the_table() -> None:
