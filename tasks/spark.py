@@ -194,6 +194,8 @@ class NeedsSpark(Exception):
 def without_spark_first(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
     """Do work without a session where it can be, since one takes seconds to start, and with one where it cannot.
 
+    A session that is open already is used at once: trying without it first would do half of the work twice.
+
     Args:
         work: Raises NeedsSpark before it has changed anything, where it is given no session and needs one.
         config: As `spark_session`.
@@ -203,10 +205,12 @@ def without_spark_first(work: Callable[[SparkSession | None], Result], config: S
         WrongInput: As `spark_session`.
         SparkFailed: As `spark_session`.
     """
-    try:
-        return work(None)
-    except NeedsSpark:
-        pass  # Left before the second try: what the first one read would stay in memory beside it.
+    _forget_dead_jvm()
+    if SparkSession.getActiveSession() is None:
+        try:
+            return work(None)
+        except NeedsSpark:
+            pass  # Left before the second try: what the first one read would stay in memory beside it.
     with spark_session(config, storage) as session:
         return work(session)
 

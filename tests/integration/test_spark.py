@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from tasks.config import SparkConfig
 from tasks.jvm import check_java, class_archive
-from tasks.spark import spark_session
+from tasks.spark import spark_session, without_spark_first
 from tasks.spark_failure import SparkFailed, in_short
 from tests.processes import ROOT
 
@@ -44,6 +44,13 @@ most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (127.0.0.1 executor driv
 \tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:398)
 \tat org.apache.spark.api.python.PythonWorkerFactory.createThroughDaemon(PythonWorkerFactory.scala:1)
 """
+
+
+def test_a_session_that_is_open_is_used_at_once(spark, storage):
+    """Without it the work would be begun, given up and begun again."""
+    given = []
+    assert without_spark_first(lambda session: given.append(session) or "done", SparkConfig(), storage) == "done"
+    assert given == [spark]
 
 
 def test_a_worker_killed_before_it_spoke_is_called_so():
