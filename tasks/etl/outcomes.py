@@ -77,11 +77,15 @@ FROM files f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
 
 REMEMBERED = """
 CREATE OR REPLACE TABLE remembered AS
--- The table knows best; of an image that was deleted, or is in conflict, the ledger knows.
+-- The table knows best; of an image that was deleted, or is in conflict, the ledger knows. A content that neither knows
+-- is mostly an edit of what its path held: on the same side, so that the original finds its own when it is restored.
 SELECT sha256, arg_min(split, rank || split) AS split FROM (
     SELECT sha256, split, '0' AS rank FROM held
     UNION ALL
     SELECT sha256, split, '1' FROM ledger WHERE split IS NOT NULL
+    UNION ALL
+    SELECT staged.sha256, ledger.split, '2' FROM staged JOIN ledger USING (path)
+    WHERE ledger.split IS NOT NULL AND NOT $replaced
 ) SEMI JOIN (FROM staged WHERE reason IS NULL) staged USING (sha256) GROUP BY sha256
 """
 
@@ -189,6 +193,7 @@ class Comparison:
             rule: How images that have no split yet are dealt; None where a file's content or the listing decides.
         """
         self._rule = rule
+        self._replaced = replaced
         self._keep = keep_deleted and not replaced
         self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("held", held)):
@@ -232,7 +237,7 @@ class Comparison:
         if self._rule is None:
             self._relations.run("CREATE OR REPLACE TEMP VIEW read AS FROM staged")
         else:
-            self._relations.run(REMEMBERED)
+            self._relations.run(REMEMBERED, {"replaced": self._replaced})
             self._relations.run(READ_AS_REMEMBERED)
         names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
         conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}

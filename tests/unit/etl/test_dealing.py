@@ -172,6 +172,26 @@ def test_an_image_that_was_deleted_and_is_back_has_the_split_it_had(tmp_path: Pa
             assert seen.setdefault(sha256, split) == split
 
 
+def test_an_image_whose_edit_is_reverted_has_the_split_it_had(tmp_path: Path) -> None:
+    """An edited image takes the split of its path, also where it was deleted meanwhile; so the original finds it there.
+
+    Whatever was dealt to the images that arrived in between.
+    """
+    tables = Tables(tmp_path)
+    source = images_of("a", 40)
+    tables.ingest(source)
+    before = tables.splits()
+    edited = {path: f"{content}, edited" for path, content in source.items()}
+    tables.ingest({path: content for number, (path, content) in enumerate(edited.items()) if number % 2})
+    tables.ingest(edited | images_of("a", 25, first=100))
+    assert {path: tables.splits()[sha256_of(content)] for path, content in edited.items()} == {
+        path: before[sha256_of(content)] for path, content in source.items()
+    }
+    tables.ingest(source | images_of("a", 60, first=100))
+    assert before.items() <= tables.splits().items()
+    tables.check_shares()
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_image_that_moves_to_another_class_stays_on_its_side(tmp_path: Path, killed: bool) -> None:
     """It counts in the new class, which gives its next images to the other splits."""
