@@ -17,7 +17,7 @@ from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
-from tasks.etl.settings import check_columns, check_properties, continued, table_properties
+from tasks.etl.settings import ANOTHER_HOME, check_columns, check_properties, continued, table_properties
 from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
@@ -176,7 +176,7 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
 
 def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
     tables = _open_tables(spark, etl, storage, source)
-    etl = tables.etl
+    asked, etl = etl.split_by, tables.etl
     paths = (tables.images, tables.files)
     afresh = None in tables.versions or tables.replaced
     if spark is None and afresh:
@@ -197,6 +197,13 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
         if spark is None and not (in_line and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
+        if etl.split_by != asked:
+            # Not refused: forms and deployments write defaults out, so nobody can tell whether a user asked for it.
+            logger.info(
+                "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes sides: "
+                "for another split give %s",
+                asked, tables.images, etl.split_by, ANOTHER_HOME,
+            )  # fmt: skip
         if spark is not None and not in_line:
             counts = _bring_in_line(spark, source, compared, tables)
         else:

@@ -62,12 +62,17 @@ def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source
     assert versions(spark, storage) == (1, 1)
 
 
-def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage):
-    """A run with the default adds to it as it was made, and a new image is where its content puts it."""
+def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, said, caplog):
+    """A run with the default adds to it as it was made, and says so; a new image is where its content puts it."""
+    caplog.set_level("INFO", "lakevision.etl")
     settings = etl_settings(source, split_by="content")
     ingest(source, storage, split_by="content")
+    assert not any("etl.split_by" in line for line in said("lakevision.etl"))
     write_pictures(source, per_class=2, first=100)
     report = ingest(source, storage)
+    (line,) = [line for line in said("lakevision.etl") if "etl.split_by" in line]
+    assert line.startswith(f"etl.split_by is stratified, but '{storage.table('images')}' was made with content and")
+    assert "for another split give another home" in line
     assert (report.read, report.stored, report.changed) == (6, 66, True)
     rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "split").collect()
     for row in rows:
