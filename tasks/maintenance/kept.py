@@ -12,9 +12,10 @@ import fsspec
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from tasks.errors import WrongInput
 from tasks.etl import delta
 from tasks.refs import TableRef
-from tasks.storage import local_path, resolved
+from tasks.storage import resolved
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -40,29 +41,39 @@ class DataFile:
 def versions_to_keep(table: TableRef, trained: Iterable[TableRef]) -> list[int]:
     """Return the versions of this table among those that models were trained from.
 
-    A table is recognized by its id, wherever it lies now. What was logged without an id is matched by path; where
-    nothing is at that path any more, the table may have been moved, and one of the same name keeps the version.
+    A table is recognized by its id, wherever it lies now. What was logged without an id is matched by path, and where
+    that is another one, by the table's name: this table may have been moved, and another may lie at its old path now.
+    Keeping too much costs disk space; keeping too little, the data of a model.
     """
     here, versions = resolved(table.path), set()
     for one in trained:
         if one.table_id and table.table_id:
             if one.table_id == table.table_id:
                 versions.add(one.version)
-        elif resolved(one.path) == here:
-            versions.add(one.version)
-        elif _is_gone(one.path) and os.path.basename(resolved(one.path)) == os.path.basename(here):
+            continue
+        there = _place(one)
+        if there != here and os.path.basename(there) == os.path.basename(here):
             logger.warning(
-                "a model was trained from version %d of '%s', which is not there any more: kept as version %d of '%s', "
+                "a model was trained from version %d of '%s', which has no table id: kept as version %d of '%s', "
                 "since the table may have been moved",
                 one.version, one.path, one.version, table.path,
             )  # fmt: skip
-            versions.add(one.version)
+        elif there != here:
+            continue
+        versions.add(one.version)
     return sorted(versions)
 
 
-def _is_gone(path: str) -> bool:
-    folder = local_path(path)
-    return folder is not None and not folder.exists()
+def _place(table: TableRef) -> str:
+    """Return where a table of the registry lies, or what is written there where that is no path: tags are anybody's."""
+    try:
+        return resolved(table.path)
+    except (WrongInput, ValueError) as error:
+        logger.warning(
+            "a model was trained from version %d of '%s', which is not a path (%s): only its name is compared",
+            table.version, table.path, error,
+        )  # fmt: skip
+        return table.path.rstrip("/")
 
 
 def loadable_versions(log_names: Iterable[str]) -> set[int]:

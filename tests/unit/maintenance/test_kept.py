@@ -22,7 +22,10 @@ def test_a_table_is_recognized_by_its_id_wherever_it_lies(tmp_path: Path) -> Non
 
 
 def test_without_an_id_the_path_decides_links_followed(tmp_path: Path) -> None:
-    """As runs were logged before; a link to the table and a path with a slash more are the same place."""
+    """As runs were logged before; a link to the table and a path with a slash more are the same place.
+
+    A table of the same name elsewhere may be this one under its old path, whatever lies there now: its version is kept.
+    """
     (tmp_path / "tables" / "images").mkdir(parents=True)
     (tmp_path / "elsewhere" / "images").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "tables")
@@ -31,22 +34,43 @@ def test_without_an_id_the_path_decides_links_followed(tmp_path: Path) -> None:
         TableRef(path=str(tmp_path / "link" / "images"), version=2),
         TableRef(path=f"file://{here.path}/", version=4),
         TableRef(path=str(tmp_path / "elsewhere" / "images"), version=6),
+        TableRef(path=str(tmp_path / "elsewhere" / "photos"), version=8),
     ]
-    assert versions_to_keep(here, trained) == [2, 4]
+    assert versions_to_keep(here, trained) == [2, 4, 6]
     store = TableRef(path="s3a://bucket/images", version=9)
     assert versions_to_keep(store, [TableRef(path="s3a://bucket/images/", version=7)]) == [7]
 
 
-def test_a_version_whose_table_is_gone_and_has_no_id_is_kept(tmp_path: Path, said: Callable[[str], list[str]]) -> None:
-    """The home may have been moved after the run: a warning says so; other tables' names are left alone."""
+@pytest.mark.parametrize("used_again", [False, True])
+def test_a_version_of_a_moved_table_without_an_id_is_kept(
+    tmp_path: Path, said: Callable[[str], list[str]], used_again: bool
+) -> None:
+    """Also where another table lies at the old path now: a warning says so; other tables' names are left alone."""
     here = TableRef(path=str(tmp_path / "home" / "images"), version=9, table_id="a")
+    old = tmp_path / "old home" / "images"
+    if used_again:
+        old.mkdir(parents=True)
     trained = [
-        TableRef(path=str(tmp_path / "old home" / "images"), version=2),
+        TableRef(path=str(old), version=2),
         TableRef(path=str(tmp_path / "old home" / "files"), version=4),
     ]
     assert versions_to_keep(here, trained) == [2]
     (line,) = said("lakevision.maintenance")
-    assert "which is not there any more: kept as version 2" in line
+    assert "which has no table id: kept as version 2" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"), [("file://nas/images", [3]), ("//[x", []), ("file://nas/photos", []), ("a\0b", [])]
+)
+def test_a_path_of_the_registry_that_is_none_ends_nothing(
+    tmp_path: Path, said: Callable[[str], list[str]], path: str, kept: list[int]
+) -> None:
+    """Tags of models are anybody's: a warning names path and version, and the other models count."""
+    here = TableRef(path=str(tmp_path / "images"), version=9, table_id="a")
+    trained = [TableRef(path=path, version=3), TableRef(path=here.path, version=5)]
+    assert versions_to_keep(here, trained) == [*kept, 5]
+    assert said("lakevision.maintenance")[0].startswith(f"a model was trained from version 3 of '{path}', which is not")
+    assert versions_to_keep(here, [TableRef(path=path, version=3, table_id="a")]) == [3]
 
 
 @pytest.mark.parametrize(
