@@ -1,10 +1,13 @@
 """Maintenance on real Delta tables and a real registry."""
 
+import hashlib
 import os
 from pathlib import Path
 
 import mlflow
+import pyarrow as pa
 import pytest
+from delta.tables import DeltaTable
 from mlflow.exceptions import MlflowException
 from pyspark.sql import SparkSession
 
@@ -16,6 +19,7 @@ from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
+from tasks.spark import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tracking.kept import table_tags
 from tests.conftest import write_pictures
@@ -119,10 +123,13 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
 
 
 def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
-    """The table is recognized by its id: its path is another one now."""
+    """The table is recognized by its id: its path is another one now, which delta-rs would not read.
+
+    So Spark finds the files of a deleted image there; only they are written again.
+    """
     first, held = grown(spark, source, storage)
     register(storage, first)
-    moved = Path(storage.home).rename(Path(storage.home).with_name("moved home"))
+    moved = Path(storage.home).rename(Path(storage.home).with_name("moved per%20cent home"))
     storage = resolve_storage(StorageConfig(home=str(moved)))
 
     report = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
@@ -131,6 +138,18 @@ def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage
     assert images.kept_versions == [first.version]
     assert images.files_deleted > 0
     assert hashes(spark, first.model_copy(update={"path": storage.table("images")})) == held
+
+    gone = source / "blue" / "000.png"
+    sha256 = hashlib.sha256(gone.read_bytes()).hexdigest()
+    gone.unlink()
+    with pytest.raises(NeedsSpark):
+        snapshots.files_with(None, images.table, "sha256", pa.array([sha256]))
+    (holding,) = snapshots.files_with(spark, images.table, "sha256", pa.array([sha256]))
+    assert Path(images.table.path, holding).is_file()
+    newest = ingest(source, storage)
+    assert hashes(spark, newest) == hashes(spark, images.table) - {sha256}
+    operations = [row["operation"] for row in DeltaTable.forPath(spark, newest.path).history(1).collect()]
+    assert (newest.version, operations) == (images.table.version + 1, ["WRITE"])  # and no MERGE
 
 
 def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention):
