@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.etl.edges import Edges, draw_of
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget, PartWriter
 from tasks.etl.rewriting import Mapper
@@ -29,7 +30,7 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
 
     Adding pictures moves none, and neither does another partitioning (as `randomSplit` would).
     """
-    draw = int(hashlib.sha256(f"{seed}:{sha256}".encode()).hexdigest()[:15], 16) / 16**15
+    draw = draw_of(sha256, seed)
     if draw < test_fraction:
         return TEST
     return VAL if draw < test_fraction + val_fraction else TRAIN
@@ -132,10 +133,10 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     return StoredPicture(content, width, height, dhash(image))
 
 
-def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
+def make_reader(source: Path, etl: EtlConfig, target: PartTarget, edges: Edges | None = None) -> Mapper:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
 
-    The pictures themselves go into parts of `target`.
+    The pictures themselves go into parts of `target`, those near an edge of two splits into parts of their own.
     """
     driver = os.getpid()
 
@@ -145,12 +146,12 @@ def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
             return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
 
-        return _examine_all(batches, examine, target, driver)
+        return _examine_all(batches, examine, target, edges, driver)
 
     return read
 
 
-def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
+def make_decoder(etl: EtlConfig, target: PartTarget, edges: Edges | None = None) -> Mapper:
     """Return the function for `mapInArrow` where Spark did the reading, otherwise as `make_reader`.
 
     Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
@@ -163,24 +164,28 @@ def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
         return examine_picture(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()
-    return lambda batches: _examine_all(batches, examine, target, driver)
+    return lambda batches: _examine_all(batches, examine, target, edges, driver)
 
 
 def _examine_all(
     batches: Iterator[pa.RecordBatch],
     examine: Callable[[dict[str, Any]], dict[str, Any]],
     target: PartTarget,
+    edges: Edges | None,
     driver: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
     rows: list[dict[str, Any]] = []
     count = WorkerCount("etl", driver)
-    with PartWriter(target) as writer:
+    with PartWriter(target) as sure, PartWriter(target) as unsure:
         for batch in batches:
             for listed in batch.to_pylist():
                 count.add(1)
                 row = listed | examine(listed)  # it takes from `listed` what goes no further
-                row["part"] = writer.add({name: row.get(name) for name in IMAGES.names}) if row["content"] else None
+                row["part"] = None
+                if row["content"]:
+                    writer = unsure if edges is not None and edges.has(row["sha256"], row["label"]) else sure
+                    row["part"] = writer.add({name: row.get(name) for name in IMAGES.names})
                 rows.append({name: row[name] for name in READ_ARROW.names})
     if rows:
         num_bad = sum(row["reason"] is not None for row in rows)

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config import EtlConfig, SparkConfig
 from tasks.disk import check_writable, full_disk_named
-from tasks.etl import delta, snapshots
+from tasks.etl import delta, rewriting, snapshots
+from tasks.etl.edges import Edges
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
 from tasks.etl.outcomes import Comparison
@@ -100,10 +102,13 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
     rounds = -(-listing.num_rows // (FILES_A_TASK * cores))
     tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core waits for another's last task
     files = spark.createDataFrame(listing).repartition(tasks)
+    # Twice as many parts pay only where copying them does not.
+    is_large = (pc.sum(listing["size"]).as_py() or 0) > rewriting.DRIVER_BYTES
+    edges = Edges.of(etl, listing) if is_large and etl.split_by == "stratified" else None
     if isinstance(source.location, Path):
-        reader = make_reader(source.location, etl, target)
+        reader = make_reader(source.location, etl, target, edges)
     else:
-        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
+        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, edges)
     rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
     with counted("etl", listing.num_rows):
         return rows.toArrow()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.config import EtlConfig, StorageConfig
+from tasks.etl.edges import Edges
 from tasks.etl.extract import split_of
 from tasks.etl.outcomes import Comparison
 from tasks.etl.relations import Relations
@@ -132,6 +133,25 @@ def test_a_part_is_written_again_only_where_an_image_was_dealt_otherwise(tmp_pat
     expected = {sha256 for sha256, split in tables.splits().items() if split != guessed[sha256]}
     assert {sha256 for contents in changed.values() for sha256 in contents} == expected
     assert 0 < len(expected) < 100
+
+
+def test_only_images_near_an_edge_of_two_splits_are_dealt_otherwise(tmp_path: Path) -> None:
+    """Of large classes those are few; where classes are small, or files are copies, all may be."""
+    large = images_of("a", 5000)
+    small = {path: content for label in "bcdef" for path, content in images_of(label, 40).items()}
+    copies = {f"a/copy-{number}.jpg": f"a-{number}" for number in range(500)}
+    labels = [path.split("/")[0] for path in large | small | copies]
+    edges = Edges.of(EtlConfig(), pa.table({"label": [*labels, None]}))
+    tables = Tables(tmp_path)
+
+    changed = tables.ingest(large | small | copies)
+    otherwise = {sha256 for contents in changed.values() for sha256 in contents}
+    near = {sha256 for sha256, (label, _) in tables.images.items() if edges.has(sha256, label)}
+    assert otherwise
+    assert otherwise <= near
+    share = {label: sum(tables.images[sha256][0] == label for sha256 in near) for label in "ab"}
+    assert 0 < share["a"] < 500
+    assert share["b"] > 20
 
 
 steps = st.lists(

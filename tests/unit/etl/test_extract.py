@@ -16,6 +16,7 @@ from PIL import Image
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import fit_within
+from tasks.etl.edges import Edges
 from tasks.etl.extract import examine_picture, make_decoder, make_reader, read_picture
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
@@ -253,6 +254,25 @@ def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.Cap
     assert list(reader(iter([]))) == []
     assert capsys.readouterr().err == ""
     assert list(Path(target.folder).iterdir()) == []
+
+
+def test_images_near_an_edge_of_two_splits_are_in_a_part_of_their_own(tmp_path: Path) -> None:
+    """The driver may deal them otherwise, and writes that part again alone; without edges there is one part."""
+    for number in range(40):
+        save(tmp_path / "cat" / f"{number}.png", (8 + number, 8))
+    listing, etl, target = list_images(tmp_path), EtlConfig(), part_target(tmp_path / "table")
+    edges = Edges(etl.split_seed, (0.1, 0.2), {"cat": 3000})
+    rows = pa.Table.from_batches(make_reader(tmp_path, etl, target, edges)(iter(listing.to_batches()))).to_pylist()
+
+    near = {row["sha256"]: edges.has(row["sha256"], "cat") for row in rows}
+    assert 0 < sum(near.values()) < 20
+    parts = {is_near: {row["part"] for row in rows if near[row["sha256"]] == is_near} for is_near in (True, False)}
+    for is_near, names in parts.items():
+        (name,) = names
+        found = pq.read_table(f"{target.folder}/{name}")["sha256"].to_pylist()
+        assert sorted(found) == sorted(sha256 for sha256, one in near.items() if one == is_near)
+    whole = pa.Table.from_batches(make_reader(tmp_path, etl, target)(iter(listing.to_batches())))
+    assert len(whole["part"].unique()) == 1
 
 
 def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
