@@ -1,4 +1,4 @@
-"""Bring the tables `images` and `files` in line with the outcomes: at most two commits and one."""
+"""Bring the tables `images` and `files` in line with the outcomes: two commits at most, and one."""
 
 from collections.abc import Iterable, Mapping
 

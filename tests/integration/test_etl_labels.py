@@ -70,8 +70,11 @@ def test_a_label_file_decides_and_its_changes_reach_the_tables(spark, source, st
     report = ingest(source, storage, labels=labels)
     assert (report.stored, report.quarantined, report.read) == (60, 0, 3)
     assert sorted(stored(spark, storage).values()).count("crimson") == 1
+    # An image that is new is appended by a commit of its own, unless one that moved is in the same part.
+    after = versions(spark, storage)
+    assert after in {(1, 1), (2, 1)}
     assert ingest(source, storage, labels=labels).changed is False
-    assert versions(spark, storage) == (1, 1)
+    assert versions(spark, storage) == after
     fresh = storage.model_copy(update={"tables": f"{storage.tables}-fresh"})
     ingest(source, fresh, labels=labels)
     assert stored(spark, storage) == stored(spark, fresh)
