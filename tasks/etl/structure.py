@@ -30,7 +30,7 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """A marker that libjpeg acts on: no stuffed byte, restart or filling."""
 
-_END, _SCAN = 0xD9, 0xDA
+_FIRST_WITH_LENGTH, _START, _END, _SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 _SCAN_BYTES = re.compile(rb"\xff\xda")
 
 
@@ -42,11 +42,10 @@ def _jpeg_markers(content: bytes) -> Iterator[int]:
         yield marker
         if marker == _END:
             return
-        length = content[found.end() : found.end() + 2]
-        if len(length) < 2:
-            return
-        has_length = marker not in {0x01, 0xD8}
-        place = found.end() + (int.from_bytes(length, "big") if has_length else 0)
+        place = found.end()
+        # libjpeg goes on right behind a reserved marker, at the next one: a length there would hide scans.
+        if marker >= _FIRST_WITH_LENGTH and marker != _START:
+            place += int.from_bytes(content[place : place + 2], "big")
 
 
 def _png_chunks(content: bytes) -> Iterator[bytes]:

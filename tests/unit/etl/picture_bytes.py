@@ -42,6 +42,27 @@ def scan_bomb(image: Image.Image, num_repeats: int) -> bytes:
     return content[:-2] + num_repeats * last + b"\xff\xd9"
 
 
+def hidden_scan_bomb(num_regions: int) -> bytes:
+    """Return a progressive JPEG file whose repeated scans lie behind a reserved marker with what looks like a length.
+
+    libjpeg skips that marker alone, where it looks for a restart marker, and decodes the scans behind it.
+    """
+    image = Image.new("RGB", (64, 64), "teal")
+    content = encoded(image, "JPEG", progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -2]
+    restarted = encoded(image, "JPEG", progressive=True, restart_marker_blocks=60)
+    restarted = restarted[restarted.rindex(b"\xff\xda") : -2]
+    restart = restarted.rindex(b"\xff\xd0")
+
+    def interval(blocks: int) -> bytes:
+        return b"\xff\xdd\x00\x04" + struct.pack(">H", blocks)
+
+    room = 0xFEFE - 2 - (len(restarted) - restart)
+    hidden = interval(0) + last * ((room - 6) // len(last))
+    region = interval(60) + restarted[:restart] + b"\xff\x02\xfe\xfe" + restarted[restart:]
+    return content[:-2] + (region + hidden.ljust(room, b"\xff")) * num_regions + b"\xff\xd9"
+
+
 def jpeg_with_segments(num_segments: int, body: bytes) -> bytes:
     """Return a JPEG file with so many segments of kind APP1."""
     content = encoded(Image.new("RGB", (16, 16)), "JPEG")

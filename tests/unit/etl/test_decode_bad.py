@@ -18,6 +18,7 @@ from tasks.etl.decode import (
 from tasks.etl.structure import scan_problem
 from tests.unit.etl.picture_bytes import (
     encoded,
+    hidden_scan_bomb,
     jpeg_with_segments,
     noise,
     png_header_only,
@@ -116,6 +117,18 @@ def test_jpeg_with_too_many_scans_is_refused() -> None:
     assert decode_image(scan_bomb(image, 90)).size == (64, 64)
     with pytest.raises(BadImage, match="^too_many_parts: a JPEG of 4096 pixels with more than 100 scans$"):
         decode_pixels(scan_bomb(image, 91), 32)
+
+
+def test_scans_behind_a_reserved_marker_count() -> None:
+    """libjpeg decodes them: such a marker has no length, whatever the bytes behind it look like."""
+    bomb = hidden_scan_bomb(2)
+    # It is a JPEG that decodes, and so a bomb.
+    assert Image.open(io.BytesIO(bomb)).convert("RGB").size == (64, 64)
+    assert bomb.count(b"\xff\xda") > 1_000
+
+    assert reason_of(bomb) is Reason.TOO_MANY_PARTS
+    with pytest.raises(BadImage, match="^too_many_parts: a JPEG of 4096 pixels with more than 100 scans$"):
+        decode_image(bomb)
 
 
 def test_large_jpeg_may_have_fewer_scans() -> None:
