@@ -12,7 +12,7 @@ from tasks.disk import existing_folder
 from tasks.etl import delta, snapshots
 from tasks.etl.outcomes import Comparison
 from tasks.etl.relations import Relations
-from tasks.etl.settings import check_properties, table_properties
+from tasks.etl.settings import check_properties, source_property, table_properties
 from tasks.etl.source import Source
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
@@ -58,7 +58,7 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
         snapshot = snapshots.newest_snapshot(None, path)
         if snapshot is None:
             return None
-        wanted = table_properties(etl, source.location)
+        wanted = table_properties(etl, source_property(source.location, storage.digits, snapshot.properties))
         if check_properties(snapshot.properties, wanted, path, etl.replace_source):
             return None
         rows[name] = snapshots.read_columns(None, snapshot.table, schema)
