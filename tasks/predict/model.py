@@ -12,7 +12,7 @@ import torch
 
 from tasks.etl.decode import BadImage, decode_pixels
 from tasks.predict.package import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_description
-from tasks.predict.weights import load_state
+from tasks.predict.weights import WithoutMemory, load_state
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier, build_classifier
 
@@ -84,7 +84,7 @@ class ImageClassifier:
         """
         description = read_description(folder)
         build = partial(build_classifier, description.model, "none", len(description.classes), freeze_backbone=False)
-        with torch.device("meta"):  # a description alone takes no memory: a kilobyte may name a million classes
+        with WithoutMemory():  # a kilobyte of description may name the largest network with a million classes
             expected = build()
         state = load_state(folder, expected)
         classifier = build()

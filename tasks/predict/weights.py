@@ -4,11 +4,13 @@ import pickle
 import pickletools
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from tasks.errors import WrongInput
 from tasks.predict.package import FILE_LIMITS, WEIGHTS_FILE, check_size
@@ -58,6 +60,19 @@ GLOBALS = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|
 
 WAY_OUT = "use a model that the flow promote registered"
 OTHER_NETWORK = f"the model's {WEIGHTS_FILE} has the weights of another network than it says: {WAY_OUT}"
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Builds the parameters of a network on the device `meta`, where they have names, shapes and types alone.
+
+    `torch.device("meta")` would also take the numbers by which RegNet computes its widths.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, `torch.empty` for `meta`."""
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def load_state(folder: Path, classifier: nn.Module) -> dict[str, Any]:

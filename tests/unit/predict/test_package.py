@@ -12,6 +12,7 @@ import torch
 from tasks.errors import WrongInput
 from tasks.predict import package
 from tasks.predict.model import DESCRIPTION_FILE, WEIGHTS_FILE, ImageClassifier, save_classifier
+from tasks.predict.weights import WithoutMemory
 from tasks.train.model import build_classifier
 
 MODEL = "squeezenet1_1"
@@ -167,6 +168,20 @@ def test_weights_that_are_one_number_in_the_file_are_refused(folder: Path) -> No
     assert (folder / WEIGHTS_FILE).stat().st_size < 1 << 20
     with pytest.raises(WrongInput, match="has the weights of another network than it says"):
         ImageClassifier.load(folder)
+
+
+@pytest.mark.parametrize("name", ["regnet_y_400mf", "swin_t", "googlenet", "maxvit_t", "vit_b_16"])
+def test_a_network_without_memory_has_the_names_shapes_and_types_of_a_whole_one(name: str) -> None:
+    """Also where building it computes with tensors."""
+    with WithoutMemory():
+        bare = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
+    whole = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
+    assert {key: (value.shape, value.dtype) for key, value in bare.items()} == {
+        key: (value.shape, value.dtype) for key, value in whole.items()
+    }
+    assert sum(value.nbytes for value in bare.values() if value.device.type == "meta") > 0.9 * sum(
+        value.nbytes for value in whole.values()
+    )
 
 
 @pytest.mark.parametrize("kind", ["meta", "complex", "half", "sparse", "quantized"])
