@@ -1,7 +1,9 @@
 """The accuracy of a champion beside a challenger's: on the same test images, or not compared."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -47,11 +49,14 @@ def champion_accuracy(best: EvaluatedRun, champion: EvaluatedRun, version: Model
         return Known(champion.accuracy, champion.images, f"{recorded}; it cannot be loaded: {error}")
     again = "on the same images, on which it was tested again"
     problems = []
-    for data, measure in ((best.cache, accuracy_on_cache), (best.table, accuracy_on_table)):
-        if data is None:
-            continue
+    measures: list[Callable[[], float]] = []
+    if best.cache is not None:
+        measures.append(partial(accuracy_on_cache, classifier, best.cache))
+    if best.table is not None:
+        measures.append(partial(accuracy_on_table, classifier, best.table))
+    for measure in measures:
         try:
-            return Known(measure(classifier, data), best.images, again)
+            return Known(measure(), best.images, again)
         except (WrongInput, CacheDamaged, NeedsSpark, OSError, pa.ArrowInvalid) as error:
             problems.append(str(error) or "only Spark can read the table")
     problem = "; ".join(problems) or "the challenger's run names neither its cache nor its table"

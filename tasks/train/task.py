@@ -122,10 +122,10 @@ def _pictures(run: RunRef, storage: Storage, page: str | None) -> str:
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_pictures(figures, MAX_PICTURE_BYTES).items()]
-    everything = mlflow_page(storage.tracking, tracking.runs_location(storage))
+    everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
     where = (
         "All figures in full, tables and event files are among the artifacts of "
-        f"{markdown_link('the MLflow run', page)}; {markdown_link('all training runs', everything)} are listed with their metrics."
+        f"{markdown_link('the MLflow run', page)}; {everything} are listed with their metrics."
     )
     return "\n\n".join(["## Figures", *shown, where])
 
