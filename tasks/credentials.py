@@ -1,6 +1,7 @@
 """Credentials have no place in settings: forms, logs, tables and MLflow show those to everybody."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -12,11 +13,14 @@ CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 KEYSTORE_SCHEMES = ("jceks", "bcfks")
 """URLs of Hadoop's credential stores name the file system of the store there: jceks://hdfs@host:8020/keys.jceks."""
 
+BUCKET_SCHEMES = ("s3", "s3a", "s3n", "gs", "gcs", "oss", "obs", "cosn")
+"""URLs of object stores name a bucket, which has no port: a colon in it ends the name of a user."""
+
 _SECRET = re.compile(
-    r"(secret|passw(or)?d|passphrase|(?<![a-z])(pwd|sas|sig)|signature|token|"
-    r"(access|account|private|encryption|api|shared|client)[._-]?key([._-]?id)?)"
-    r"\d*($|[._-](?!(provider|file|path)([._-]|$)))"
-    r"|credentials?$|odbc_connect$",
+    r"(secret|passw(or)?d|passphrase|(?<![a-z])(pwd|pass|sas|sig)|(?-i:(?<=[a-z])Pass)|signature|token|"
+    r"(secret|access|account|private|encryption|api|shared|client)[._-]?key([._-]?id)?)"
+    r"\d*($|[._-](?!provider([._-]|$)|(file|path)$))"
+    r"|credentials?$|odbc_connect$|(?<![a-z])auth$",
     re.IGNORECASE,
 )
 """Matches the name of a setting that holds a secret, and not of one that says where it is found.
@@ -28,13 +32,9 @@ ones do not count within a word: Texas has none.
 _IN_QUERY = re.compile(r"^(key|pass|auth|googleaccessid)$", re.IGNORECASE)
 """More names of secrets, among the parameters of a URL."""
 
-_USER = re.compile(
-    r"//(?P<user>"
-    # A key with a slash in it ends the host early: what is left of it looks like a port that is not a number.
-    r"[^/\s@'\"\[]{0,500}:(?!\d*([/\s'\",;)?#]|$))[^\s'\"]{0,2000}(?=@)"
-    r"|[^/\s'\"?#]{0,2000}(?=@))@"
-)
-"""The user name and password in the URLs of a text."""
+# Each is bounded, so that a long text takes time linear in its length.
+_AUTHORITY, _PORT = re.compile(r"[^/\s@'\"\[]{0,501}"), re.compile(r"\d{0,501}([/\s'\",;)?#]|$)")
+_PASSWORD, _NAME = re.compile(r"[^\s'\"]{0,2001}"), re.compile(r"[^/\s'\"?#]{0,2001}")
 
 _HOST = r"([^:]*|\[.*\])(:\d*)?"
 _SCHEME = re.compile(r"([\w.+-]*):$")
@@ -51,12 +51,45 @@ def is_secret(name: str, in_query: bool = False) -> bool:
     return bool(_SECRET.search(name) or (in_query and _IN_QUERY.search(name)))
 
 
-def _has_user(found: re.Match[str]) -> bool:
-    scheme = _SCHEME.search(found.string[max(found.start() - 40, 0) : found.start()])
+def _scheme(text: str, place: int) -> str | None:
+    """Return the scheme of a URL, whose `//` is at `place`, in small letters."""
+    found = _SCHEME.search(text[max(place - 40, 0) : place])
+    return None if found is None else found[1].lower()
+
+
+def _end_of_user(text: str, begin: int, scheme: str | None) -> int:
+    """Return the place of the at sign behind a user name and password that begin at `begin`, or -1."""
+    colon = _place_after(_AUTHORITY, text, begin)
+    while (colon := text.rfind(":", begin, colon)) >= 0:
+        # A key with a slash in it ends the host early: what is left of it looks like a port that is not a number.
+        if scheme in BUCKET_SCHEMES or not _PORT.match(text, colon + 1):
+            found = text.rfind("@", colon + 1, _place_after(_PASSWORD, text, colon + 1))
+            if found >= 0:
+                return found
+            break
+    return text.rfind("@", begin, _place_after(_NAME, text, begin))
+
+
+def _place_after(pattern: re.Pattern[str], text: str, begin: int) -> int:
+    found = pattern.match(text, begin)
+    return begin if found is None else found.end()
+
+
+def _users(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the places where the user names and passwords in the URLs of a text begin, at `//`, and end, behind `@`."""
+    last, place = text.rfind("@"), text.find("//")
+    while 0 <= place < last:
+        scheme = _scheme(text, place)
+        end = _end_of_user(text, place + 2, scheme)
+        if end >= 0 and _is_user(scheme, text[place + 2 : end]):
+            yield place, end + 1
+        place = text.find("//", place + 1 if end < 0 else end + 1)
+
+
+def _is_user(scheme: str | None, user: str) -> bool:
     if scheme is None:
-        return ":" in found["user"]  # without a scheme it is a URL only where it names a user and a password
-    has_none = scheme[1].lower() in (*CONTAINER_SCHEMES, *KEYSTORE_SCHEMES)
-    return not has_none or bool({":", "@"} & set(found["user"]))
+        return ":" in user  # without a scheme it is a URL only where it names a user and a password
+    return scheme not in (*CONTAINER_SCHEMES, *KEYSTORE_SCHEMES) or bool({":", "@"} & set(user))
 
 
 def _names_secret(found: re.Match[str]) -> bool:
@@ -66,10 +99,13 @@ def _names_secret(found: re.Match[str]) -> bool:
 
 def without_credentials(text: str) -> str:
     """Return a text with three stars for each user name and password of a URL, and for each value named as a secret."""
-    text = _USER.sub(lambda found: "//***@" if _has_user(found) else found[0], text)
+    shown, rest = [], 0
+    for begin, end in _users(text):
+        shown += [text[rest:begin], "//***@"]
+        rest = end
     return _NAMED.sub(
         lambda found: f"{found['name']}{found['equals']}***" if _names_secret(found) else found[0],
-        text,
+        "".join([*shown, text[rest:]]),
     )
 
 
@@ -85,7 +121,7 @@ def check_url(url: str) -> str:
     # A chain of fsspec (zip://a.csv::https://host/a.zip) has a colon here, and is refused where it cannot be.
     odd_port = "::" not in url and not all(re.fullmatch(_HOST, each) for each in host.split(","))
     in_url = separator and ((container and not allowed) or odd_port)
-    if in_url or any(_has_user(found) for found in _USER.finditer(url)):
+    if in_url or any(_users(url)):
         raise ValueError(
             "it is a URL with a user name or password in it, which logs and tables would show: leave them out, and "
             "give credentials in the environment or in a credential store of Hadoop"

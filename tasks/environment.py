@@ -102,12 +102,16 @@ def tracking_uri() -> str | None:
     return os.environ.get("LAKEVISION_TRACKING_URI") or None
 
 
-def mlflow_ui(tracking: str) -> str:
-    """Return where a person's browser finds MLflow: $LAKEVISION_MLFLOW_UI, the tracking server, or `make up`'s port.
+def mlflow_page(tracking: str, location: str) -> str | None:
+    """Return where a browser finds a page of MLflow, or None where no UI shows this tracking database.
 
-    $LAKEVISION_MLFLOW_UI shows what $LAKEVISION_TRACKING_URI names; a server chosen beside that is its own page.
+    $LAKEVISION_MLFLOW_UI shows what $LAKEVISION_TRACKING_URI names; without them it is the tracking server's own page,
+    or `make up`'s port. A server chosen beside them is its own page; a database chosen beside them has none.
     """
-    default = tracking_uri()
-    other = default is not None and tracking != default and tracking.startswith("http")
-    served = tracking if tracking.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
-    return ("" if other else os.environ.get("LAKEVISION_MLFLOW_UI") or "").rstrip("/") or served.rstrip("/")
+    default, is_server = tracking_uri(), tracking.startswith("http")
+    other = default is not None and tracking != default
+    if other and not is_server:
+        return None
+    served = tracking if is_server else f"http://127.0.0.1:{MLFLOW_PORT}"
+    root = ("" if other else os.environ.get("LAKEVISION_MLFLOW_UI") or "").rstrip("/") or served.rstrip("/")
+    return f"{root}{location}"

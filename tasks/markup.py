@@ -19,6 +19,11 @@ def markdown_text(name: object) -> str:
     return re.sub(marks, r"\\\g<0>", printable(" ".join(str(name).split())))
 
 
+def markdown_link(text: str, page: str | None) -> str:
+    """Return Markdown text with a link to a page, or alone where there is none."""
+    return f"{text} (no MLflow UI shows its database)" if page is None else f"[{text}]({page})"
+
+
 def markdown_code(value: object) -> str:
     """Return a value as code within a table."""
     return f"`{printable(value).replace('`', '').replace('|', '/')}`"

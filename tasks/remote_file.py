@@ -1,8 +1,9 @@
 """Small files behind URLs from settings: which may be opened, so that no setting reads from a machine's own services.
 
 Promised: what a URL names is neither a link-local address nor the metadata service of a cloud, however it is written;
-a host name that resolves to one is refused; an HTTP redirect is not followed. Not promised: other addresses of a
-private network may be read, and a name that resolves to another address in the moment of opening is not noticed.
+a host name that resolves to one is refused; an HTTP redirect is not followed; over HTTP the address that was checked
+is the one that is read from. Not promised: other addresses of a private network may be read; behind a proxy and over
+other protocols, a name that resolves to another address in the moment of opening is not noticed.
 """
 
 import io
@@ -11,8 +12,8 @@ import re
 import socket
 import unicodedata
 import urllib.request
-from http.client import HTTPMessage
-from typing import IO
+from http.client import HTTPConnection, HTTPMessage, HTTPResponse, HTTPSConnection
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from tasks.errors import shown
@@ -37,7 +38,14 @@ _METADATA_ADDRESSES = tuple(
 )
 """Of Alibaba, Oracle, Azure, and over IPv6 Amazon and Google; the others' are link-local."""
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+"""Networks of IPv6 whose last four bytes are an address of IPv4."""
+
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""Translated by a rule of one's own (RFC 8215): what is behind an address cannot be told."""
+
+MAX_BYTES = 256 << 20
+"""Of a file over HTTP, which is read into memory: millions of labels."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -55,10 +63,10 @@ def _parse_address(host: str) -> Address | None:
 
 def _is_forbidden(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64 or int(address) >> 32 == 0:
+        inner = [address.sixtofour, *(address.teredo or ())]
+        if any(address in network for network in _EMBEDDING):
             inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if any(each is not None and each.is_link_local for each in inner):
+        if address in _LOCAL_NAT64 or any(each is not None and _is_forbidden(each) for each in inner):
             return True
     return address.is_link_local or address.is_multicast or address in _METADATA_ADDRESSES
 
@@ -130,6 +138,44 @@ def check_resolved(url: str) -> None:
             raise ValueError(_forbidden(url))
 
 
+def _connect(
+    address: tuple[str, int], timeout: float | None = None, source_address: tuple[str, int] | None = None
+) -> socket.socket:
+    """Connect as `socket.create_connection`, to an address that was checked and is not asked for again."""
+    host, port = address
+    places = [place for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if any(_is_forbidden(ipaddress.ip_address(str(place[0]).partition("%")[0])) for place in places):
+        raise OSError(_forbidden(f"http://{host}:{port}"))
+    for place in places[:-1]:
+        try:
+            return socket.create_connection((str(place[0]), port), timeout, source_address)
+        except OSError:
+            continue
+    return socket.create_connection((str(places[-1][0]), port), timeout, source_address)
+
+
+class _Connection(HTTPConnection):
+    """Connects to an address that was checked: a name may resolve to another one each time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._create_connection = _connect  # what the class itself connects with, a proxy's tunnel included
+
+
+class _SecureConnection(_Connection, HTTPSConnection):
+    """As `_Connection`; the certificate is that of the name."""
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_SecureConnection, req)
+
+
 class _StayThere(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: it could lead to where a URL may not."""
 
@@ -144,7 +190,10 @@ def open_http(url: str) -> IO[bytes]:
     """Return the content behind an http or https URL, without following redirects, as a file to read.
 
     Raises:
-        OSError: It cannot be opened, or redirects.
+        OSError: It cannot be opened, redirects, is larger than MAX_BYTES, or its host is one that no setting may read.
     """
-    with urllib.request.build_opener(_StayThere).open(url, timeout=TIMEOUT_SECONDS) as answer:
-        return io.BytesIO(answer.read())
+    with urllib.request.build_opener(_StayThere, _Http, _Https).open(url, timeout=TIMEOUT_SECONDS) as answer:
+        content = answer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a place, and give its path")
+    return io.BytesIO(content)

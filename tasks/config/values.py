@@ -22,8 +22,15 @@ MIN_HEAP_BYTES, MAX_HEAP_BYTES = 512 << 20, 16 << 40
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
-_LOCAL_MASTER = re.compile(r"local(?:\[(?P<cores>\*|\d{1,9})(?:, ?\d{1,9})?\])?|local-cluster\[\d+, ?\d+, ?\d+\]")
-_CLUSTER_MASTER = re.compile(r"yarn|spark://[^\s/@:,]+(:\d{1,5})?(,[^\s/@:,]+(:\d{1,5})?)*|k8s://\S+")
+_LOCAL_MASTER = re.compile(
+    r"local(?:\[(?P<cores>\*|[0-9]{1,9})(?:, ?[0-9]{1,9})?\])?|local-cluster\[[0-9]+, ?[0-9]+, ?[0-9]+\]"
+)
+_PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+_SPARK = rf"[^\s/@:,]+(:{_PORT})?"
+_KUBERNETES = r"([^\s/@:,\[\]]+|\[[0-9a-fA-F:.]+\])"
+_CLUSTER_MASTER = re.compile(
+    rf"yarn|spark://{_SPARK}(,{_SPARK})*|k8s://(https?://{_KUBERNETES}(:{_PORT})?|{_KUBERNETES}:{_PORT})(/\S*)?"
+)
 
 _MODEL_NAME = r"^\w([\w .()-]*[\w)-])?$"
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from tasks.etl.structure import header_problem, scan_problem
+from tasks.etl.structure import header_problem, layout_problem, scan_problem
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -149,7 +149,8 @@ def decode_sized(
         raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
     if min(image.size) < min_side:
         raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
-    if (problem := scan_problem(content, image.width * image.height)) is not None:
+    problem = scan_problem(content, image.width * image.height) or layout_problem(image, len(content))
+    if problem is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
     width, height = image.size
     try:

@@ -19,7 +19,14 @@ from tasks.etl.outcomes import Comparison
 from tasks.etl.parts import PartTarget
 from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
-from tasks.etl.settings import ANOTHER_HOME, check_columns, check_properties, continued, table_properties
+from tasks.etl.settings import (
+    ANOTHER_HOME,
+    check_columns,
+    check_properties,
+    continued,
+    source_property,
+    table_properties,
+)
 from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
@@ -76,7 +83,8 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
     for there in filter(None, found.values()):
         etl = continued(etl, there.properties)
-    wanted = table_properties(etl, source.location)
+    made_with = next((there.properties for there in found.values() if there is not None), {})
+    wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
     rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []

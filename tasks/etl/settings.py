@@ -5,10 +5,13 @@ from pathlib import Path
 
 from pyspark.sql.types import StructType
 
-from tasks.config import EtlConfig
+from tasks.config import BUILTIN_DIGITS, EtlConfig
 from tasks.errors import WrongInput
 
 PREFIX = "lakevision."
+
+SOURCE_PROPERTY = f"{PREFIX}source"
+"""Table property with the folder or URL that the images come from, or the name of the built-in digits."""
 
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
@@ -30,6 +33,36 @@ def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
     if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
         return etl.model_copy(update={"split_by": "content"})
     return etl
+
+
+def source_property(location: Path | str, digits: Path, found: Mapping[str, str]) -> str:
+    """Return what a table remembers of its source: the built-in digits are the same wherever the home lies.
+
+    Args:
+        location: The source.
+        digits: Folder of the built-in digits.
+        found: The properties of the table that is there; an older one of the digits has their folder, and keeps it.
+    """
+    if str(location) != str(digits) or found.get(SOURCE_PROPERTY) == str(digits):
+        return str(location)
+    return BUILTIN_DIGITS
+
+
+def table_source(found: Mapping[str, str]) -> str:
+    """Return the source that a table's properties name; empty for a table that the flow etl did not make.
+
+    Digits with other splits or labels than the default are another source: their test images are others.
+    """
+    source = found.get(SOURCE_PROPERTY, "")
+    if source != BUILTIN_DIGITS:
+        return source
+    default = table_properties(EtlConfig(), source)
+    others = [
+        f"{name.removeprefix(PREFIX)} {found[name] or 'none'}"
+        for name in default
+        if name != f"{PREFIX}stored_side" and found.get(name, default[name]) != default[name]
+    ]
+    return f"{source} ({', '.join(others)})" if others else source
 
 
 def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:

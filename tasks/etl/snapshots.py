@@ -6,7 +6,7 @@ program gave newer features of the protocol.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -23,12 +23,10 @@ from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
 from tasks.etl.delta import newest_commit, newest_in_log
+from tasks.etl.settings import table_source
 from tasks.refs import TableRef
 from tasks.spark import NeedsSpark
 from tasks.storage import local_path
-
-SOURCE_PROPERTY = "lakevision.source"
-"""Table property with the folder or URL that the images come from; tasks/etl/settings.py writes it."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     if table is not None:
         metadata, columns = table.metadata(), json.loads(table.schema().to_json())
         properties = dict(metadata.configuration)
-        ref = TableRef(
-            path=path, version=table.version(), table_id=str(metadata.id), source=properties.get(SOURCE_PROPERTY, "")
-        )
+        ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id), source=table_source(properties))
         return Snapshot(ref, properties, StructType.fromJson(columns))
     if spark is None:
         raise NeedsSpark
@@ -86,9 +82,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     found = snapshot.metadata()
     as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
     properties = dict(as_java(found.configuration()))
-    ref = TableRef(
-        path=path, version=snapshot.version(), table_id=found.id(), source=properties.get(SOURCE_PROPERTY, "")
-    )
+    ref = TableRef(path=path, version=snapshot.version(), table_id=found.id(), source=table_source(properties))
     schema = StructType.fromJson(json.loads(found.schemaString()))
     return Snapshot(ref, properties, schema)
 
@@ -155,7 +149,7 @@ def at_version(spark: SparkSession | None, path: str, version: int | None) -> Ta
 def _source_then(path: str, version: int, newest: str) -> str:
     """Return the source of a version, which may have been replaced since; of a remote table the newest one."""
     table = _without_spark(path, version)
-    return newest if table is None else table.metadata().configuration.get(SOURCE_PROPERTY, "")
+    return newest if table is None else table_source(table.metadata().configuration)
 
 
 def properties_of(table: TableRef) -> dict[str, str]:
@@ -185,18 +179,46 @@ def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 
+def _rows_of(
+    found: deltalake.DeltaTable, path: str, schema: pa.Schema, where: Mapping[str, str | int]
+) -> pyarrow.dataset.Dataset:
+    """Return the rows of a local table: these columns, and those of `where`."""
+    files = [f"{local_path(path)}/{name}" for name in _file_names(found)]
+    others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
+    # Times are in the older of Parquet's two types in what Spark writes.
+    layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    return pyarrow.dataset.dataset(files, schema=pa.schema([*schema, *others]), format=layout)
+
+
+def _filter(where: Mapping[str, str | int]) -> pyarrow.dataset.Expression | None:
+    wanted = [pyarrow.dataset.field(name) == value for name, value in where.items()]
+    return reduce(and_, wanted) if wanted else None
+
+
+def read_batches(
+    table: TableRef, schema: pa.Schema, where: Mapping[str, str | int], num_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows as `read_columns`, at most so many at a time, read without Spark.
+
+    Raises:
+        NeedsSpark: Only Spark can read it, or the version is gone.
+    """
+    found = _without_spark(table.path, table.version)
+    if found is None or (table.table_id and str(found.metadata().id) != table.table_id):
+        raise NeedsSpark
+    rows = _rows_of(found, table.path, schema, where)
+    yield from rows.to_batches(
+        columns=schema.names, filter=_filter(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
+    )
+
+
 def read_columns(
     spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int] | None = None
 ) -> pa.Table:
     """Return these columns of exactly this version, in memory: all rows, or those that have the values in `where`."""
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
-        files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
-        wanted = [pyarrow.dataset.field(name) == value for name, value in where.items()]
-        # Times are in the older of Parquet's two types in what Spark writes.
-        layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-        chosen = reduce(and_, wanted) if wanted else None
-        return pyarrow.dataset.dataset(files, schema=schema, format=layout).to_table(filter=chosen)
+        return _rows_of(found, table.path, schema, where).to_table(filter=_filter(where), columns=schema.names)
     if spark is None:
         raise NeedsSpark
     rows = read_version(spark, table).select(*schema.names)

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
+from PIL import Image, ImageFile, TiffImagePlugin
+
 MAX_SCANS = 100
 """Scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64 candidates.
 libtiff has the same bound (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
@@ -25,12 +27,21 @@ MAX_CHUNKS = 100_000
 MAX_COMPRESSED = 32
 """Chunks of a PNG that hold compressed text or a colour profile: each may unpack a kilobyte to a megabyte."""
 
+MAX_RUN_LENGTH_PIXELS = 4 << 20
+"""Pixels of a BMP with run lengths, which PIL decodes in Python: 0.13 s per million, most of it for no bytes at all."""
+
+MAX_TILE_PIXELS = 16 << 20
+"""Pixels of one tile of a TIFF where the image has fewer: libtiff has memory for a whole tile."""
+
+MAX_COVERED = 8
+"""How often the strips of a TIFF may cover its pixels: a plane per channel, and PIL decodes six."""
+
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """A marker that libjpeg acts on: no stuffed byte, restart or filling."""
 
-_END, _SCAN = 0xD9, 0xDA
+_FIRST_WITH_LENGTH, _START, _END, _SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 _SCAN_BYTES = re.compile(rb"\xff\xda")
 
 
@@ -42,11 +53,10 @@ def _jpeg_markers(content: bytes) -> Iterator[int]:
         yield marker
         if marker == _END:
             return
-        length = content[found.end() : found.end() + 2]
-        if len(length) < 2:
-            return
-        has_length = marker not in {0x01, 0xD8}
-        place = found.end() + (int.from_bytes(length, "big") if has_length else 0)
+        place = found.end()
+        # libjpeg goes on right behind a reserved marker, at the next one: a length there would hide scans.
+        if marker >= _FIRST_WITH_LENGTH and marker != _START:
+            place += int.from_bytes(content[place : place + 2], "big")
 
 
 def _png_chunks(content: bytes) -> Iterator[bytes]:
@@ -87,4 +97,33 @@ def scan_problem(content: bytes, num_pixels: int) -> str | None:
         scans += marker == _SCAN
         if scans > allowed:
             return f"a JPEG of {num_pixels} pixels with more than {allowed} scans"
+    return None
+
+
+def _tile_problem(image: TiffImagePlugin.TiffImageFile) -> str | None:
+    width, height = (image.tag_v2.get(tag) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
+    if isinstance(width, int) and isinstance(height, int):
+        # A tile has sides of a multiple of 16, and so may be a little larger than the image it holds.
+        whole = (image.width + 15) * (image.height + 15)
+        if width * height > max(MAX_TILE_PIXELS, whole):
+            return f"a TIFF of {image.width}x{image.height} pixels with tiles of {width}x{height}"
+    return None
+
+
+def layout_problem(image: Image.Image, num_bytes: int) -> str | None:
+    """Return why the pixels of an opened file would take too much time or memory to decode, or None."""
+    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
+    num_pixels = image.width * image.height
+    run_lengths = any(tile.codec_name == "bmp_rle" for tile in tiles)
+    if run_lengths and (num_pixels > MAX_RUN_LENGTH_PIXELS or num_bytes > 2 * MAX_RUN_LENGTH_PIXELS):
+        return (
+            f"a BMP with run lengths of {num_pixels} pixels and {num_bytes} bytes, of which at most "
+            f"{MAX_RUN_LENGTH_PIXELS} pixels and {2 * MAX_RUN_LENGTH_PIXELS} bytes are decoded"
+        )
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and (problem := _tile_problem(image)) is not None:
+        return problem
+    boxes = (tile.extents or (0, 0, *image.size) for tile in tiles)
+    covered = sum(max(right - left, 0) * max(lower - upper, 0) for left, upper, right, lower in boxes)
+    if covered > MAX_COVERED * num_pixels:
+        return f"a file of {num_pixels} pixels in {len(tiles)} strips that cover {covered}"
     return None

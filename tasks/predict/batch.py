@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
 import pandas as pd
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tasks.disk import check_writable, full_disk_named
 from tasks.errors import WrongInput
 from tasks.etl import delta, snapshots
 from tasks.etl.relations import Relations
-from tasks.predict.champion import check_model, fetch_classifier, model_of_table, named_model
+from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
 from tasks.predict.least_sure import SHA256_ARROW, least_sure
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
@@ -127,7 +128,7 @@ def predict_batch(
         storage: Where tables and models lie.
         config: The Spark session.
         table: Version to predict on; None: the latest of `predict.table`.
-        model: Model version; None: the one with the alias.
+        model: Model version that was promoted for the table; None: the one with the alias.
 
     Raises:
         WrongInput: No such model, alias or table, a model that was trained on another table or whose files are not what
@@ -145,9 +146,14 @@ def predict_batch(
     def run(spark: SparkSession | None) -> PredictReport:
         with take_turn(predictions, spark), full_disk_named(predictions, storage.home):
             images = table or snapshots.latest(spark, path)
-            model = chosen or model_of_table(images, predict, storage)
-            check_model(model, images, storage, table_is_named=predict.table is not None)
-            return _predict(spark, images, predictions, model, predict, storage)
+            version = chosen or model_of_table(images, predict, storage)
+            if model is not None and predict.table is None:
+                # A promotion for this very table returned it, which may be the champion of one with the same images.
+                check_promoted(version, storage)
+            else:
+                named, given = predict.table is not None, promote.model_name is not None
+                check_model(version, images, storage, table_is_named=named, name_is_given=given)
+            return _predict(spark, images, predictions, version, predict, storage)
 
     return without_spark_first(run, config, storage)
 
@@ -192,7 +198,8 @@ def _predict(
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
     """Send description and weights to every executor, which need not reach the registry; return their folder there."""
-    name = f"{model.name}-{model.version}-{model.run_id[:8]}"
+    # Of nothing that the registry says: a name with slashes would lead out of the workers' folder.
+    name = f"model-{uuid4().hex}"
     folder = fetch_classifier(storage, model, scratch / name)
     spark.sparkContext.addFile(str(folder), recursive=True)
     return folder.name

@@ -54,7 +54,9 @@ def _candidates(alias: str, storage: Storage) -> str:
     return f" (there is '{alias}' of {listed(names[:NUM_NAMED], len(names))})" if names else ""
 
 
-def check_model(model: ModelRef, table: TableRef, storage: Storage, *, table_is_named: bool) -> None:
+def check_model(
+    model: ModelRef, table: TableRef, storage: Storage, *, table_is_named: bool, name_is_given: bool
+) -> None:
     """Refuse a model that this project did not register, or that was trained on another table than a user wants.
 
     Args:
@@ -62,28 +64,43 @@ def check_model(model: ModelRef, table: TableRef, storage: Storage, *, table_is_
         table: What it is to predict.
         storage: Where tracking lies.
         table_is_named: Whether `predict.table` names the table; then it is only warned of.
+        name_is_given: Whether `promote.model_name` has its name; else that was derived from the table.
 
     Raises:
         WrongInput: It has no digests, or was trained on another table, or on images of another source.
     """
-    tags = tracking.version_tags(storage, model)
-    tracking.check_registered(tags, model, FILE_LIMITS)
-    trained, source = tags.get(tracking.TABLE_ID_TAG, ""), tags.get(tracking.SOURCE_TAG, "")
-    here = tracking.source_name(table, storage)
-    same_table = bool(trained) and trained == table.table_id
-    if (same_table and source in {"", here}) or source == here == BUILTIN_DIGITS:
+    tags = check_promoted(model, storage)
+    source, here = tags.get(tracking.SOURCE_TAG, ""), tracking.source_name(table, storage)
+    known = {tags.get(tracking.TABLE_ID_TAG, ""): source}
+    known |= {served.table_id: served.source for served in tracking.served_tables(tags, _name(model))}
+    same_table = bool(table.table_id) and known.get(table.table_id) in {"", here}
+    if same_table or (source == here and here.startswith(BUILTIN_DIGITS)):
         return
     theirs = f"another table{f', of images of {source!r},' if source else ''}"
     ours = f"'{table.path}'{f', whose images are of {here!r}' if here else ''}"
     if table_is_named:
-        logger.warning(
-            "%s version %d was trained on %s and now predicts %s", model.name, model.version, theirs.rstrip(","), ours
-        )
+        logger.warning("%s was trained on %s and now predicts %s", _name(model), theirs.rstrip(","), ours)
         return
+    way_out = "leave promote.model_name empty for this table's own model, or " if name_is_given else ""
     raise WrongInput(
-        f"{model.name} version {model.version} was trained on {theirs} and not on {ours}: leave promote.model_name "
-        "empty for this table's own model, or name the table in predict.table to predict it with this one all the same"
+        f"{_name(model)} was trained on {theirs} and not on {ours}: {way_out}"
+        "name the table in predict.table to predict it with this one all the same"
     )
+
+
+def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
+    """Return the tags of a registered version; refuse one that this project did not register.
+
+    Raises:
+        WrongInput: It has no digests.
+    """
+    tags = tracking.version_tags(storage, model)
+    tracking.check_registered(tags, model, FILE_LIMITS)
+    return tags
+
+
+def _name(model: ModelRef) -> str:
+    return f"{model.name} version {model.version}"
 
 
 def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ import torch
 
 from tasks.etl.decode import BadImage, decode_pixels
 from tasks.predict.package import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_description
-from tasks.predict.weights import load_state
+from tasks.predict.weights import WithoutMemory, load_state
 from tasks.train.fold import fold_batch_norm
 from tasks.train.model import Classifier, build_classifier
 
@@ -82,8 +83,12 @@ class ImageClassifier:
             WrongInput: The files are not of a classifier that this code knows.
         """
         description = read_description(folder)
-        classifier = build_classifier(description.model, "none", len(description.classes), freeze_backbone=False)
-        classifier.load_state_dict(load_state(folder, classifier))
+        build = partial(build_classifier, description.model, "none", len(description.classes), freeze_backbone=False)
+        with WithoutMemory():  # a kilobyte of description may name the largest network with a million classes
+            expected = build()
+        state = load_state(folder, expected)
+        classifier = build()
+        classifier.load_state_dict(state)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return cls(classifier, description.classes, description.image_size, device)
 

@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from tasks.errors import WrongInput, explain
 
 WEIGHTS_FILE = "weights.pt"
 DESCRIPTION_FILE = "model.json"
 
-FILE_LIMITS = {DESCRIPTION_FILE: 64 << 20, WEIGHTS_FILE: 4 << 30}
+FILE_LIMITS = {DESCRIPTION_FILE: 16 << 20, WEIGHTS_FILE: 4 << 30}
 """Most bytes of each file, before anything of it is read: torchvision's largest classifier has 2.6 GB of weights."""
+
+
+Label = Annotated[str, Field(min_length=1, max_length=1024)]
+"""Longer than the name of any folder."""
 
 
 class Description(BaseModel):
@@ -20,7 +24,8 @@ class Description(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     model: str = Field(max_length=100)
-    classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=2, max_length=1_000_000)
+    # The first error is enough: a file of nothing else would have millions.
+    classes: Annotated[tuple[Label, ...], FailFast()] = Field(min_length=2, max_length=1_000_000)
     image_size: int = Field(ge=16, le=1024)
 
     @field_validator("model")

@@ -13,7 +13,7 @@ from tasks.disk import existing_folder
 from tasks.etl import delta, snapshots
 from tasks.etl.outcomes import Comparison
 from tasks.etl.relations import Relations
-from tasks.etl.settings import check_properties, continued, table_properties
+from tasks.etl.settings import check_properties, continued, source_property, table_properties
 from tasks.etl.source import Source
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
@@ -53,7 +53,8 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
     found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
     for there in filter(None, found.values()):
         etl = continued(etl, there.properties)
-    wanted = table_properties(etl, source.location)
+    made_with = next((there.properties for there in found.values() if there is not None), {})
+    wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     rows, refs = {}, []
     for name, snapshot in found.items():
         if snapshot is None:

@@ -28,18 +28,25 @@ def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) 
     return best
 
 
-def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str) -> None:
+def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str, *, is_given: bool) -> None:
     """Refuse to compare models of different tables, whose test images are others.
+
+    Args:
+        challenger: What is to be compared.
+        champion: The champion.
+        name: Name of the registered model.
+        is_given: Whether `promote.model_name` has the name; else it was derived from the table.
 
     Raises:
         WrongInput: The champion was trained on another table, and not on the same images.
     """
-    if challenger.same_table(champion) or challenger.same_content(champion):
+    if challenger.same_table(champion) or challenger.same_content(champion) or challenger.is_served_by(champion):
         return
     path = "" if champion.table is None else f" ('{champion.table.path}')"
+    way_out = ", or leave it empty for a name of the table's own" if is_given else ""
     raise WrongInput(
         f"the champion of the registered model '{name}' was trained on another table{path}, so the two cannot be "
-        "compared: set promote.model_name to another name, or leave it empty for a name of the table's own"
+        f"compared: set promote.model_name to another name{way_out}"
     )
 
 

@@ -1,20 +1,23 @@
 """Register the best run and let the alias `champion` name it, where it is better than the champion."""
 
+import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tasks import tracking
-from tasks.cache.manifest import CacheDamaged, open_cache
+from tasks.cache.manifest import open_cache
 from tasks.config import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.etl.snapshots import newest_snapshot
 from tasks.predict.package import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
+from tasks.registry.compare import champion_accuracy, counted
 from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
 from tasks.spark import NeedsSpark
 from tasks.storage import Storage
 from tasks.tracking import EvaluatedRun, evaluated_run
+from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -27,8 +30,8 @@ def promote_best(
     """Make the best of the runs the champion where it is better than that.
 
     Better is a higher accuracy on the same test images. Where the champion was tested on those of an older version of
-    the table, it is tested again on the challenger's, from the cache; where that cannot be, what each run recorded is
-    compared, and the reason says so. A run that was trained on an older version, and one that was registered before the
+    the table, it is tested again on the challenger's, from the cache or the table; where that cannot be it stays, and
+    the reason says so. A run that was trained on an older version, and one that was registered before the
     champion, never replaces it: resubmitted runs move nothing back.
 
     Args:
@@ -49,24 +52,74 @@ def promote_best(
     best = tested[choose_best(accuracies, promote.min_test_accuracy)]
     _check_one_table(list(tested.values()))
     name = promote.model_name or _derived_name(best, storage)
-    previous = tracking.model_with_alias(storage, name, CHAMPION)
-    decision = _decide(best, previous, name, storage)
+    with take_turn(_lock_place(storage, name)):
+        earlier = tracking.registered_version(storage, best.run, name)
+        challenge = _Challenge(best, accuracies, name, promote.model_name is not None, earlier, storage)
+        decision = None
+        # A promotion on another machine takes no turn with this one: the champion may move while it is decided.
+        while decision is None:
+            decision = _carry_out(challenge, tracking.model_with_alias(storage, name, CHAMPION))
+    logger.info("%s", decision.sentence)
+    return decision
+
+
+@dataclass(frozen=True)
+class _Challenge:
+    """A run that may become the champion.
+
+    Attributes:
+        best: The run, with what it was tested on.
+        accuracies: Test accuracy (0-1) of it and of those it was chosen from, by MLflow run id.
+        name: Name of the registered model.
+        name_is_given: Whether `promote.model_name` has it; else it was derived from the table.
+        earlier: The version that an earlier promotion registered the run as.
+        storage: Where tracking lies.
+    """
+
+    best: EvaluatedRun
+    accuracies: Mapping[str, float]
+    name: str
+    name_is_given: bool
+    earlier: ModelRef | None
+    storage: Storage
+
+
+def _lock_place(storage: Storage, name: str) -> str:
+    """Return the place by whose lock the promotions under a name take turns: beside the database where it is a file."""
+    folder = tracking.database_folder(storage) or storage.home
+    return f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | None:
+    """Decide and write the decision to the registry; None where the champion is not `previous` any more."""
+    best, storage = challenge.best, challenge.storage
+    decision = _decide(challenge, previous)
     champion = decision.champion
+    source = "" if best.table is None else tracking.source_name(best.table, storage)
     tags = {"lakevision.promotion": decision.sentence}
     if decision.outcome != "kept":
-        champion = tracking.register_run(storage, best.run, name, FILE_LIMITS)
+        champion = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         decision = decision.model_copy(update={"champion": champion})
-        source = "" if best.table is None else tracking.source_name(best.table, storage)
-        tags = {"lakevision.promotion": decision.sentence, "candidates": tracking.to_json(accuracies)}
+        tags = {"lakevision.promotion": decision.sentence, "candidates": tracking.to_json(challenge.accuracies)}
         tags |= tracking.evaluation_tags(best, source)
+        if challenge.earlier is not None and tracking.TABLE_ID_TAG in tracking.version_tags(storage, champion):
+            # It may have been promoted for another table with the same images, which finds its champion by these.
+            tags = {name: value for name, value in tags.items() if name not in tracking.TABLE_TAGS}
+    elif challenge.earlier is None:
+        lost = tracking.registered_version(storage, best.run, challenge.name)
+        if lost is not None:  # registered here, and then another run was the champion first
+            tracking.tag_version(storage, lost, tags)
+    if best.table is not None:
+        tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias keeps no history: this is what a rollback goes back to.
         tags["previous_champion"] = str(previous.version)
     # Before the alias moves: whoever follows it finds a version that says all of itself.
     tracking.tag_version(storage, champion, tags)
     if decision.outcome == "promoted":
+        if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
+            return None
         tracking.set_alias(storage, champion, CHAMPION)
-    logger.info("%s", decision.sentence)
     return decision
 
 
@@ -81,7 +134,8 @@ def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, c
     if name is None or champion is None:
         return
     coming = EvaluatedRun(RunRef(run_id=""), 0.0, None, table, open_cache(cache).content_digest, cache)
-    check_comparable(coming, tracking.evaluated_version(storage, champion), name)
+    given = promote.model_name is not None
+    check_comparable(coming, tracking.evaluated_version(storage, champion), name, is_given=given)
 
 
 def _with_table(tested: EvaluatedRun, table: TableRef | None) -> EvaluatedRun:
@@ -120,9 +174,10 @@ def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
     return name
 
 
-def _decide(best: EvaluatedRun, previous: ModelRef | None, name: str, storage: Storage) -> Promotion:
+def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
     """Return the decision; of a champion that is still to be registered the version is 0."""
-    measured = f"test accuracy {best.accuracy:.4f} on {_counted(best)}"
+    best, name, storage = challenge.best, challenge.name, challenge.storage
+    measured = f"test accuracy {best.accuracy:.4f} on {counted(best)}"
     champion = None if previous is None else tracking.evaluated_version(storage, previous)
 
     def decision(outcome: str, accuracy: float | None, images: int | None, reason: str) -> Promotion:
@@ -143,14 +198,13 @@ def _decide(best: EvaluatedRun, previous: ModelRef | None, name: str, storage: S
         return decision("promoted", None, None, f"{measured}, and there was no champion")
     if previous.run_id == best.run.run_id:
         return decision("unchanged", best.accuracy, best.images, measured)
-    check_comparable(best, champion, name)
-    registered = tracking.registered_version(storage, best.run, name)
-    if registered is not None and registered.version < previous.version:
+    check_comparable(best, champion, name, is_given=challenge.name_is_given)
+    if challenge.earlier is not None and challenge.earlier.version < previous.version:
         return decision(
             "kept",
             champion.accuracy,
             champion.images,
-            f"run {best.run.run_id} is version {registered.version} already, which is older, and a run that is "
+            f"run {best.run.run_id} is version {challenge.earlier.version} already, which is older, and a run that is "
             "submitted again moves no alias back (to roll back, set the alias in MLflow)",
         )
     if is_older(best, champion):
@@ -163,32 +217,11 @@ def _decide(best: EvaluatedRun, previous: ModelRef | None, name: str, storage: S
             f"run {best.run.run_id} was trained on version {best.table.version} of the table, and the champion on "
             f"version {champion.table.version}",
         )
-    accuracy, images, how = _champion_accuracy(best, champion, previous, storage)
-    outcome = "promoted" if is_better(best.accuracy, accuracy) else "kept"
+    known = champion_accuracy(best, champion, previous, storage)
+    if not known.is_comparable:
+        reason = f"run {best.run.run_id} has {measured}, the champion {known.accuracy:.4f} {known.how}"
+        return decision("kept", known.accuracy, known.images, reason)
+    outcome = "promoted" if is_better(best.accuracy, known.accuracy) else "kept"
     verdict = "better than" if outcome == "promoted" else "no better than"
-    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {accuracy:.4f} {how}"
-    return decision(outcome, accuracy, images, reason)
-
-
-def _champion_accuracy(
-    best: EvaluatedRun, champion: EvaluatedRun, version: ModelRef, storage: Storage
-) -> tuple[float, int | None, str]:
-    """Return the champion's accuracy beside the challenger's, the number of images, and what it was measured on."""
-    if best.same_content(champion):
-        return champion.accuracy, champion.images, "on the same images"
-    problem = "the challenger's run does not name its cache"
-    if best.cache is not None:
-        from tasks.predict.on_cache import accuracy_on_cache  # torch, which takes seconds to import
-
-        try:
-            accuracy = accuracy_on_cache(version, best.cache, storage)
-            return accuracy, best.images, "on the same images, on which it was tested again"
-        except (WrongInput, CacheDamaged) as error:
-            problem = str(error)
-    logger.warning("the champion was not tested again, and what each run recorded is compared: %s", problem)
-    how = f"on {_counted(champion)} of an earlier version of the table; it could not be tested again: {problem}"
-    return champion.accuracy, champion.images, how
-
-
-def _counted(tested: EvaluatedRun) -> str:
-    return "an unknown number of test images" if tested.images is None else f"{tested.images} test images"
+    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {known.accuracy:.4f} {known.how}"
+    return decision(outcome, known.accuracy, known.images, reason)

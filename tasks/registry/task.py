@@ -5,7 +5,7 @@ from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config import PromoteConfig
-from tasks.environment import mlflow_ui
+from tasks.environment import mlflow_page
 from tasks.markup import markdown_table, markdown_text
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
@@ -50,12 +50,14 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
         key="promotion",
         description="Whether the best run became the champion, and why",
     )
-    create_link_artifact(
-        link=mlflow_ui(storage.tracking) + tracking.model_location(decision.champion),
-        link_text=f"{champion} in MLflow",
-        key="champion",
-        description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
-    )
+    page = mlflow_page(storage.tracking, tracking.model_location(decision.champion))
+    if page is not None:
+        create_link_artifact(
+            link=page,
+            link_text=f"{champion} in MLflow",
+            key="champion",
+            description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
+        )
 
 
 def _accuracy(value: float | None) -> str:

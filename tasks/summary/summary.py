@@ -1,13 +1,14 @@
 """The summary of a run of the DAG: `summary.json`, and the lines that a person reads."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.markup import markdown_code, markdown_table, markdown_text
+from tasks.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
 
@@ -102,13 +103,13 @@ def summary_lines(summary: PipelineSummary) -> list[str]:
     return [f"{name:<13} {text}" for name, text in _facts(summary).items()]
 
 
-def summary_markdown(summary: PipelineSummary, champion: str, runs: dict[str, str], file: Path) -> str:
+def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mapping[str, str | None], file: Path) -> str:
     """Return the summary as Markdown, with links to what the run made.
 
     Args:
         summary: What the run gave.
-        champion: Page of the champion in MLflow.
-        runs: From the id of each training's MLflow run to its page.
+        champion: Page of the champion in MLflow; None where no UI shows the tracking database.
+        runs: From the id of each training's MLflow run to its page, as above.
         file: Where summary.json is.
     """
     stages = [
@@ -123,9 +124,9 @@ def summary_markdown(summary: PipelineSummary, champion: str, runs: dict[str, st
             "",
             markdown_table(["what", "figures"], facts),
             "",
-            f"- Champion: [{markdown_text(summary.model)} version {summary.version}]({champion})",
-            f"- Training in one process: [MLflow run]({single})",
-            f"- Distributed training: [MLflow run]({distributed})",
+            f"- Champion: {markdown_link(f'{markdown_text(summary.model)} version {summary.version}', champion)}",
+            f"- Training in one process: {markdown_link('MLflow run', single)}",
+            f"- Distributed training: {markdown_link('MLflow run', distributed)}",
             f"- For programs: {markdown_code(file)}",
             "",
             "## Stages",

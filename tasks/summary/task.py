@@ -6,7 +6,7 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from tasks import tracking
-from tasks.environment import mlflow_ui
+from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
@@ -46,13 +46,13 @@ def summarize(
 
 def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelRef, path: Path) -> None:
     """Publish what a run of the DAG gave, each part one click from the run's page."""
-    mlflow = mlflow_ui(storage.tracking)
     pages = {
-        training.run_id: mlflow + tracking.run_location(storage, RunRef(run_id=training.run_id))
+        training.run_id: mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=training.run_id)))
         for training in (summary.single, summary.distributed)
     }
+    model = mlflow_page(storage.tracking, tracking.model_location(champion))
     create_markdown_artifact(
-        summary_markdown(summary, mlflow + tracking.model_location(champion), pages, path),
+        summary_markdown(summary, model, pages, path),
         key="summary",
         description="What the run gave, with links",
     )

@@ -3,8 +3,8 @@
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
-from tasks.tracking.evaluated import EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
-from tasks.tracking.kept import TABLE_ID_TAG, trained_versions
+from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
+from tasks.tracking.kept import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.models import (
     SOURCE_TAG,
@@ -49,6 +49,7 @@ from tasks.tracking.server import (
     answers,
     away_named,
     check_tracking,
+    database_folder,
     prepare_data_tracking,
     prepare_tracking,
     runs_location,
@@ -71,6 +72,7 @@ __all__ = [
     "SOURCE_TAG",
     "SYSTEM_METRICS",
     "TABLE_ID_TAG",
+    "TABLE_TAGS",
     "TRIAL_TAG",
     "EvaluatedRun",
     "LoggedTraining",
@@ -83,6 +85,7 @@ __all__ = [
     "check_registered",
     "check_tracking",
     "code_commit",
+    "database_folder",
     "derived_model_name",
     "download_weights",
     "end_abandoned_runs",
@@ -113,6 +116,8 @@ __all__ = [
     "run_location",
     "run_metrics",
     "runs_location",
+    "served_tables",
+    "serving_tags",
     "set_alias",
     "source_name",
     "tag_version",

@@ -7,13 +7,16 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.storage import Storage
-from tasks.tracking.kept import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG
+from tasks.tracking.kept import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
 from tasks.tracking.models import SOURCE_TAG, version_tags
+from tasks.tracking.registry_values import share, whole_number
 from tasks.tracking.server import client_of
 
 CONTENT_TAG = "lakevision.content_digest"
 IMAGES_TAG = "lakevision.test_images"
 ACCURACY_TAG = "test_accuracy"
+TABLE_TAGS = (TABLE_TAG, TABLE_VERSION_TAG, TABLE_ID_TAG, SOURCE_TAG)
+"""The tags by which a registered version names the table it was promoted for first."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class EvaluatedRun:
     content_digest: str
     """Of labels and splits of all images of the table's version."""
     cache: CacheRef | None
+    serves: tuple[TableRef, ...] = ()
+    """Tables other than its own for which a registered version was found to be the champion."""
 
     def same_table(self, other: "EvaluatedRun") -> bool:
         """Return whether both were trained from the same Delta table, by its id, or by its path where one has none."""
@@ -37,6 +42,14 @@ class EvaluatedRun:
         if self.table.table_id and other.table.table_id:
             return self.table.table_id == other.table.table_id
         return self.table.path == other.table.path
+
+    def is_served_by(self, other: "EvaluatedRun") -> bool:
+        """Return whether a registered version is the champion of this run's table, though trained on another."""
+        return (
+            self.table is not None
+            and bool(self.table.table_id)
+            and self.table.table_id in {table.table_id for table in other.serves}
+        )
 
     def same_content(self, other: "EvaluatedRun") -> bool:
         """Return whether both were tested on the same images with the same labels."""
@@ -49,26 +62,29 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
     Raises:
         WrongInput: It has no test accuracy.
     """
-    data = client_of(storage).get_run(run.run_id).data
-    if "test_accuracy" not in data.metrics:
+    data, of = client_of(storage).get_run(run.run_id).data, f"MLflow run {run.run_id}"
+    accuracy = share(data.metrics, "test_accuracy", of)
+    if accuracy is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has no metric test_accuracy: give finished runs of the flow train")
     given = data.params
-    rows = given.get("data.rows.test", "")
-    table = None
-    if "data.table" in given:
+    table, version = None, whole_number(given, "data.version", of)
+    if "data.table" in given and version is not None:
         table = TableRef(
             path=given["data.table"],
-            version=int(given["data.version"]),
+            version=version,
             table_id=given.get("data.table_id", ""),
             source=given.get("data.source", ""),
         )
+    cache = None
+    if "cache.url" in given and "cache.digest" in given:
+        cache = CacheRef(url=given["cache.url"], digest=given["cache.digest"])
     return EvaluatedRun(
         run=run,
-        accuracy=data.metrics["test_accuracy"],
-        images=int(rows) if rows.isdecimal() else None,
+        accuracy=accuracy,
+        images=whole_number(given, "data.rows.test", of),
         table=table,
         content_digest=given.get("data.content_digest", ""),
-        cache=CacheRef(url=given["cache.url"], digest=given["cache.digest"]) if "cache.url" in given else None,
+        cache=cache,
     )
 
 
@@ -99,7 +115,7 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
     Raises:
         WrongInput: Neither says its test accuracy.
     """
-    tags = version_tags(storage, model)
+    tags, of = version_tags(storage, model), f"{model.name} version {model.version}"
     try:
         tested = evaluated_run(storage, RunRef(run_id=model.run_id))
     except (WrongInput, MlflowException) as error:
@@ -108,26 +124,28 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
             "INVALID_PARAMETER_VALUE",
         ):
             raise
-        if ACCURACY_TAG not in tags:
+        accuracy = share(tags, ACCURACY_TAG, of)
+        if accuracy is None:
             raise WrongInput(
                 f"the champion {model.name} version {model.version} has no test accuracy, so nothing can be compared "
                 "with it: remove its alias in MLflow, or give another promote.model_name"
             ) from None
-        images = tags.get(IMAGES_TAG, "")
         tested = EvaluatedRun(
             run=RunRef(run_id=model.run_id),
-            accuracy=float(tags[ACCURACY_TAG]),
-            images=int(images) if images.isdecimal() else None,
+            accuracy=accuracy,
+            images=whole_number(tags, IMAGES_TAG, of),
             table=None,
             content_digest=tags.get(CONTENT_TAG, ""),
             cache=None,
         )
-    if TABLE_ID_TAG not in tags or TABLE_VERSION_TAG not in tags:
+    version = whole_number(tags, TABLE_VERSION_TAG, of)
+    tested = replace(tested, serves=tuple(served_tables(tags, of)))
+    if TABLE_ID_TAG not in tags or version is None:
         return tested
     # A run is found again for another table of the same content: its version says which one it was promoted for.
     table = TableRef(
         path=tags.get(TABLE_TAG, "" if tested.table is None else tested.table.path),
-        version=int(tags[TABLE_VERSION_TAG]),
+        version=version,
         table_id=tags[TABLE_ID_TAG],
         source=tags.get(SOURCE_TAG, ""),
     )

@@ -13,7 +13,10 @@ MOST_LETTERS = 40
 
 
 def source_name(table: TableRef, storage: Storage) -> str:
-    """Return the source of a table as its models' tags have it: the built-in digits are one source in every home."""
+    """Return the source of a table as its models' tags have it: the built-in digits are one source in every home.
+
+    An older table of theirs names their folder.
+    """
     return BUILTIN_DIGITS if table.source == str(storage.digits) else table.source
 
 
@@ -25,8 +28,11 @@ def derived_model_name(table: TableRef, storage: Storage) -> str | None:
     """
     if not table.source:
         return None
-    if source_name(table, storage) == BUILTIN_DIGITS:
+    source = source_name(table, storage)
+    if source == BUILTIN_DIGITS:
         return f"{PREFIX}-digits"
+    if source.startswith(BUILTIN_DIGITS):  # with other splits or labels, which are the same in every home as well
+        return f"{PREFIX}-digits-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
     folder = table.source.rstrip("/").rpartition("/")[2].lower()
     readable = re.sub("[^a-z0-9]+", "-", folder)[:MOST_LETTERS].strip("-") or "images"
     mark = hashlib.sha256(f"{table.table_id}|{table.source}".encode()).hexdigest()[:6]

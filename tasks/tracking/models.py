@@ -17,6 +17,7 @@ from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.kept import table_tags
+from tasks.tracking.registry_values import checked_run_id
 from tasks.tracking.server import client_of
 
 SOURCE_TAG = "lakevision.source"
@@ -89,14 +90,19 @@ def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mappin
 
 
 def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:
-    """Return the model version that the alias names, or None."""
+    """Return the model version that the alias names, or None.
+
+    Raises:
+        WrongInput: It does not name a run.
+    """
     try:
         found = client_of(storage).get_model_version_by_alias(name, alias)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return ModelRef(name=name, version=int(found.version), run_id=found.run_id)
+    run_id = checked_run_id(found.run_id, f"{name} version {found.version}")
+    return ModelRef(name=name, version=int(found.version), run_id=run_id)
 
 
 def names_with_alias(storage: Storage, alias: str) -> list[str]:

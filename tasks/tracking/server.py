@@ -11,6 +11,7 @@ from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW
 from mlflow.exceptions import MlflowException
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
+from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
 from tasks.errors import TrackingAway, WrongInput
@@ -34,6 +35,14 @@ def client_of(storage: Storage) -> mlflow.MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     mlflow.set_tracking_uri(storage.tracking)
     return mlflow.MlflowClient(tracking_uri=storage.tracking)
+
+
+def database_folder(storage: Storage) -> Path | None:
+    """Return the folder of the tracking database where that is a file, or None."""
+    if not storage.tracking.startswith("sqlite:"):
+        return None
+    name = make_url(storage.tracking).database
+    return Path(name).absolute().parent if name else None
 
 
 def prepare_tracking(storage: Storage) -> str:

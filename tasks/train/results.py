@@ -10,6 +10,7 @@ import torch
 
 from tasks.credentials import without_credentials
 from tasks.etl import snapshots
+from tasks.etl.settings import table_source
 from tasks.predict.model import save_classifier
 from tasks.refs import TableRef
 from tasks.schema import TRAIN
@@ -38,7 +39,7 @@ def training_data(setting: Setting) -> TrainingData:
 def source_of(table: TableRef) -> str | None:
     """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
     try:
-        source = table.source or snapshots.properties_of(table).get(snapshots.SOURCE_PROPERTY)
+        source = table.source or table_source(snapshots.properties_of(table))
     except (NeedsSpark, OSError, ValueError):
         return None
     return without_credentials(source) if source else None

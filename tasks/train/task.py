@@ -19,9 +19,10 @@ from tasks import tracking
 from tasks.config import DistributedConfig, SparkConfig, TrainConfig
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.spec import RankSpec
-from tasks.environment import mlflow_ui
+from tasks.environment import mlflow_page
 from tasks.etl.delta import check_table_path
 from tasks.etl.snapshots import at_version
+from tasks.markup import markdown_link
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
@@ -75,13 +76,14 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
-    page = mlflow_ui(storage.tracking) + tracking.run_location(storage, run)
-    create_link_artifact(
-        link=page,
-        link_text="MLflow run",
-        key=f"{key}-run",
-        description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
-    )
+    page = mlflow_page(storage.tracking, tracking.run_location(storage, run))
+    if page is not None:
+        create_link_artifact(
+            link=page,
+            link_text="MLflow run",
+            key=f"{key}-run",
+            description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
+        )
     # Runs of before there were model cards are found and not trained again.
     if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
@@ -109,7 +111,7 @@ def four_digits(value: float) -> float:
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
-def _pictures(run: RunRef, storage: Storage, page: str) -> str:
+def _pictures(run: RunRef, storage: Storage, page: str | None) -> str:
     """Return the figures of a run as Markdown, smaller where there is little room, and where they are in full.
 
     In the text itself, as data: an image artifact is no more than a URL, and MLflow may be a database that nobody
@@ -120,10 +122,10 @@ def _pictures(run: RunRef, storage: Storage, page: str) -> str:
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_pictures(figures, MAX_PICTURE_BYTES).items()]
-    everything = mlflow_ui(storage.tracking) + tracking.runs_location(storage)
+    everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
     where = (
-        f"All figures in full, tables and event files are among the artifacts of [the MLflow run]({page}); "
-        f"[all training runs]({everything}) are listed with their metrics."
+        "All figures in full, tables and event files are among the artifacts of "
+        f"{markdown_link('the MLflow run', page)}; {everything} are listed with their metrics."
     )
     return "\n\n".join(["## Figures", *shown, where])
 

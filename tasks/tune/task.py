@@ -12,7 +12,7 @@ from tasks.cores import gpu_names, take_slot
 from tasks.distributed.launch import launch_ranks
 from tasks.distributed.spec import RankSpec
 from tasks.distributed.task import trained_on_pool
-from tasks.environment import mlflow_ui
+from tasks.environment import mlflow_page
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
@@ -83,13 +83,14 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
     create_table_artifact(
         table=best, key="tune-best", description=f"Best settings and their {monitor}, MLflow run {result.run_id}"
     )
-    link = mlflow_ui(storage.tracking) + tracking.run_location(storage, RunRef(run_id=result.run_id))
-    create_link_artifact(
-        link=link,
-        link_text="MLflow run of the search",
-        key="tune-run",
-        description="The search in MLflow, with the run of each trial below it",
-    )
+    page = mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=result.run_id)))
+    if page is not None:
+        create_link_artifact(
+            link=page,
+            link_text="MLflow run of the search",
+            key="tune-run",
+            description="The search in MLflow, with the run of each trial below it",
+        )
 
 
 @stage("train-best-on-pool", timeout_seconds=None)

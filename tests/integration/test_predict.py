@@ -10,9 +10,11 @@ from delta.tables import DeltaTable
 
 from tasks import worker_log
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, PromoteConfig, SparkConfig
+from tasks.config import CacheConfig, EtlConfig, PredictConfig, PromoteConfig, SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
+from tasks.etl.snapshots import newest_snapshot
+from tasks.predict.batch import predict_batch
 from tasks.predict.model import ImageClassifier
 from tasks.progress.count import heard_by
 from tasks.registry.promote import promote_best
@@ -156,6 +158,10 @@ def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, pictu
     report = predict(first, dogs, table=first.table("images"))
     assert (report.model, report.predicted) == (champions["dogs"], 9)
     assert any("was trained on another table" in line for line in said("lakevision.predict"))
+    # A promotion for this very table returned it, as for tables with the same images: it is not judged again.
+    settings = (PredictConfig(), PromoteConfig(model_name=dogs), first, SparkConfig())
+    table = newest_snapshot(None, first.table("images")).table
+    assert predict_batch(*settings, table, champions["dogs"]).model == champions["dogs"]
     # The same table holds another source now: the champion of the one before is not its own.
     ingest_images(EtlConfig(source=f"{tmp_path}/dogs", replace_source=True), first, SparkConfig())
     with pytest.raises(WrongInput, match="'lakevision-dogs-.*' has no version with the alias 'champion'"):

@@ -1,6 +1,11 @@
 """Promotion on a real registry: the champion is the best there was, and never goes back."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import deltalake
 import mlflow
+import pyarrow as pa
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -9,8 +14,11 @@ from prefect.client.schemas.filters import ArtifactFilter
 from tasks import tracking
 from tasks.config import PromoteConfig
 from tasks.errors import WrongInput
+from tasks.etl.snapshots import newest_snapshot
 from tasks.orchestration.task import StageLog
+from tasks.predict.champion import check_model
 from tasks.predict.model import ImageClassifier
+from tasks.predict.package import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.registry.promote import CHAMPION, check_promotion, promote_best
 from tasks.registry.task import promote_run
@@ -87,16 +95,143 @@ def test_a_champion_of_an_older_version_is_tested_again_on_the_same_images(sourc
     assert "was trained on version 3 of the table, and the champion on version 7" in again.reason
 
 
-def test_where_it_cannot_be_tested_again_what_was_recorded_is_compared_and_said(source, storage, tmp_path):
-    """Here the champion takes images of another size than the challenger's cache has."""
+def test_a_champion_that_cannot_be_tested_again_stays_and_the_reason_says_so(source, storage, tmp_path):
+    """Here the champion takes images of another size than the cache has, and the table is gone: it stays."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=48)
     promote_best([old], NAMED, storage)
     newer = PHOTOS.model_copy(update={"version": 7})
-    run = log_run(storage, tmp_path, seed=2, accuracy=0.7, table=newer, content="newer", cache=cache)
+    for seed, accuracy in ((2, 0.7), (3, 0.95)):  # each of other images than the champion's 0.8
+        run = log_run(storage, tmp_path, seed, accuracy, table=newer, content="newer", cache=cache)
+        kept = promote_best([run], NAMED, storage)
+        assert (kept.outcome, kept.champion_accuracy) == ("kept", 0.8)
+        assert "could not be tested again: it takes images of 48 pixels and the cache's have 24" in kept.reason
+        assert "so the two cannot be compared" in kept.reason
+
+
+def test_a_champion_of_another_image_size_is_tested_on_the_table(source, storage, tmp_path):
+    """The cache has no images of its size; those of the table are decoded at it, as inference does."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    files = sorted(source.glob("*/*.png"))[::3]
+    rows = {"sha256": [], "label": [], "content": [], "split": []}
+    for number, file in enumerate(files):
+        values = (str(number), file.parent.name, file.read_bytes(), "test" if number < 10 else "train")
+        for column, value in zip(rows.values(), values, strict=True):
+            column.append(value)
+    path = storage.table("images")
+    deltalake.write_deltalake(path, pa.table(rows).slice(20))
+    older = newest_snapshot(None, path).table
+    deltalake.write_deltalake(path, pa.table(rows), mode="overwrite")
+    newer = newest_snapshot(None, path).table
+    old = log_run(storage, tmp_path, 1, 0.99, table=older, content="older", image_size=48)
+    before = promote_best([old], NAMED, storage).champion
+    predictions = ImageClassifier.load(tmp_path / "classifier-1").predict(rows["content"][:10])
+    right = sum(found.label == label for found, label in zip(predictions, rows["label"][:10], strict=True)) / 10
+    run = log_run(storage, tmp_path, 2, right, table=newer, content="newer", cache=cache)
     kept = promote_best([run], NAMED, storage)
-    assert (kept.outcome, kept.champion_accuracy) == ("kept", 0.8)
-    assert "could not be tested again: it takes images of 48 pixels and the cache's have 24" in kept.reason
+    assert (kept.outcome, kept.champion, kept.champion_accuracy) == ("kept", before, right)
+    better = log_run(storage, tmp_path, 3, min(right + 0.1, 1.0), table=newer, content="newer", cache=cache)
+    assert promote_best([better], NAMED, storage).outcome == "promoted"
+
+
+def test_a_champion_that_cannot_be_loaded_is_replaced_by_what_was_recorded(source, storage, tmp_path):
+    """It predicts nothing any more, so it must not stay for ever; the reason says so."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
+    before = promote_best([old], NAMED, storage).champion
+    tracking.tag_version(storage, before, {"lakevision.sha256.weights.pt": "0"})
+    newer = PHOTOS.model_copy(update={"version": 7})
+    run = log_run(storage, tmp_path, seed=2, accuracy=0.9, table=newer, content="newer", cache=cache)
+    made = promote_best([run], NAMED, storage)
+    assert (made.outcome, made.champion_accuracy) == ("promoted", 0.8)
+    assert "it cannot be loaded: photos version 1 has a file weights.pt" in made.reason
+
+
+def test_a_champion_of_a_table_with_the_same_images_is_that_table_s_too(storage, tmp_path):
+    """Whichever promotion it was for: each table predicts with the champion that its promotion returned."""
+    other = PHOTOS.model_copy(update={"table_id": "copy", "path": "/tables/copy/images"})
+    third = PHOTOS.model_copy(update={"table_id": "third", "path": "/tables/third/images"})
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.9)
+    made = promote_best([run], NAMED, storage, PHOTOS)
+    worse = log_run(storage, tmp_path, seed=2, accuracy=0.8, table=other)
+    assert promote_best([worse], NAMED, storage, other).champion == made.champion
+    assert promote_best([run], NAMED, storage, other).outcome == "unchanged"
+    for table in (PHOTOS, other):
+        check_model(made.champion, table, storage, table_is_named=False, name_is_given=True)
+    for given, way_out in (
+        (True, "leave promote.model_name empty"),
+        (False, "'/tables/third/images', [^:]*: name the"),
+    ):
+        with pytest.raises(WrongInput, match=way_out):
+            check_model(made.champion, third, storage, table_is_named=False, name_is_given=given)
+    kept = {table.table_id for table in tracking.trained_versions(storage)}
+    assert kept == {"photos", "copy"}
+
+
+def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypatch):
+    """One waits for the other, and decides by the champion that is there then."""
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
+    good = log_run(storage, tmp_path, seed=2, accuracy=0.9)
+    bad = log_run(storage, tmp_path, seed=3, accuracy=0.36)
+    register, registering, done = tracking.register_run, threading.Event(), threading.Event()
+
+    def register_slowly(storage, run, *rest):
+        if run == bad:
+            registering.set()
+            done.wait(2)  # the other is done only where it does not wait
+        return register(storage, run, *rest)
+
+    monkeypatch.setattr(tracking, "register_run", register_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(promote_best, [bad], NAMED, storage)
+        assert registering.wait(60)
+        second = pool.submit(promote_best, [good], NAMED, storage)
+        second.add_done_callback(lambda _: done.set())
+        assert first.result().outcome == second.result().outcome == "promoted"
+    assert champion(storage).run_id == good.run_id
+
+
+@pytest.mark.parametrize("theirs", [0.9, 0.33])
+def test_a_champion_that_moved_meanwhile_is_decided_on_anew(storage, tmp_path, monkeypatch, theirs):
+    """A promotion on another machine takes no turn with ours: its champion stays where it is better."""
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
+    other = log_run(storage, tmp_path, seed=2, accuracy=theirs)
+    ours = log_run(storage, tmp_path, seed=3, accuracy=0.36)
+    tag, moved = tracking.tag_version, []
+
+    def tag_and_move(storage, model, tags):
+        tag(storage, model, tags)
+        if model.run_id == ours.run_id and not moved:
+            moved.append(tracking.register_run(storage, other, NAME, FILE_LIMITS))
+            tracking.set_alias(storage, moved[0], CHAMPION)
+
+    monkeypatch.setattr(tracking, "tag_version", tag_and_move)
+    made = promote_best([ours], NAMED, storage)
+    assert made.outcome == ("kept" if theirs > 0.36 else "promoted")
+    assert champion(storage).run_id == (other if theirs > 0.36 else ours).run_id
+    version = tracking.registered_version(storage, ours, NAME)
+    assert tracking.version_tags(storage, version)["lakevision.promotion"] == made.sentence
+
+
+def test_values_that_others_wrote_to_the_registry_end_nothing(storage, tmp_path):
+    """A version without a run is refused in a sentence; tags that cannot be are as if they were not there."""
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.8)
+    made = promote_best([run], NAMED, storage).champion
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    logged = client.get_run(run.run_id).outputs.model_outputs[0].model_id
+    source = client.get_logged_model(logged).artifact_location
+    for run_id in (None, "/../../x"):
+        other = client.create_model_version(NAME, source=source, run_id=run_id)
+        client.set_registered_model_alias(NAME, CHAMPION, other.version)
+        with pytest.raises(WrongInput, match=f"photos version {other.version} names the MLflow run"):
+            champion(storage)
+    assert [table.table_id for table in tracking.trained_versions(storage)] == ["photos"]
+    client.set_registered_model_alias(NAME, CHAMPION, "1")
+    bad = {"lakevision.table_version": "x", "test_accuracy": "nan", "lakevision.test_images": "\u0663"}
+    tracking.tag_version(storage, made, bad)
+    assert [table.table_id for table in tracking.trained_versions(storage)] == ["photos"]  # by the table it serves
+    better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
+    assert promote_best([better], NAMED, storage).outcome == "promoted"
 
 
 def test_a_champion_of_another_table_is_refused_and_names_derived_from_the_source_never_meet(storage, tmp_path):
@@ -121,8 +256,9 @@ def test_a_name_with_the_champion_of_another_table_is_refused_before_training(so
     check_promotion(NAMED, storage, other, cache)
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], NAMED, storage)
     check_promotion(NAMED, storage, other, cache)
-    promote_best([log_run(storage, tmp_path, seed=2, accuracy=0.6, content="older")], NAMED, storage)
-    promote_best([log_run(storage, tmp_path, seed=3, accuracy=0.7, content="older")], NAMED, storage)
+    # Set by hand: the table of these runs is not there to test the champion on, so none would replace it.
+    older = log_run(storage, tmp_path, seed=2, accuracy=0.6, content="older")
+    tracking.set_alias(storage, tracking.register_run(storage, older, NAME, FILE_LIMITS), CHAMPION)
     with pytest.raises(WrongInput, match="set promote.model_name to another name"):
         check_promotion(NAMED, storage, other, cache)
     check_promotion(PromoteConfig(), storage, other, cache)

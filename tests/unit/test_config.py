@@ -205,6 +205,13 @@ def test_storage_takes_urls() -> None:
         ({"spark": {"master": "local[0]"}}, "which has 0 threads: give 1 to 4096, or *"),
         ({"spark": {"master": "local[99999999]"}}, "which has 99999999 threads"),
         ({"spark": {"master": "spark://"}}, "which is not a Spark master"),
+        ({"spark": {"master": "local[\u0664]"}}, "which is not a Spark master"),
+        ({"spark": {"master": "local[4,\u0663]"}}, "which is not a Spark master"),
+        ({"spark": {"master": "local-cluster[\u0664,1,1024]"}}, "which is not a Spark master"),
+        ({"spark": {"master": "spark://h:99999"}}, "which is not a Spark master"),
+        ({"spark": {"master": "spark://h:65536,h2"}}, "which is not a Spark master"),
+        ({"spark": {"master": "k8s://x"}}, "which is not a Spark master"),
+        ({"spark": {"master": "k8s://https://h:0"}}, "which is not a Spark master"),
         (
             {"storage": {"home": "/data/a\0b"}},
             r"storage.home: it is '/data/a\x00b', which has the control character '\x00'",
@@ -247,6 +254,10 @@ def test_hostile_value_is_one_clear_sentence(values: dict[str, Any], sentence: s
         "spark://h:7077,h2:7077",
         "yarn",
         "k8s://https://h:443",
+        "k8s://h:6443",
+        "k8s://https://rancher.example/k8s/clusters/c-1",
+        "k8s://https://[::1]:443",
+        "spark://h:65535",
     ],
 )
 def test_masters_that_spark_knows_are_taken(master: str) -> None:

@@ -27,6 +27,7 @@ from tasks.errors import WrongInput, explain
         "s3a://bucket/cats@home",
         "s3a://my.bucket-1/a:b/c",
         "hdfs://host:8020/photos",
+        "hdfs://host:8020/cats@home",
         "hdfs://[::1]:8020/photos",
         "hdfs:///photos",
         "abfss://container@account.dfs.core.windows.net/photos",
@@ -86,6 +87,12 @@ def test_url_with_credentials_is_refused_and_not_repeated(url: str) -> None:
         "spark.executorEnv.MYSQL_PWD",
         "spark.hadoop.service.apikey",
         "spark.hadoop.fs.azure.shared.key",
+        "spark.hadoop.fs.cosn.userinfo.secretKey",
+        "spark.executorEnv.DB_PASS",
+        "spark.hadoop.dbPass",
+        "spark.redis.auth",
+        "spark.hadoop.fs.azure.account.key.path.dfs.core.windows.net",
+        "spark.hadoop.fs.s3a.access.key.path.x",
     ],
 )
 def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) -> None:
@@ -111,6 +118,8 @@ def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) 
         "spark.authenticate.secret.file",
         "spark.kubernetes.authenticate.driver.oauthTokenFile",
         "spark.executorEnv.TEXAS",
+        "spark.hadoop.bypass",
+        "spark.hadoop.oauth",
     ],
 )
 def test_other_settings_are_taken(name: str) -> None:
@@ -123,6 +132,7 @@ def test_other_settings_are_taken(name: str) -> None:
     [
         "-Xmx1g -Dfs.s3a.secret.key=SECRET",
         "-DDB_PASSWD=SECRET",
+        "-Dfs.cosn.userinfo.secretKey=SECRET",
         "https://u:SECRET@repository.example/maven,https://repo1.maven.org/maven2",
         "jdbc:sqlserver://host;user=me;password=SECRET",
         '{"password": "SECRET"}',
@@ -180,6 +190,8 @@ SECRETS = [
     "postgresql://host/db?sslmode=require&password=SECRET",
     "//u:SECRET@host/x.csv",
     "s3a://KEY:SE/SECRET@bucket/x.csv",
+    "s3a://KEY:7/SECRET@bucket/x.csv",
+    "https://host/x?secretKey=SECRET&y=.csv",
     "zip://a.csv::https://u:SECRET@host/x.zip",
 ]
 
@@ -223,7 +235,18 @@ def test_log_lines_without_credentials_stay_as_they_are(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 100_000, "//" * 50_000, "//a:b" * 5_000, "=a" * 50_000, "a-" * 50_000, "%" * 100_000]
+    "text",
+    [
+        "a" * 100_000,
+        "//" * 50_000,
+        "//a:b" * 5_000,
+        "//" + "a:" * 50_000,
+        "//a:a:a:" * 12_000,
+        "//a@b" * 20_000,
+        "=a" * 50_000,
+        "a-" * 50_000,
+        "%" * 100_000,
+    ],
 )
 def test_long_lines_take_time_linear_in_their_length(text: str) -> None:
     """The test's own time limit ends a matcher that backtracks."""

@@ -10,9 +10,10 @@ from tasks.environment import (
     download_cache,
     java_command,
     lakevision_home,
-    mlflow_ui,
+    mlflow_page,
     rank_environment,
 )
+from tasks.markup import markdown_link
 
 
 @pytest.fixture(autouse=True)
@@ -108,16 +109,26 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
 def test_links_lead_to_mlflow_s_ui(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default the tracking server or where `make up` serves a database; a slash at the end makes no second one."""
     monkeypatch.delenv("LAKEVISION_MLFLOW_UI", raising=False)
-    assert mlflow_ui("sqlite:////home/mlflow.db") == "http://127.0.0.1:5000"
-    assert mlflow_ui("http://mlflow:5000/") == "http://mlflow:5000"
+    assert mlflow_page("sqlite:////home/mlflow.db", "") == "http://127.0.0.1:5000"
+    assert mlflow_page("http://mlflow:5000/", "") == "http://mlflow:5000"
 
     monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "https://mlflow.example/")
-    assert mlflow_ui("http://mlflow:5000") == "https://mlflow.example"
+    assert mlflow_page("http://mlflow:5000", "") == "https://mlflow.example"
 
 
 def test_links_of_another_tracking_server_lead_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The UI of the default tracking server or database does not have its runs."""
     monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "http://127.0.0.1:5000")
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "sqlite:////stack/mlflow.db")
-    assert mlflow_ui("sqlite:////stack/mlflow.db") == "http://127.0.0.1:5000"
-    assert mlflow_ui("https://tracking.example/") == "https://tracking.example"
+    assert mlflow_page("sqlite:////stack/mlflow.db", "") == "http://127.0.0.1:5000"
+    assert mlflow_page("https://tracking.example/", "") == "https://tracking.example"
+
+
+def test_a_database_beside_the_stack_s_own_has_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack's UI shows its own database: a link to a run of another one would be a 404."""
+    monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "http://127.0.0.1:5000")
+    monkeypatch.setenv("LAKEVISION_TRACKING_URI", "sqlite:////stack/mlflow.db")
+    assert mlflow_page("sqlite:////other/mlflow.db", "/#/runs/1") is None
+    assert mlflow_page("sqlite:////stack/mlflow.db", "/#/runs/1") == "http://127.0.0.1:5000/#/runs/1"
+    assert markdown_link("run", None) == "run (no MLflow UI shows its database)"
+    assert markdown_link("run", "http://x") == "[run](http://x)"

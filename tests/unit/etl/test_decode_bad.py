@@ -18,12 +18,17 @@ from tasks.etl.decode import (
 from tasks.etl.structure import scan_problem
 from tests.unit.etl.picture_bytes import (
     encoded,
+    hidden_scan_bomb,
     jpeg_with_segments,
     noise,
     png_header_only,
     png_with_chunks,
     reason_of,
+    run_length_bmp,
     scan_bomb,
+    tiff_with_planes,
+    tiff_with_strips,
+    tiff_with_tile,
 )
 
 
@@ -118,6 +123,18 @@ def test_jpeg_with_too_many_scans_is_refused() -> None:
         decode_pixels(scan_bomb(image, 91), 32)
 
 
+def test_scans_behind_a_reserved_marker_count() -> None:
+    """They are decoded by libjpeg: such a marker has no length, whatever the bytes behind it look like."""
+    bomb = hidden_scan_bomb(2)
+    # It is a JPEG that decodes, and so a bomb.
+    assert Image.open(io.BytesIO(bomb)).convert("RGB").size == (64, 64)
+    assert bomb.count(b"\xff\xda") > 1_000
+
+    assert reason_of(bomb) is Reason.TOO_MANY_PARTS
+    with pytest.raises(BadImage, match="^too_many_parts: a JPEG of 4096 pixels with more than 100 scans$"):
+        decode_image(bomb)
+
+
 def test_large_jpeg_may_have_fewer_scans() -> None:
     """What it costs is pixels times scans; libjpeg's own ten are taken at any size that is decoded."""
     assert scan_problem(scan_bomb(Image.new("RGB", (64, 64)), 20), num_pixels=80_000_000) is not None
@@ -162,6 +179,30 @@ def test_header_of_too_many_parts_is_refused(few: bytes, many: bytes) -> None:
     """It would take seconds a megabyte to read, some of it growing with the square; what cameras write is taken."""
     assert decode_image(few).size == (16, 16)
     assert reason_of(many) is Reason.TOO_MANY_PARTS
+
+
+@pytest.mark.parametrize(
+    ("whole", "bomb", "said"),
+    [
+        (run_length_bmp(64, 64), run_length_bmp(2048, 2049), "a BMP with run lengths of 4196352 pixels and 9276 bytes"),
+        (run_length_bmp(64, 64), run_length_bmp(64, 64) + bytes(9 << 20), "a BMP with run lengths of 4096 pixels"),
+        (tiff_with_tile(16, 256), tiff_with_tile(16, 60_000), "a TIFF of 16x16 pixels with tiles of 60000x60000"),
+        (tiff_with_strips(64, 16), tiff_with_strips(64, 17), "a file of 4096 pixels in 17 strips that cover 34816"),
+    ],
+    ids=["run-lengths", "empty-runs", "tile", "strips"],
+)
+def test_small_file_of_much_work_is_refused(whole: bytes, bomb: bytes, said: str) -> None:
+    """Its pixels are few, but a kilobyte takes seconds or half a gigabyte to decode; ordinary ones are taken."""
+    assert decode_image(whole).size in {(64, 64), (16, 16)}
+    with pytest.raises(BadImage, match=f"^too_many_parts: {said}"):
+        decode_image(bomb)
+
+
+def test_ordinary_tiff_is_decoded() -> None:
+    """With its colours beside each other, and as three planes in strips of their own."""
+    assert decode_image(encoded(noise(64, 48), "TIFF")).size == (64, 48)
+    assert decode_image(encoded(noise(64, 48), "TIFF", compression="tiff_lzw")).size == (64, 48)
+    assert np.array_equal(np.asarray(decode_image(tiff_with_planes(64))), np.zeros((64, 64, 3), np.uint8))
 
 
 def test_first_frame_of_a_long_animation_is_decoded() -> None:

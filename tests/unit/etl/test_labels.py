@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from tasks import remote_file
 from tasks.config import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.labels import name_paths, read_label_file
@@ -139,6 +140,14 @@ def test_settings_that_cannot_name_a_label_are_refused_in_the_form(settings: dic
         "[2002:a9fe:a9fe::1]",
         "[::169.254.169.254]",
         "[fd00:ec2::254]",
+        "[::ffff:100.100.100.200]",
+        "[::ffff:168.63.129.16]",
+        "[64:ff9b::6464:64c8]",
+        "[64:ff9b:1::6464:64c8]",
+        "[64:ff9b:1:a9fe:a9:fe00::]",
+        "[::ffff:0:169.254.169.254]",
+        "[2002:6464:64c8::1]",
+        "[::100.100.100.200]",
         "100.100.100.200",
         "metadata.google.internal",
         "METADATA.google.internal.",
@@ -160,6 +169,9 @@ def test_label_file_of_this_machines_own_network_is_refused(host: str) -> None:
         "s3a://bucket/x.parquet",
         "/data/a::b.csv",
         "http://169.253.1.1/x.csv",
+        "http://[::ffff:100.100.100.201]/x.csv",
+        "http://[64:ff9b::10.0.0.1]/x.csv",
+        "http://[2001:db8::1]/x.csv",
     ],
 )
 def test_other_label_files_are_taken(file: str) -> None:
@@ -167,8 +179,8 @@ def test_other_label_files_are_taken(file: str) -> None:
     assert EtlConfig.model_validate({"labels": {"by": "file", "file": file}}).labels.file == file
 
 
-def test_label_file_that_redirects_is_refused() -> None:
-    """To wherever: the URL itself says what is read."""
+def test_label_file_that_redirects_or_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wherever: the URL itself says what is read. What is read is held in memory."""
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -192,6 +204,9 @@ def test_label_file_that_redirects_is_refused() -> None:
             WrongInput, match="which cannot be read .it redirects to '.*/labels.csv': give that URL itself"
         ):
             read_label_file(f"{host}/moved.csv", with_split=False)
+        monkeypatch.setattr(remote_file, "MAX_BYTES", 10)
+        with pytest.raises(WrongInput, match="which cannot be read .it has more than 0 MB: copy it to a place"):
+            read_label_file(f"{host}/labels.csv", with_split=False)
         server.shutdown()
 
 
@@ -202,6 +217,20 @@ def test_label_file_whose_host_resolves_to_a_forbidden_address_is_refused(monkey
 
     with pytest.raises(WrongInput, match="an address of this machine's own network or of a cloud's metadata"):
         read_label_file("http://innocent.example/x.csv", with_split=False)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_name_that_resolves_to_another_address_later_is_refused(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Each look-up may give another one: what is connected to is what was checked."""
+    monkeypatch.setenv("no_proxy", "*")
+    answers = iter(["127.0.0.1", "169.254.169.254"])
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *args, **kwargs: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), 9))],
+    )
+    with pytest.raises(WrongInput, match="cannot be read .*an address of this machine's own network"):
+        read_label_file(f"{scheme}://innocent.example:9/x.csv", with_split=False)
 
 
 def test_local_label_file_may_have_two_colons_in_its_name(tmp_path: Path) -> None:

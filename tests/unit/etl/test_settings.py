@@ -8,7 +8,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tasks.config import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.settings import check_columns, check_properties, continued, table_properties
+from tasks.etl.settings import (
+    check_columns,
+    check_properties,
+    continued,
+    source_property,
+    table_properties,
+    table_source,
+)
 from tasks.schema import FILES, IMAGES
 
 SOURCE = Path("/photos")
@@ -89,6 +96,34 @@ def test_another_source_and_other_labels_replace_where_it_is_allowed(settings: d
     with pytest.raises(WrongInput, match=sentence):
         check(**settings)
     assert check(replace_source=True, **settings) is True
+
+
+def test_digits_are_the_same_source_wherever_the_home_lies() -> None:
+    """An older table of them names their folder, and goes on with it."""
+    digits = Path("/home/digits")
+    assert source_property(digits, digits, {}) == "builtin:digits"
+    assert source_property(digits, digits, {"lakevision.source": "builtin:digits"}) == "builtin:digits"
+    assert source_property(digits, digits, {"lakevision.source": "/home/digits"}) == "/home/digits"
+    assert source_property(Path("/photos"), digits, {}) == "/photos"
+    moved = table_properties(EtlConfig(), source_property(Path("/moved/digits"), Path("/moved/digits"), {}))
+    assert check_properties(table_properties(EtlConfig(), "builtin:digits"), moved, "/t", False) is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [
+        ({}, "builtin:digits"),
+        ({"stored_side": 64}, "builtin:digits"),
+        ({"split_by": "content", "split_seed": 7}, "builtin:digits (split_by content, split_seed 7)"),
+        ({"val_fraction": 0.2}, "builtin:digits (val_fraction 0.2)"),
+    ],
+)
+def test_digits_with_other_splits_are_another_source(settings: dict[str, Any], source: str) -> None:
+    """Their champions were tested on other images; a folder's source is the folder."""
+    etl = EtlConfig.model_validate(settings)
+    assert table_source(table_properties(etl, "builtin:digits")) == source
+    assert table_source(table_properties(etl, "/photos")) == "/photos"
+    assert table_source({}) == ""
 
 
 def test_table_that_remembers_nothing_is_refused() -> None:

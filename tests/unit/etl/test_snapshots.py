@@ -5,7 +5,8 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 
-from tasks.etl.snapshots import SOURCE_PROPERTY, at_version, latest
+from tasks.etl.settings import SOURCE_PROPERTY
+from tasks.etl.snapshots import at_version, latest
 from tasks.refs import TableRef
 
 

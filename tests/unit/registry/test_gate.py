@@ -1,5 +1,7 @@
 """Which run is promoted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -55,12 +57,23 @@ def test_rounding_makes_no_run_better() -> None:
 
 def test_models_of_one_table_or_one_content_are_comparable() -> None:
     """By the table's id wherever it lies now; by its path where a run is older than ids; or by equal content."""
-    check_comparable(run_on(path="/moved"), run_on(version=4, content="more"), "photos")
-    check_comparable(run_on(table_id=""), run_on(content="more"), "photos")
-    check_comparable(run_on(table_id="two"), run_on(), "photos")
+    check_comparable(run_on(path="/moved"), run_on(version=4, content="more"), "photos", is_given=True)
+    check_comparable(run_on(table_id=""), run_on(content="more"), "photos", is_given=True)
+    check_comparable(run_on(table_id="two"), run_on(), "photos", is_given=True)
     for other in (run_on(table_id="two", content="more"), run_on(table_id="", path="/other", content="")):
         with pytest.raises(WrongInput, match=r"champion of the registered model 'photos' was trained on another table"):
-            check_comparable(other, run_on(), "photos")
+            check_comparable(other, run_on(), "photos", is_given=True)
+
+
+def test_the_way_out_is_one_that_there_is() -> None:
+    """A name that was derived from the table is left empty already; a version may be the champion of several tables."""
+    other = run_on(table_id="two", content="more")
+    with pytest.raises(WrongInput, match="to another name, or leave it empty for a name of the table's own"):
+        check_comparable(other, run_on(), "photos", is_given=True)
+    with pytest.raises(WrongInput, match="set promote.model_name to another name$"):
+        check_comparable(other, run_on(), "photos", is_given=False)
+    served = replace(run_on(), serves=(TableRef(path="/two", version=1, table_id="two"),))
+    check_comparable(other, served, "photos", is_given=True)
 
 
 def test_a_run_of_an_older_version_of_the_table_is_older() -> None:

@@ -49,6 +49,15 @@ def test_the_built_in_digits_have_one_name_in_every_table() -> None:
     assert source_name(table, STORAGE) == "builtin:digits"
 
 
+def test_digits_are_known_by_the_table_and_not_by_the_home() -> None:
+    """A moved home keeps its champion; digits with other splits, whose test images are others, have another name."""
+    assert named("builtin:digits") == "lakevision-digits"
+    other, seed = named("builtin:digits (split_by content)"), named("builtin:digits (split_seed 7)")
+    assert len({other, seed, "lakevision-digits"}) == 3
+    assert re.fullmatch("lakevision-digits-[0-9a-f]{6}", str(other))
+    assert named("builtin:digits (split_by content)", "two") == other
+
+
 def test_a_table_without_a_source_has_no_name() -> None:
     """Somebody else made it."""
     assert named("") is None

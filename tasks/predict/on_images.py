@@ -1,0 +1,74 @@
+"""The accuracy of a registered model on the split `test` of a cache or a table, measured as inference computes."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import torch
+
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import open_cache
+from tasks.errors import WrongInput
+from tasks.etl import snapshots
+from tasks.predict.champion import fetch_classifier
+from tasks.predict.model import ImageClassifier
+from tasks.refs import CacheRef, ModelRef, TableRef
+from tasks.schema import IMAGES_ARROW, TEST
+from tasks.storage import Storage
+
+BATCH = 64
+
+TESTED_ARROW = pa.schema([IMAGES_ARROW.field("label"), IMAGES_ARROW.field("content")])
+
+
+def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
+    """Load a registered version.
+
+    Raises:
+        WrongInput: It is refused.
+    """
+    with TemporaryDirectory() as scratch:
+        return ImageClassifier.load(fetch_classifier(storage, model, Path(scratch)))
+
+
+def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
+    """Return the share of test images (0-1) that a classifier gets right; classes are compared by name.
+
+    Raises:
+        WrongInput: It takes images of another size than the cache's.
+        CacheDamaged: The cache is not what it was, or is gone.
+    """
+    manifest = open_cache(cache)
+    if classifier.image_size != manifest.image_size:
+        raise WrongInput(
+            f"it takes images of {classifier.image_size} pixels and the cache's have {manifest.image_size}"
+        )
+    # A class that only the table has is -1: no prediction is it.
+    ours = {label: index for index, label in enumerate(classifier.classes)}
+    there = torch.tensor([ours.get(label, -1) for label in manifest.classes])
+    loader = CacheLoader(cache.url, manifest, TEST, BATCH, pin_memory=False)
+    right = 0
+    with torch.inference_mode():
+        for batch in loader.epoch(0):
+            if len(batch.labels_B):
+                predicted_B = classifier.logits(batch.inputs).argmax(1).cpu()
+                right += int((predicted_B == there[batch.labels_B]).sum())
+    return right / loader.num_rows
+
+
+def accuracy_on_table(classifier: ImageClassifier, table: TableRef) -> float:
+    """Return the share of test images (0-1) of a table's version that a classifier gets right, decoded at its own size.
+
+    Raises:
+        WrongInput: The version has no test images.
+        NeedsSpark: Only Spark can read the table, or the version is gone.
+    """
+    right = total = 0
+    for rows in snapshots.read_batches(table, TESTED_ARROW, {"split": TEST}, BATCH):
+        found = classifier.predict(rows["content"].to_pylist())
+        labels = rows["label"].to_pylist()
+        right += sum(one.label == label for one, label in zip(found, labels, strict=True))
+        total += len(labels)
+    if not total:
+        raise WrongInput(f"version {table.version} of '{table.path}' has no test images")
+    return right / total
