@@ -9,26 +9,27 @@ from collections.abc import Sequence
 from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
 from deployments.ports import HOST
 from deployments.serving import add_address, serve
+from tasks.config import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
+from tasks.storage import Storage, resolve_storage
 
 
-def server_environment(store: str, home: str, hosts: Sequence[str], port: int) -> dict[str, str]:
+def server_environment(storage: Storage, hosts: Sequence[str], port: int) -> dict[str, str]:
     """Return what `mlflow server` sets for its worker process, as this process is one.
 
     Args:
-        store: URL of the tracking database.
-        home: Folder for artifacts that users of MLflow's API upload to experiments of their own.
+        storage: Its tracking database is served; artifacts that are uploaded to the server itself lie in its home.
         hosts: Names of the server.
         port: Port of its pages.
     """
     return {
         "_MLFLOW_IN_JOB_EXECUTOR": "false",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": f"{home}/mlartifacts",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": f"{storage.home}/mlartifacts",
         "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
         "_MLFLOW_SERVER_BOOT_ID": uuid.uuid4().hex,
-        "_MLFLOW_SERVER_FILE_STORE": store,
-        "_MLFLOW_SERVER_REGISTRY_STORE": store,
+        "_MLFLOW_SERVER_FILE_STORE": storage.tracking,
+        "_MLFLOW_SERVER_REGISTRY_STORE": storage.tracking,
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -41,24 +42,19 @@ def server_environment(store: str, home: str, hosts: Sequence[str], port: int) -
     }
 
 
-def tracking_database(home: str) -> str:
-    """Create the tracking database with its experiments where they are missing, and return its URL.
+def served_storage(home: str) -> Storage:
+    """Return the storage whose tracking database is served: $LAKEVISION_TRACKING_URI's, or the home's.
 
     Raises:
         WrongInput: The runs are tracked by a server, which has a UI of its own.
     """
-    from tasks.config import StorageConfig
-    from tasks.storage import resolve_storage
-    from tasks.tracking import prepare_tracking
-
     storage = resolve_storage(StorageConfig(home=home))
     if storage.tracking.startswith("http"):
         raise WrongInput(
             f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with a UI of its own: open that one, "
             "or unset the variable to see the runs of the home's own database"
         )
-    prepare_tracking(storage)
-    return storage.tracking
+    return storage
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,18 +71,22 @@ def main(arguments: Sequence[str]) -> int:
             login = auth_string(home)
             where = f"'{auth_file(home)}'" if own_auth_string() is None else f"${OWN_STRING}"
             print(f"the login is in {where}: user, colon, password", flush=True)
-        store = tracking_database(str(home))
+        storage = served_storage(str(home))
     except WrongInput as error:
         print(f"mlflow_ui: {error}", file=sys.stderr)
         return 2
     # MLflow reads it at its import.
-    os.environ.update(server_environment(store, str(home), hosts, options.port))
+    os.environ.update(server_environment(storage, hosts, options.port))
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
     from deployments.mlflow_guard import Guard
+    from tasks.tracking import prepare_tracking
 
-    initialize_backend_stores(store, store, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
+    if storage.tracking.startswith("sqlite:"):
+        prepare_tracking(storage)  # first: it creates the file for its owner alone
+    initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
+    prepare_tracking(storage)
     serve(Guard(app, login, hosts, options.port), options)
     return 0
 
