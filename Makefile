@@ -13,7 +13,8 @@ help:  ## say what there is
 setup:  ## everything a fresh machine needs, each step once
 	@deployments/setup.sh
 	@$(python) -m deployments.class_archive --check || \
-	    { . deployments/step.sh; step "Spark's classes archived (once for this .venv)" $(python) -m deployments.class_archive; }
+	    { . deployments/step.sh; optional_step "Spark's classes archived (once for this .venv)" \
+	        "local Spark sessions start slower" $(python) -m deployments.class_archive; }
 
 jars-%: setup  ## what Spark needs for a store, into the user's cache once: jars-s3a, jars-abfss
 	@$(python) -m deployments.fetch_jars $* --check || \

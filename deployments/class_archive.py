@@ -52,7 +52,7 @@ def write_archive(java: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the archive where there is none; a machine that cannot have one does without."""
+    """Write the archive where there is none; return 1 where there is none afterwards."""
     parser = argparse.ArgumentParser(prog="class_archive", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing: return 1 where there is none")
     check = parser.parse_args(arguments).check
@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         write_archive(java)
     except (WrongInput, OSError) as error:
-        print(f"class_archive: {error}", file=sys.stderr)
+        if not check:  # what is missing is said by the step that follows
+            print(f"class_archive: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

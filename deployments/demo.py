@@ -15,7 +15,8 @@ import httpx
 
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
-from deployments.stack_processes import HOST, LocalStack, say
+from deployments.ports import HOST
+from deployments.stack_processes import LocalStack, say
 from tasks.config import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
@@ -198,7 +199,8 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
     )
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
-    print(f"  MLflow alone: .venv/bin/mlflow ui --backend-store-uri {storage.tracking} --host 127.0.0.1")
+    alone = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
+    print(f"  MLflow alone: {alone}   (the same login)")
 
 
 def main(arguments: Sequence[str]) -> int:

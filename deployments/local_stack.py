@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import filelock
 
-from deployments.stack_processes import HOST, LocalStack, say
+from deployments.login import prepare_folder
+from deployments.stack_processes import MLFLOW_UI, SERVER, LocalStack, say
 from tasks.environment import MLFLOW_PORT
 from tasks.errors import WrongInput
-from tasks.home import PRIVATE_FOLDER, make_home
 
 PREFECT_PORT = 4200
 """Of the Prefect server, if $LAKEVISION_PORT names no other."""
@@ -32,24 +31,6 @@ def port_setting(name: str, default: int) -> int:
     return int(given)
 
 
-def check_port(port: int, what: str, setting: str) -> None:
-    """Refuse a port on which something listens already.
-
-    Raises:
-        WrongInput: Names the port, what it is for, and the way out.
-    """
-    with socket.socket() as probe:
-        # As servers do: a port whose last connections are still closing is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            raise WrongInput(
-                f"port {port} for {what} is in use: stop what listens there ('ss -ltnp' names it), "
-                f"or set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
-            ) from None
-
-
 def prefect_command(*arguments: str) -> list[str]:
     """Return the command that runs Prefect's command line with this interpreter."""
     return [sys.executable, "-m", "prefect", *arguments]
@@ -59,11 +40,10 @@ def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
     """Lock the home until this process ends: a second stack on its database would take our runs for abandoned ones.
 
     Raises:
-        WrongInput: Another stack has it.
+        WrongInput: Another stack has it, or its folder is not this user's own.
     """
-    if closed := make_home(home):
+    if closed := prepare_folder(home):
         say(closed)
-    (home / "prefect").mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     lock = filelock.FileLock(home / "prefect" / "stack.lock")
     try:
         lock.acquire(timeout=0)
@@ -82,12 +62,14 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     Raises:
         WrongInput: A port is in use, or another stack runs on this home.
     """
-    check_port(port, "the Prefect server", "LAKEVISION_PORT")
-    if mlflow_port is not None:
-        check_port(mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT")
     stack = LocalStack(home, port, mlflow_port or port_setting("LAKEVISION_MLFLOW_PORT", MLFLOW_PORT))
     began = datetime.now(UTC).isoformat()
-    lock = _have_to_ourselves(home)
+    try:
+        stack.hold_ports(*((SERVER,) if mlflow_port is None else (SERVER, MLFLOW_UI)))
+        lock = _have_to_ourselves(home)
+    except WrongInput:
+        stack.release_ports()
+        raise
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
         stack.start_server()
@@ -103,7 +85,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
             stack.start(f"worker-{pool}", command)
         stack.finish("register")
         if mlflow_port is not None:
-            stack.start("mlflow-ui", [sys.executable, "-m", "deployments.mlflow_ui", "--port", str(mlflow_port)])
+            stack.start_mlflow_ui()
         yield stack
     finally:
         with uninterrupted():

@@ -1,31 +1,95 @@
-"""MLflow's UI on the runs under a home: prepare the tracking database, and run MLflow's own command."""
+"""MLflow's server and UI on the runs under a home, behind the stack's login and without what runs commands."""
 
 import argparse
+import os
 import sys
+import uuid
 from collections.abc import Sequence
 
-from mlflow.cli import cli
-
-from deployments.stack_processes import HOST
+from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
+from deployments.ports import HOST
+from deployments.serving import add_address, serve
 from tasks.config import StorageConfig
-from tasks.environment import lakevision_home
-from tasks.storage import resolve_storage, tracking_file
-from tasks.tracking import prepare_tracking
+from tasks.environment import MLFLOW_PORT, lakevision_home
+from tasks.errors import WrongInput
+from tasks.storage import Storage, resolve_storage
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Serve the UI until a signal comes."""
+def server_environment(storage: Storage, hosts: Sequence[str], port: int) -> dict[str, str]:
+    """Return what `mlflow server` sets for its worker process, as this process is one.
+
+    Args:
+        storage: Its tracking database is served; artifacts that are uploaded to the server itself lie in its home.
+        hosts: Names of the server.
+        port: Port of its pages.
+    """
+    return {
+        "_MLFLOW_IN_JOB_EXECUTOR": "false",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": f"{storage.home}/mlartifacts",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "_MLFLOW_SERVER_BOOT_ID": uuid.uuid4().hex,
+        "_MLFLOW_SERVER_FILE_STORE": storage.tracking,
+        "_MLFLOW_SERVER_REGISTRY_STORE": storage.tracking,
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+        "_MLFLOW_SGI_NAME": "uvicorn",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # MLflow's own checks stay on behind the guard's.
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{host},{host}:*" for host in hosts),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in hosts),
+        "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
+        # Eight processes, for jobs on traces and prompts: nothing here asks for them.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+
+
+def served_storage(home: str) -> Storage:
+    """Return the storage whose tracking database is served: $LAKEVISION_TRACKING_URI's, or the home's.
+
+    Raises:
+        WrongInput: The runs are tracked by a server, which has a UI of its own.
+    """
+    storage = resolve_storage(StorageConfig(home=home))
+    if storage.tracking.startswith("http"):
+        raise WrongInput(
+            f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with a UI of its own: open that one, "
+            "or unset the variable to see the runs of the home's own database"
+        )
+    return storage
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="port to listen on")
-    port = parser.parse_args(arguments).port
-    home = str(lakevision_home())
-    # The home's own database, as the workers of its stack have it.
-    storage = resolve_storage(StorageConfig(home=home, tracking=tracking_file(home)))
+    add_address(parser, MLFLOW_PORT)
+    options = parser.parse_args(arguments)
+    hosts = (HOST, "localhost", *options.allowed_host)
+    home = lakevision_home()
+    try:
+        # Taken out of the environment, so that no process started from here has it.
+        login = os.environ.pop(MLFLOW_LOGIN, None)
+        if login is None:
+            login = auth_string(home)
+            where = f"'{auth_file(home)}'" if own_auth_string() is None else f"${OWN_STRING}"
+            print(f"the login is in {where}: user, colon, password", flush=True)
+        storage = served_storage(str(home))
+    except WrongInput as error:
+        print(f"mlflow_ui: {error}", file=sys.stderr)
+        return 2
+    # MLflow reads it at its import.
+    os.environ.update(server_environment(storage, hosts, options.port))
+    from mlflow.server.fastapi_app import app
+    from mlflow.server.handlers import initialize_backend_stores
+
+    from deployments.mlflow_guard import Guard
+    from tasks.tracking import prepare_tracking
+
+    if storage.tracking.startswith("sqlite:"):
+        prepare_tracking(storage)  # first: it creates the file for its owner alone
+    initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
     prepare_tracking(storage)
-    # In this process, which has imported MLflow already. One worker: several are ended by a health check of 5 s
-    # while they import on a busy machine.
-    cli(["ui", "--backend-store-uri", storage.tracking, "--host", HOST, "--port", str(port), "--workers", "1"])
+    serve(Guard(app, login, hosts, options.port), options)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-import uvicorn
 from fastapi import FastAPI
 from prefect.server.api.server import create_app
 from prefect.server.database.configurations import AioSqliteConfiguration
@@ -20,7 +19,8 @@ from prefect.settings import get_current_settings
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from deployments.stack_processes import HOST
+from deployments.ports import HOST
+from deployments.serving import add_address, serve
 
 OWN_HOSTS = (HOST, "localhost")
 
@@ -58,18 +58,13 @@ def guarded_app(hosts: Sequence[str]) -> FastAPI:
 def main(arguments: Sequence[str]) -> None:
     """Serve until a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", default=HOST, help="address to listen on")
-    parser.add_argument("--port", type=int, default=4200, help="port to listen on")
-    parser.add_argument(
-        "--allowed-host", action="append", default=[], help=f"a name of this server beside {', '.join(OWN_HOSTS)}"
-    )
+    add_address(parser, 4200)
     options = parser.parse_args(arguments)
     settings = get_current_settings().server
     with write_lock_first():
-        uvicorn.run(
+        serve(
             guarded_app([*OWN_HOSTS, *options.allowed_host]),
-            host=options.host,
-            port=options.port,
+            options,
             timeout_keep_alive=settings.api.keepalive_timeout,
             ws_ping_interval=settings.api.websocket_ping_interval,
             ws_ping_timeout=settings.api.websocket_ping_timeout,

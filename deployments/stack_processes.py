@@ -1,7 +1,7 @@
 """The processes of a stack on this machine: their environment and logs, and an end that leaves none of them."""
 
-import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,16 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-import psutil
-
-from deployments.login import OWN_STRING, auth_string, authorization
+from deployments.login import auth_string, authorization, prepare_folder
+from deployments.ports import HOST, listen
+from deployments.stack_environment import mlflow_environment, stack_environment
+from deployments.stack_mark import STACK_MARK, end_marked
 from tasks.environment import MLFLOW_PORT
-from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
-from tasks.storage import tracking_file
-
-HOST = "127.0.0.1"
-STACK_MARK = "LAKEVISION_STACK"
-"""Environment variable that every process of one stack inherits: what carries it at the end is ended too."""
+from tasks.home import make_private_file
 
 SAY_SECONDS = 15.0
 """How often a user is told what the stack waits for."""
@@ -31,8 +27,9 @@ SAY_SECONDS = 15.0
 END_SECONDS = 20.0
 
 SERVER = "prefect-server"
+MLFLOW_UI = "mlflow-ui"
 
-DISPENSABLE = frozenset({"mlflow-ui"})
+DISPENSABLE = frozenset({MLFLOW_UI})
 """Processes without which the others go on."""
 
 ENDING = frozenset({"register"})
@@ -55,6 +52,7 @@ class LocalStack:
     mlflow_port: int = MLFLOW_PORT
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     _processes: list[tuple[str, "subprocess.Popen[bytes]"]] = field(default_factory=list)
+    _sockets: dict[str, socket.socket] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -69,38 +67,7 @@ class LocalStack:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the stack's processes, and of commands that talk to its server."""
-        binaries = str(Path(sys.executable).parent)
-        return os.environ | {
-            STACK_MARK: self.mark,
-            "LAKEVISION_HOME": str(self.home),
-            # One database for all runs of the stack, whatever their `storage.home`: its MLflow UI shows this one.
-            "LAKEVISION_TRACKING_URI": tracking_file(str(self.home)),
-            "LAKEVISION_MLFLOW_UI": f"http://{HOST}:{self.mlflow_port}",
-            "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PREFECT_HOME": str(self.home / "prefect"),
-            "PREFECT_PROFILES_PATH": str(self.home / "prefect" / "profiles.toml"),
-            "PREFECT_API_URL": f"{self.url}/api",
-            # In the environment, which other users of the machine cannot read, and in no command line, which they can.
-            "PREFECT_API_AUTH_STRING": self.auth_string,
-            OWN_STRING: self.auth_string,
-            "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
-            # The UI's own origin, by both names that a browser on this machine may have for it.
-            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{self.url},http://localhost:{self.port}",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            # A run starts within 2 s of its submission and not within 10: the server is on this machine.
-            "PREFECT_WORKER_QUERY_SECONDS": "2",
-            # On disk like the slots they stand for: in memory, a killed server would never give them back.
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-            "DO_NOT_TRACK": "1",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            # Eight processes, for jobs on traces and prompts: nothing here asks for them.
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            # Its own names only; any other Host header is refused, against DNS rebinding.
-            "MLFLOW_SERVER_ALLOWED_HOSTS": f"{HOST},{HOST}:*,localhost,localhost:*",
-            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{self.mlflow_port}",
-            "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
-            "PYTHONUNBUFFERED": "1",
-        }
+        return stack_environment(self.home, self.port, self.mlflow_port, self.auth_string) | {STACK_MARK: self.mark}
 
     def log_file(self, name: str) -> Path:
         """Return the file with the output of the process `name`."""
@@ -111,16 +78,50 @@ class LocalStack:
         file.parent.mkdir(parents=True, exist_ok=True)
         return file.open("ab")
 
+    def hold_ports(self, *names: str) -> None:
+        """Listen on the ports of SERVER and MLFLOW_UI, as they are named, until the stack ends.
+
+        Raises:
+            WrongInput: Something listens there already.
+        """
+        for name in names:
+            port, what, setting = {
+                SERVER: (self.port, "the Prefect server", "LAKEVISION_PORT"),
+                MLFLOW_UI: (self.mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT"),
+            }[name]
+            self._sockets[name] = listen(port, what, setting)
+
+    def release_ports(self) -> None:
+        """Listen on none of them any more."""
+        while self._sockets:
+            self._sockets.popitem()[1].close()
+
     def start_server(self) -> None:
-        """Start the Prefect server."""
-        make_home(self.home)
-        (self.home / "prefect").mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        """Start the Prefect server.
+
+        Raises:
+            WrongInput: Something listens on its port, or its folder is not this user's own.
+        """
+        prepare_folder(self.home)
         make_private_file(self.home / "prefect" / "prefect.db")
-        self.start(SERVER, [sys.executable, "-m", "deployments.prefect_server", "--port", str(self.port)])
+        self._serve(SERVER, "deployments.prefect_server", self.port)
+
+    def start_mlflow_ui(self) -> None:
+        """Start MLflow's UI."""
+        self._serve(MLFLOW_UI, "deployments.mlflow_ui", self.mlflow_port)
+
+    def _serve(self, name: str, module: str, port: int) -> None:
+        if name not in self._sockets:
+            self.hold_ports(name)
+        descriptor = str(self._sockets[name].fileno())
+        self.start(name, [sys.executable, "-m", module, "--port", str(port), "--fd", descriptor])
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process that runs until the stack ends; its output goes to logs/NAME.log."""
         environment = self.environment
+        if name == MLFLOW_UI:
+            environment = mlflow_environment(environment, self.auth_string)
+        passed = [self._sockets[name].fileno()] if name in self._sockets else []
         with self._log(name) as log:
             process = subprocess.Popen(
                 command,
@@ -129,6 +130,7 @@ class LocalStack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=passed,
                 # A session of its own: Ctrl-C reaches it through this process, which ends things in order.
                 start_new_session=True,
             )
@@ -180,10 +182,11 @@ class LocalStack:
             time.sleep(0.3)
 
     def answers(self, url: str, headers: Mapping[str, str] | None = None) -> bool:
-        """Return whether `url` answers."""
+        """Return whether `url` answers, past any proxy: it is on this machine, and the login is for nobody else."""
         request = urllib.request.Request(url, headers=dict(headers or {}))  # noqa: S310  # an address of our own making
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with urllib.request.urlopen(request, timeout=2):  # noqa: S310
+            with opener.open(request, timeout=2):
                 return True
         except (urllib.error.URLError, OSError):
             return False
@@ -224,14 +227,9 @@ class LocalStack:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        # Flow runs, JVMs and ranks lead sessions of their own; they carry the mark wherever they went.
-        left = [process for process in psutil.process_iter() if _carries(process, self.mark)]
-        for straggler in left:
-            straggler.terminate()
-        _gone, left = psutil.wait_procs(left, timeout=END_SECONDS / 2)
-        for straggler in left:
-            straggler.kill()
-        psutil.wait_procs(left, timeout=END_SECONDS)
+        # Closed before what may still ask there ends: a refused connection fails at once.
+        self.release_ports()
+        end_marked(self.mark, END_SECONDS)
 
 
 @dataclass
@@ -249,13 +247,3 @@ class Waiting:
         if now - self.told >= SAY_SECONDS:
             self.told = now
             say(f"waiting for {self.name} for {now - self.began:.0f} s; its log: {self.stack.log_file(self.name)}")
-
-
-def _carries(process: psutil.Process, mark: str) -> bool:
-    if process.pid == os.getpid():
-        return False
-    try:
-        environment: Mapping[str, str] = process.environ()
-    except psutil.Error:
-        return False
-    return environment.get(STACK_MARK) == mark

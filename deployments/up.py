@@ -6,14 +6,15 @@ import time
 
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import OWN_STRING, auth_file, own_auth_string
-from deployments.stack_processes import HOST, LocalStack, Waiting, say
+from deployments.ports import HOST
+from deployments.stack_processes import LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.signals import interrupt_on
 
 
 def login_lines(stack: LocalStack) -> list[str]:
-    """Return how to log in on the page and on the command line."""
+    """Return how to log in on both pages and on the command line."""
     if own_auth_string() is None:
         page = f"to log in: {stack.auth_string}    (kept in {auth_file(stack.home)})"
         read = f"$(cat '{auth_file(stack.home)}')"
@@ -22,7 +23,8 @@ def login_lines(stack: LocalStack) -> list[str]:
         read = f"${OWN_STRING}"
     # The string itself is in no command, which a shell's history would keep.
     own = f"PREFECT_API_URL={stack.url}/api LAKEVISION_HOME='{stack.home}' PREFECT_API_AUTH_STRING=\"{read}\""
-    return [page, f"for commands of your own: export {own}"]
+    mlflow = "MLflow asks for the same login: the user is what stands before the colon, the password what follows it"
+    return [page, mlflow, f"for commands of your own: export {own}"]
 
 
 def show_mlflow_ui(stack: LocalStack, url: str) -> None:

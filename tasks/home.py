@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from tasks.errors import WrongInput
+
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 
@@ -47,6 +49,28 @@ def is_shared(home: Path) -> bool:
     """Return whether a home is another user's, or one that others may write to."""
     status = home.stat()
     return status.st_uid != os.geteuid() or bool(status.st_mode & SHARING)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder for its owner alone, or close one that is there.
+
+    Raises:
+        WrongInput: Another user owns it, or its file system leaves it open to others.
+    """
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    owners = {folder.lstat().st_uid, folder.stat().st_uid}  # a link may be one user's, what it leads to another's
+    if owners == {os.geteuid()}:
+        _close(folder, PRIVATE_FOLDER)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & FOR_OTHERS:
+            return
+        found = f"is open to other users (mode {mode:04o})"
+    else:
+        found = "belongs to another user"
+    raise WrongInput(
+        f"'{folder}' {found}, who could read the login in it or plant one: "
+        "set LAKEVISION_HOME to a folder of your own, on a file system with permissions"
+    )
 
 
 def make_private_file(file: Path) -> None:

@@ -73,6 +73,9 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
             "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
+            # Other users of the machine reach the driver's port too, and it deserializes what it is sent. The secret is
+            # generated in the JVM and stays there; executors of their own (local-cluster) would have to be given one.
+            "spark.authenticate": str(not config.master.startswith("local-cluster")).lower(),
         }
     # A user may give Delta's jars in another way; nothing is fetched that nobody asked for.
     given_otherwise = {"spark.jars", "spark.jars.packages"} & config.conf.keys()

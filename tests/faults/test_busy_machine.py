@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, log_in_to_mlflow, text_of
 from tests.processes import ROOT, free_port, plain_environment, server_errors
 from tests.running_up import Up, running_up
 
@@ -102,7 +102,9 @@ def test_a_user_trains_on_photos_from_the_form_and_finds_the_champion(
         assert all(name in text_of(page) for name in CLASSES)
         page.get(f"{up.url}/artifacts/artifact/{shown['champion']}")
         link = wait.until(lambda _: page.find_element(By.XPATH, "//a[contains(., 'in MLflow')]"))
-        page.get(str(link.get_attribute("href")))
+        address = str(link.get_attribute("href"))
+        log_in_to_mlflow(page, up.mlflow, up.auth)
+        page.get(address)
         wait.until(lambda _: "lakevision-photos-" in text_of(page) and "mobilenet_v2" in text_of(page))
         page.save_screenshot(str(up.home / "champion.png"))
     assert server_errors(up.home) == []

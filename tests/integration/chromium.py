@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 import pytest
 from selenium import webdriver
@@ -53,6 +54,13 @@ def log_in(page: webdriver.Chrome, auth: str) -> None:
     field.clear()
     field.send_keys(auth)
     page.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+
+
+def log_in_to_mlflow(page: webdriver.Chrome, url: str, auth: str) -> None:
+    """Give MLflow's server the login, as a user types it into the browser's own dialog; the browser then keeps it."""
+    user, _, password = auth.partition(":")
+    # On a page without scripts: those of a page that was opened with a login in its URL may send no requests.
+    page.get(f"{url.replace('://', f'://{quote(user)}:{quote(password)}@')}/version")
 
 
 def find_field(page: webdriver.Chrome, label: str) -> WebElement:

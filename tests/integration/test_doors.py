@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from mlflow import MlflowClient
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
@@ -19,7 +20,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from deployments.login import auth_file, authorization
-from tests.integration.chromium import WAIT_SECONDS, chromium, log_in
+from tests.integration.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
 from tests.processes import plain_environment, run_python, server_errors
 from tests.running_up import Up, running_up
 
@@ -31,7 +32,21 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Run `make up` until the last test, and look through its server's log."""
     with running_up(tmp_path_factory.mktemp("up") / "home") as started:
         yield started
+        check_for_leaks(started)
     assert server_errors(started.home) == []
+
+
+def check_for_leaks(up: Up) -> None:
+    """Fail where the login, as it is or as a header has it, is in a command line or in a file beside its own."""
+    # `info` and not `cmdline()`, which raises where a process has ended since: a zombie has no command line to leak.
+    command_lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert any("deployments.prefect_server" in line for line in command_lines)
+    password = up.auth.partition(":")[2]
+    header = authorization(up.auth)["Authorization"].removeprefix("Basic ")
+    assert not [line for line in command_lines if password in line or header in line]
+    files = [path for path in up.home.rglob("*") if path.is_file()]
+    assert [file for file in files if password.encode() in file.read_bytes()] == [auth_file(up.home)]
+    assert [file for file in files if header.encode() in file.read_bytes()] == []
 
 
 def run_a_command(up: Up, client: httpx.Client, proof: Path, **headers: str) -> int:
@@ -96,14 +111,8 @@ def talk_with_a_guess(url: str) -> None:
 
 
 def test_the_login_is_in_no_command_line_and_in_one_file(up: Up) -> None:
-    """Which its owner alone may read, as the home and its databases."""
-    # `info` and not `cmdline()`, which raises where a process has ended since: a zombie has no command line to leak.
-    command_lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert any("deployments.prefect_server" in line for line in command_lines)
-    assert not [line for line in command_lines if up.auth in line]
-    assert [path for path in up.home.rglob("*") if path.is_file() and up.auth.encode() in path.read_bytes()] == [
-        auth_file(up.home)
-    ]
+    """Which its owner alone may read, as the home and its databases; looked at again after runs, at the end."""
+    check_for_leaks(up)
     files = [auth_file(up.home), *up.home.glob("mlflow.db*"), *up.home.glob("prefect/prefect.db*")]
     assert len(files) >= 3
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
@@ -128,15 +137,88 @@ def test_what_is_printed_logs_in_on_the_page_and_on_the_command_line(up: Up) -> 
     assert "gpu" in done.stdout
 
 
-def test_mlflow_s_ui_refuses_foreign_hosts_and_pages(up: Up) -> None:
-    """And has one process, without the job runner's eight."""
-    assert httpx.get(f"{up.mlflow}/", headers={"Host": "page.example"}).status_code == 403
-    url = f"{up.mlflow}/api/2.0/mlflow/experiments/create"
-    assert httpx.post(url, headers={"Origin": FOREIGN}, content='{"name": "x"}').status_code == 403
-    assert httpx.get(f"{up.mlflow}/").status_code == 200
+ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
+EXPERIMENTS = "/api/2.0/mlflow/experiments"
+
+
+@pytest.mark.parametrize(
+    ("headers", "method", "path", "status"),
+    [
+        ({"Host": "page.example"}, "GET", "/", 403),
+        ({"Host": "127.0.0.1.page.example:5000"}, "GET", "/", 403),
+        ({"Origin": FOREIGN}, "POST", f"{EXPERIMENTS}/create", 403),
+        # A page of another server on this machine, which MLflow itself trusts.
+        ({"Origin": "http://localhost:1"}, "POST", f"{EXPERIMENTS}/create", 403),
+        ({"Origin": "http://127.0.0.1:1"}, "POST", "/graphql", 403),
+        ({"Origin": "null"}, "POST", "/graphql", 403),
+        ({"Origin": "http://localhost:1"}, "GET", f"{EXPERIMENTS}/search?max_results=1", 403),
+        ({"Origin": "http://localhost:1"}, "OPTIONS", f"{EXPERIMENTS}/create", 403),
+        # What runs commands, sends requests to other addresses, or starts jobs.
+        ({}, "PUT", f"{ASSISTANT}/config", 404),
+        ({}, "POST", f"{ASSISTANT}/message", 404),
+        ({}, "POST", f"/{ASSISTANT}/message", 404),
+        ({}, "GET", f"{ASSISTANT}/sessions/x/stream", 404),
+        ({}, "POST", "/gateway/proxy/x/y", 404),
+        ({}, "POST", "/ajax-api/2.0/mlflow/gateway-proxy", 404),
+        ({}, "POST", "/api/3.0/mlflow/gateway/secrets/create", 404),
+        ({}, "POST", "/ajax-api/3.0/jobs/", 404),
+        ({}, "POST", "/api/2.0/mlflow/webhooks", 404),
+    ],
+)
+def test_mlflow_s_ui_refuses_foreign_hosts_and_pages(
+    up: Up, headers: dict[str, str], method: str, path: str, status: int
+) -> None:
+    """Also with the login, which a browser sends with every request; and nobody may read an answer."""
+    for login in (authorization(up.auth), {}):
+        body = '{"name": "x"}' if method in {"POST", "PUT"} else None
+        answer = httpx.request(method, f"{up.mlflow}{path}", headers=headers | login, content=body)
+        assert answer.status_code == status
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize("guess", [None, "lakevision:guessed", ":"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/version"),
+        ("GET", "/get-artifact?run_id=x&path=prefect/auth-string"),
+        ("GET", "/graphql"),
+        ("POST", "/ajax-api/2.0/mlflow/upload-artifact?run_uuid=x&path=y"),
+    ],
+)
+def test_mlflow_s_ui_asks_for_the_login(up: Up, guess: str | None, method: str, path: str) -> None:
+    """Every page and every path but the one that says that the server is there."""
+    headers = {} if guess is None else authorization(guess)
+    answer = httpx.request(method, f"{up.mlflow}{path}", headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+    assert httpx.get(f"{up.mlflow}/health").status_code == 200
+
+
+def test_another_user_makes_no_experiment_whose_artifacts_are_our_files(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of theirs, with a link in it, would have been the way to every file of ours."""
+    planted = {"name": "planted", "artifact_location": str(tmp_path)}
+    assert httpx.post(f"{up.mlflow}{EXPERIMENTS}/create", json=planted).status_code == 401
+    # With the login it is MLflow as it is, for its pages and for its clients.
+    search = {"max_results": 50}
+    headers = authorization(up.auth) | {"Origin": up.mlflow}
+    found = httpx.post(f"{up.mlflow}{EXPERIMENTS}/search", json=search, headers=headers).raise_for_status().json()
+    names = {experiment["name"] for experiment in found["experiments"]}
+    assert "lakevision" in names
+    assert "planted" not in names
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", up.auth)
+    assert {experiment.name for experiment in MlflowClient(up.mlflow).search_experiments()} == names
+
+
+def test_mlflow_s_ui_is_one_process_without_the_login_to_prefect(up: Up) -> None:
+    """Without the job runner's eight, and with a login that starts no run."""
     stack = psutil.Process(up.process.pid)
     (mlflow,) = [child for child in stack.children() if "deployments.mlflow_ui" in child.cmdline()]
-    assert len(mlflow.children(recursive=True)) <= 1
+    assert mlflow.children(recursive=True) == []
+    assert not [name for name in mlflow.environ() if name.startswith("PREFECT_") and "AUTH" in name]
 
 
 def test_ten_users_submit_at_once(up: Up) -> None:
@@ -231,3 +313,16 @@ def test_a_user_logs_in_and_starts_a_run_from_the_form(up: Up, browser: webdrive
     while not up.client().get(f"/flow_runs/{run}").json()["start_time"]:
         assert time.monotonic() < deadline, "no worker has taken the run that the form submitted"
         time.sleep(1.0)
+
+
+def test_a_user_logs_in_to_mlflow_and_sees_the_runs(up: Up, browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """Its pages are MLflow's own and work behind the login, and without the Assistant."""
+    wait = WebDriverWait(browser, WAIT_SECONDS)
+    log_in_to_mlflow(browser, up.mlflow, up.auth)
+    browser.get(f"{up.mlflow}/#/experiments")
+    wait.until(lambda page: "lakevision" in text_of(page))
+    browser.save_screenshot(str(tmp_path / "mlflow.png"))
+    log = browser.execute_async_script(
+        "fetch('ajax-api/2.0/mlflow/experiments/search?max_results=9').then(a => arguments[0](a.status))"
+    )
+    assert log == 200

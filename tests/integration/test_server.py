@@ -12,9 +12,11 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from deployments.local_stack import check_port, prefect_command
+from deployments.local_stack import prefect_command
 from deployments.login import OWN_STRING, authorization
-from deployments.stack_processes import STACK_MARK, LocalStack
+from deployments.ports import listen
+from deployments.stack_mark import STACK_MARK
+from deployments.stack_processes import LocalStack
 from tasks.config import PipelineConfig
 from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.integration.hand_made import hand_made_cache
@@ -555,4 +557,4 @@ def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that u
     stack.end()
     stray.wait(timeout=10)
     assert marked(stack) == []
-    check_port(stack.port, "the Prefect server", "LAKEVISION_PORT")
+    listen(stack.port, "the Prefect server", "LAKEVISION_PORT").close()

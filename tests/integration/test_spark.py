@@ -1,5 +1,7 @@
 """How a session starts, and what a person reads of work that failed in Spark."""
 
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +39,24 @@ def test_a_failure_can_be_read_when_the_jvm_is_gone(spark, storage, monkeypatch,
         work(session)
     monkeypatch.setattr(SparkContext, "_jvm", None)
     assert said in str(failed.value)
+
+
+def ask_driver(spark, message: bytes) -> bytes:
+    """Send the driver a request as an executor sends it, but without a login; return the beginning of the answer."""
+    frame = struct.pack(">bqi", 3, 1, len(message)) + message  # RpcRequest number 1 of Spark's protocol
+    with socket.create_connection(("127.0.0.1", int(spark.conf.get("spark.driver.port"))), timeout=30) as connection:
+        connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
+        return connection.recv(4096)
+
+
+def test_the_driver_reads_no_object_of_another_user(spark):
+    """Without authentication it deserializes any Java object that a process of this machine sends to its port."""
+    endpoint = b"HeartbeatReceiver"
+    an_object = b"\xac\xed\x00\x05t\x00\x05hello"  # a string, as Java serializes it
+    answer = ask_driver(spark, struct.pack(">bbh", 0, 0, len(endpoint)) + endpoint + an_object)
+    assert b"Expected SaslMessage" in answer
+    assert b"RpcFailure" not in answer  # how the endpoint answers an object that it does not know
+    assert "spark.authenticate.secret" not in dict(spark.sparkContext.getConf().getAll())
 
 
 CLOSED_SOCKET = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed once, \

@@ -1,16 +1,23 @@
 """The processes of a stack: their environment, the login, and what is waited for."""
 
+import os
+import socket
 import stat
 import sys
+import threading
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from deployments import stack_processes
+from deployments.local_stack import local_stack
 from deployments.login import OWN_STRING, auth_file, auth_string
 from deployments.stack_processes import LocalStack
 from tasks.config import StorageConfig
+from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
 from tests.processes import free_port
 
@@ -23,7 +30,7 @@ ANSWERS = "from http.server import *; HTTPServer(('127.0.0.1', {port}), SimpleHT
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
     """Return a stack without processes, which ends those that a test starts."""
     monkeypatch.delenv(OWN_STRING, raising=False)
-    made = LocalStack(tmp_path / "home", free_port())
+    made = LocalStack(tmp_path / "home", free_port(), free_port())
     yield made
     made.end()
 
@@ -50,6 +57,99 @@ def test_a_login_that_others_could_read_is_replaced(stack: LocalStack, spoilt: i
     second = auth_string(stack.home)
     assert second != first
     assert stat.S_IMODE(auth_file(stack.home).stat().st_mode) == 0o600
+
+
+def test_a_login_that_another_user_has_planted_is_replaced(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of theirs, and a link to one that we can read."""
+    first = auth_string(stack.home)
+    planted = stack.home / "planted"
+    auth_file(stack.home).rename(planted)
+    auth_file(stack.home).symlink_to(planted)
+    second = auth_string(stack.home)
+    assert second != first
+    assert planted.read_text() == f"{first}\n"
+    opened = os.fstat
+
+    def of_another(descriptor: int) -> os.stat_result:
+        status = list(opened(descriptor))
+        status[stat.ST_UID] += 1
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert auth_string(stack.home) != second
+
+
+def test_a_folder_of_another_user_holds_no_login(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shared home, the first to come may be another; our own that was left open is closed."""
+    folder = auth_file(stack.home).parent
+    folder.mkdir(parents=True, mode=0o755)
+    first = auth_string(stack.home)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    stack.home.chmod(0o777)
+    assert auth_string(stack.home) == first
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    for asked in (lambda: auth_string(stack.home), stack.start_server):
+        with pytest.raises(WrongInput, match=r"prefect' belongs to another user.*set LAKEVISION_HOME"):
+            asked()
+    with pytest.raises(WrongInput, match="belongs to another user"), local_stack(stack.home, stack.port):
+        pass
+
+
+def test_nobody_else_listens_on_a_port_that_was_found_free(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the check on, and not only when the server has been imported: workers send the login there."""
+    addresses = [("127.0.0.1", stack.port), ("127.0.0.1", stack.mlflow_port), ("0.0.0.0", stack.port)]  # noqa: S104
+
+    def another_user_listens(_: LocalStack) -> None:
+        for address in addresses:
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind(address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStack, "start_server", another_user_listens)
+    with pytest.raises(KeyboardInterrupt), local_stack(stack.home, stack.port, stack.mlflow_port):
+        pass
+    with socket.socket() as later:  # the ports are free again
+        later.bind(addresses[0])
+        with pytest.raises(WrongInput, match=f"port {stack.port} for the Prefect server is in use"):
+            stack.hold_ports("prefect-server")
+
+
+def test_the_login_goes_to_no_proxy(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's proxy is for other machines; who else is asked past it stays so."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(30)
+        asked: list[bytes] = []
+
+        def refuse() -> None:
+            with suppress(OSError):  # closed when the test ends
+                while True:
+                    connection, _ = proxy.accept()
+                    with connection:
+                        asked.append(connection.recv(4096))
+                        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=refuse, daemon=True).start()
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "intranet.example")
+        stack.start("prefect-server", [sys.executable, "-c", ANSWERS.format(port=stack.port)])
+        stack.wait_for("/", "prefect-server")
+        assert asked == []
+        environment = stack.environment
+        assert environment["no_proxy"] == environment["NO_PROXY"] == "intranet.example,127.0.0.1,localhost"
+        monkeypatch.setenv("no_proxy", environment["no_proxy"])
+        monkeypatch.setenv("NO_PROXY", environment["NO_PROXY"])
+        # As clients in the stack ask.
+        with urllib.request.build_opener().open(f"{stack.url}/", timeout=30) as answer:
+            assert answer.status == 200
+        assert asked == []
+        assert stack.environment["no_proxy"] == environment["no_proxy"]
+        monkeypatch.setenv("no_proxy", "*")
+        assert stack.environment["no_proxy"] == "*"
 
 
 def test_the_user_s_own_login_wins_and_is_kept_nowhere(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,86 @@ def test_a_step_that_fails_names_its_log_and_ends_set_up(tmp_path: Path) -> None
     assert log.read_text() == ""
 
 
+def test_a_step_that_set_up_can_do_without_fails_in_one_line(tmp_path: Path) -> None:
+    """It says what that means and where the reason is, and set-up goes on; where it works, it is a step like others."""
+    script = (
+        "set -euo pipefail; . deployments/step.sh; optional_step 'an archive' 'sessions start slower' {}; echo after"
+    )
+    environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path)}
+    for command, said in (
+        (
+            "bash -c 'echo no space left >&2; exit 1'",
+            r"failed after \d+ s; going on without: sessions start slower \(log: (.+)\)",
+        ),
+        ("true", r"\d+ s()"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", script.format(command)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        line, after = done.stdout.splitlines()
+        assert after == "after"
+        found = re.fullmatch(rf"\x1b\[1m==>\x1b\[0m an archive \.\.\. {said}", line)
+        assert found, line
+        assert not found[1] or Path(found[1]).read_text() == "no space left\n"
+
+
+def test_an_archive_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    """As where there is no Java; who only asks whether it is there is told nothing but so."""
+    environment = plain_environment(JAVA_HOME=str(tmp_path))
+    done = run_python("-m", "deployments.class_archive", environment=environment, timeout=120)
+    assert done.returncode == 1
+    assert re.fullmatch(r"class_archive: .*Java.*\n", done.stderr)
+    done = run_python("-m", "deployments.class_archive", "--check", environment=environment, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    (recipe,) = re.findall(r"\{ \. deployments/step\.sh; (\w+) \"Spark's classes", (ROOT / "Makefile").read_text())
+    assert recipe == "optional_step"
+
+
+def test_in_an_image_build_a_step_shows_what_it_prints(tmp_path: Path) -> None:
+    """The log of one that fails would be gone with the layer that was not made."""
+    script = (
+        "set -euo pipefail; . deployments/step.sh; step \"a step\" bash -c 'seq 100; echo why >&2; exit 3'; echo after"
+    )
+    environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path), "LAKEVISION_STEP_LOG": "-"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert "1\n2\n3\n" in done.stdout
+    assert "after" not in done.stdout.splitlines()
+    assert done.stderr == "why\nsetup: a step failed; the whole log is above\n"
+    assert list(tmp_path.iterdir()) == []
+    for name in ("Dockerfile.cpu", "Dockerfile.gpu"):
+        assert "LAKEVISION_STEP_LOG=- " in (ROOT / "docker" / name).read_text()
+
+
+def test_the_login_of_compose_is_made_once(tmp_path: Path) -> None:
+    """By the two lines at the head of its file, however often they are run, into a file that only its owner reads."""
+    lines = (ROOT / "docker" / "compose.yaml").read_text().splitlines()
+    made = [
+        line.removeprefix("#   ").partition("    ")[0] for line in lines if "docker/.env" in line and line[0] == "#"
+    ]
+    commands = [line for line in made if line.startswith(("touch", "grep"))]
+    (tmp_path / "docker").mkdir()
+    file = tmp_path / "docker" / ".env"
+    file.write_text("POSTGRES_PASSWORD=x\n")
+    file.chmod(0o644)
+    kept = set()
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", "\n".join(commands)], cwd=tmp_path, check=False)
+        assert done.returncode == 0
+        kept.add(file.read_text())
+    assert len(kept) == 1
+    assert re.fullmatch(r"POSTGRES_PASSWORD=x\nPREFECT_AUTH=lakevision:[0-9a-f]{48}\n", kept.pop())
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_uv_is_pinned_by_the_hash_of_every_platform() -> None:
     """`pip install --require-hashes` refuses any other file; the scripts name no other way to get it."""
     text = (ROOT / "deployments/uv.txt").read_text()

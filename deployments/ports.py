@@ -1,0 +1,41 @@
+"""The ports of a stack's servers, held from the moment that they are found free.
+
+A port that was only checked is free again while its server still imports: another user of the machine could listen on
+it and be sent the login. The stack therefore listens itself, and its server accepts on the inherited socket. Until then
+connections wait in the socket's backlog.
+"""
+
+import socket
+
+from tasks.errors import WrongInput
+
+HOST = "127.0.0.1"
+
+BACKLOG = 2048
+"""Connections that wait while a server imports; the kernel's own limit (net.core.somaxconn) may be lower."""
+
+
+def listen(port: int, what: str, setting: str) -> socket.socket:
+    """Return a socket that listens on a port of this machine.
+
+    Args:
+        port: The port.
+        what: What it is for.
+        setting: Environment variable that names another port.
+
+    Raises:
+        WrongInput: Something listens there already; names the port, what it is for, and the way out.
+    """
+    made = socket.socket()
+    # As servers do: a port whose last connections are still closing is free.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((HOST, port))
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise WrongInput(
+            f"port {port} for {what} is in use: stop what listens there ('ss -ltnp' names it), "
+            f"or set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
+        ) from None
+    return made

@@ -1,0 +1,41 @@
+"""Serve an application on a host and port, or on the listening socket that the stack has passed on."""
+
+import argparse
+import socket
+from typing import Any
+
+import uvicorn
+
+from deployments.ports import BACKLOG, HOST
+
+
+def add_address(parser: argparse.ArgumentParser, port: int) -> None:
+    """Add the options that say where a server listens, and for which host names it answers.
+
+    Args:
+        parser: Of the server's command line.
+        port: The default port.
+    """
+    parser.add_argument("--host", default=HOST, help="address to listen on")
+    parser.add_argument("--port", type=int, default=port, help="port to listen on")
+    parser.add_argument("--fd", type=int, help="inherited socket that listens on that address already")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], help="a name of this server beside 127.0.0.1 and localhost"
+    )
+
+
+def serve(app: Any, address: argparse.Namespace, **settings: Any) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        app: An ASGI application.
+        address: What `add_address` has read.
+        settings: Of `uvicorn.Config`.
+    """
+    config = uvicorn.Config(app, host=address.host, port=address.port, backlog=BACKLOG, **settings)
+    if address.fd is None:
+        uvicorn.Server(config).run()
+        return
+    inherited = socket.socket(fileno=address.fd)
+    inherited.set_inheritable(False)
+    uvicorn.Server(config).run(sockets=[inherited])
