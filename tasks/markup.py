@@ -1,7 +1,8 @@
 """Names, values and tables as Markdown that shows them and does nothing else."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tasks.printable import printable
 
@@ -17,6 +18,11 @@ def markdown_text(name: object) -> str:
     # An underscore within a word is none of Markdown's: MLflow shows the card as it is written, to be read so.
     marks = r"[\\`*{}\[\]<>|#~$&]|(?<![^\W_])_|_(?![^\W_])"
     return re.sub(marks, r"\\\g<0>", printable(" ".join(str(name).split())))
+
+
+def in_cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for a Prefect table artifact, whose page renders each text as Markdown, so that names stay names."""
+    return {name: markdown_text(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def markdown_code(value: object) -> str:
