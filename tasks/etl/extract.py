@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyspark import Accumulator
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget, PartWriter
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
+from tasks.spark_progress import EndedParts
 from tasks.storage import is_inside
 from tasks.worker_log import WorkerCount, say
 
@@ -135,10 +137,12 @@ Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` takes."""
 
 
-def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
+def make_reader(
+    source: Path, etl: EtlConfig, target: PartTarget, ended: Accumulator[EndedParts] | None = None
+) -> Mapper:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
 
-    The pictures themselves go into parts of `target`.
+    The pictures themselves go into parts of `target`, and `ended` is told of each task that ends.
     """
     driver = os.getpid()
 
@@ -148,12 +152,12 @@ def make_reader(source: Path, etl: EtlConfig, target: PartTarget) -> Mapper:
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
             return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
 
-        return _examine_all(batches, examine, target, driver)
+        return _examine_all(batches, examine, target, WorkerCount("etl", driver, ended))
 
     return read
 
 
-def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
+def make_decoder(etl: EtlConfig, target: PartTarget, ended: Accumulator[EndedParts] | None = None) -> Mapper:
     """Return the function for `mapInArrow` where Spark did the reading, otherwise as `make_reader`.
 
     Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
@@ -166,18 +170,17 @@ def make_decoder(etl: EtlConfig, target: PartTarget) -> Mapper:
         return examine_picture(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()
-    return lambda batches: _examine_all(batches, examine, target, driver)
+    return lambda batches: _examine_all(batches, examine, target, WorkerCount("etl", driver, ended))
 
 
 def _examine_all(
     batches: Iterator[pa.RecordBatch],
     examine: Callable[[dict[str, Any]], dict[str, Any]],
     target: PartTarget,
-    driver: int,
+    count: WorkerCount,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
     rows: list[dict[str, Any]] = []
-    count = WorkerCount("etl", driver)
     with PartWriter(target) as writer:
         for batch in batches:
             for listed in batch.to_pylist():
@@ -185,6 +188,7 @@ def _examine_all(
                 row = listed | examine(listed)  # it takes from `listed` what goes no further
                 row["part"] = writer.add({name: row.get(name) for name in IMAGES.names}) if row["content"] else None
                 rows.append({name: row[name] for name in READ_ARROW.names})
+    count.close()
     if rows:
         num_bad = sum(row["reason"] is not None for row in rows)
         say(f"read {len(rows)} files, {num_bad} of them unusable")

@@ -35,6 +35,7 @@ from tasks.schema import (
     STORED,
 )
 from tasks.spark import NeedsSpark, keep_spark, without_spark_first
+from tasks.spark_progress import count_ended_tasks
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -100,10 +101,11 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
     rounds = -(-listing.num_rows // (FILES_A_TASK * cores))
     tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core waits for another's last task
     files = spark.createDataFrame(listing).repartition(tasks)
+    ended = count_ended_tasks(spark.sparkContext)
     if isinstance(source.location, Path):
-        reader = make_reader(source.location, etl, target)
+        reader = make_reader(source.location, etl, target, ended)
     else:
-        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target)
+        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, ended)
     rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
     with counted("etl", listing.num_rows):
         return rows.toArrow()
