@@ -10,13 +10,15 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
+from tasks.cancellation.task import finish_cancellation, is_being_cancelled, signal_behind
 from tasks.config import StorageConfig
 from tasks.errors import WrongInput, explain
 from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
-from tasks.orchestration.failure import EXPLAINED, shorten_logs
-from tasks.orchestration.task import explain_failure, failed_state, finish_cancellation, signal_behind
+from tasks.orchestration.failure import EXPLAINED, shorten_logs, without_secrets
+from tasks.orchestration.task import explain_failure, failed_state
 from tasks.storage import resolve_storage
 
 logger = logging.getLogger("lakevision.home")
@@ -67,7 +69,6 @@ class DagFlow(Flow[P, R]):
         Raises:
             WrongInput: One of them has a value it cannot have.
         """
-        shorten_logs()  # The first of a run that is called in its process.
         try:
             return super().validate_parameters(parameters)
         except ParameterTypeError as error:
@@ -76,13 +77,16 @@ class DagFlow(Flow[P, R]):
             raise
 
 
-def _tell_how_it_ends(function: Callable[P, R]) -> Callable[P, R]:
+def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callable[P, R]:
     """Return the function of a flow, which then says on the run's page why the run failed, or that it was cancelled."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        shorten_logs(is_being_cancelled)  # The first of a run that is called in its process.
         try:
-            return function(*args, **kwargs)
+            # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
+            validated = begun.validate_parameters(get_call_parameters(function, args, kwargs))
+            return function(**validated)  # type: ignore[call-arg]  # no type names its parameters
         except TerminationSignal:
             finish_cancellation()
             raise
@@ -94,6 +98,9 @@ def _tell_how_it_ends(function: Callable[P, R]) -> Callable[P, R]:
             if isinstance(error, EXPLAINED):
                 # Prefect raises the error that the state holds, for a plain call as for any other.
                 return failed_state(error)  # type: ignore[return-value]
+            clean = without_secrets(error)
+            if clean is not error:
+                raise clean from None
             raise
 
     return run
@@ -103,9 +110,11 @@ def dag_flow(name: str) -> Callable[[Callable[P, R]], DagFlow[P, R]]:
     """Make a flow; its results are JSON and not pickles, since they may come from another machine."""
 
     def decorate(function: Callable[P, R]) -> DagFlow[P, R]:
-        made = DagFlow(function, name=name, persist_result=True, result_serializer="json")
+        made = DagFlow(function, name=name, persist_result=True, result_serializer="json", validate_parameters=False)
         # Only now: Prefect has read the flow's file and parameters off the function itself.
-        made.fn = _tell_how_it_ends(function)
+        made.fn = _tell_how_it_ends(made, function)
+        # What another flow hands over is not for a person: the form would show an empty alternative.
+        made.parameters.properties.pop("cache_ref", None)
         return made
 
     return decorate

@@ -3,16 +3,8 @@
 import json
 import logging
 from typing import Any
-from uuid import UUID
 
-import httpx
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
 from tasks import tracking
@@ -22,8 +14,9 @@ from tasks.distributed.spec import RankSpec
 from tasks.environment import mlflow_page
 from tasks.etl.delta import check_table_path
 from tasks.etl.snapshots import at_version
-from tasks.markup import markdown_link
+from tasks.markup import in_cells, markdown_link
 from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.progress.epochs import EpochProgress
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
 from tasks.storage import Storage
@@ -46,25 +39,12 @@ MAX_PICTURE_BYTES = 200_000
 
 
 def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
-    """Train in processes of their own, with a progress artifact for the epochs and the metrics at the end."""
-    progress = UUID(str(create_progress_artifact(progress=0.0, key=f"{key}-epochs", description="Epochs trained")))
-
-    def on_event(event: dict[str, Any]) -> None:
-        shown = f"{event['epoch']} of at most {event['max_epochs']} epochs, val accuracy {event['val_accuracy']:.4f}"
-        _show_progress(progress, 100.0 * event["epoch"] / event["max_epochs"], shown)
-
-    run = launch_ranks(spec, on_event)
-    _show_progress(progress, 100.0)
+    """Train in processes of their own, with the progress of the epochs and the metrics at the end."""
+    epochs = EpochProgress(key, spec.train.total_epochs)
+    run = launch_ranks(spec, epochs.hear)
+    epochs.end()
     publish_run(run, spec.storage, key)
     return run
-
-
-def _show_progress(artifact: UUID, percent: float, description: str | None = None) -> None:
-    try:
-        update_progress_artifact(artifact_id=artifact, progress=percent, description=description)
-    except httpx.HTTPError as error:
-        # No training ends because nobody can be shown how far it is: the server is away, or a person removed the bar.
-        logger.warning("the progress artifact was not updated: %s", error)
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
@@ -72,7 +52,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
-        table=[{"metric": name, "value": four_digits(value)} for name, value in sorted(wanted.items())],
+        table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
@@ -89,10 +69,12 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         classes = json.loads(table)
         create_table_artifact(
             table=[
-                {
-                    name: four_digits(value) if isinstance(value, float) else value
-                    for name, value in zip(classes["columns"], row, strict=True)
-                }
+                in_cells(
+                    {
+                        name: four_digits(value) if isinstance(value, float) else value
+                        for name, value in zip(classes["columns"], row, strict=True)
+                    }
+                )
                 for row in classes["data"]
             ],
             key=f"{key}-classes",
@@ -175,7 +157,7 @@ def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> Repe
     from tasks.train.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
 
     report = repeat_training(first, cache, storage, flow_run_tags())
-    rows = [pair.model_dump() | {"agrees": pair.agrees} for pair in report.metrics]
+    rows = [in_cells(pair.model_dump() | {"agrees": pair.agrees}) for pair in report.metrics]
     weights = "equal" if report.weights_equal else "not equal"
     about = f"MLflow run {report.run_id} repeats {report.repeat_of}; the weights are {weights}"
     create_table_artifact(table=rows, key="repeat-comparison", description="; ".join([about, *report.differences]))

@@ -50,11 +50,14 @@ from tasks.config import (
 from tasks.config.storage import Settings
 from tasks.distributed.spec import RankSpec
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.etl.checks import BadFile, DataChecks, NearPair
+from tasks.etl.task import publish_tables
 from tasks.orchestration.task import run_stage, stage
+from tasks.pool.ending import told_by
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
-from tasks.refs import ModelRef, PredictedImage, PredictReport, RunRef, TableRef
+from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
@@ -171,7 +174,12 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback
     sentence = "config.etl.max_bad_fraction is 7: input should be less than or equal to 1"
     with pytest.raises(WrongInput, match=sentence):
         state.result()
-    assert sentence in state.message
+    # As whoever submitted the run reads it, and is not to submit it again.
+    told = told_by(state.message)
+    assert isinstance(told, WrongInput)
+    assert str(told) == sentence
+    run_id = state.state_details.flow_run_id
+    assert "- Setting: `etl.max_bad_fraction`" in explanation_of(run_id)
     assert any(record.levelno == logging.ERROR and sentence in record.getMessage() for record in caplog.records)
     assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)
 
@@ -212,6 +220,78 @@ def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(s
             assert time.monotonic() < deadline
             time.sleep(0.2)
     assert [text for level, text in lines if level >= logging.ERROR or "Crash" in text] == []
+
+
+def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
+    """Prefect waits outside of the stage's function, and takes the signal for a crash."""
+    calls = []
+
+    def cancel_in_the_wait(run_id: UUID) -> None:
+        of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        with get_client(sync_client=True) as client:
+            while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["AwaitingRetry"]:
+                time.sleep(0.1)
+            client.set_flow_run_state(run_id, Cancelling())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @stage("lose")
+    def lose() -> None:
+        calls.append(UUID(str(flow_run.id)))
+        threading.Thread(target=cancel_in_the_wait, args=[calls[0]], daemon=True).start()
+        raise ConnectionError("lost")
+
+    @dag_flow("losing")
+    def losing(config: EtlRun) -> None:
+        run_stage(lose.with_options(retry_delay_seconds=120))
+
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        with pytest.raises(TerminationSignal):
+            losing(EtlRun(storage=StorageConfig(home=storage.home)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(calls) == 1
+    lines = logged_by(calls[0], 3)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(calls[0]).state.name == "Cancelled"
+        of_run = FlowRunFilter.model_validate({"id": {"any_": calls}})
+        deadline = time.monotonic() + 30
+        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
+            assert time.monotonic() < deadline, client.read_task_runs(flow_run_filter=of_run)
+            time.sleep(0.2)
+    # The failure that the task was to be tried again after is one.
+    assert [text for _level, text in lines if "Crash" in text] == []
+    assert [text for level, text in lines if level >= logging.ERROR and "ConnectionError" not in text] == []
+
+
+def test_an_unexpected_error_with_a_password_in_its_text_shows_none(storage):
+    """Neither in the message, nor the artifact, nor a traceback; it is tried again as any other."""
+    calls, said = [], "API request to http://me:hidden@127.0.0.1:9/api/2.0 failed"  # a traceback shows lines of code
+
+    @stage("ask", retries=1)
+    def ask() -> None:
+        calls.append(1)
+        raise mlflow.MlflowException(said)
+
+    @dag_flow("asking")
+    def asking(config: EtlRun) -> None:
+        run_stage(ask.with_options(retry_delay_seconds=0))
+
+    state = asking(EtlRun(storage=StorageConfig(home=storage.home)), return_state=True)
+    run_id = state.state_details.flow_run_id
+    assert len(calls) == 2
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+    deadline = time.monotonic() + 30
+    with get_client(sync_client=True) as client:
+        messages = [client.read_flow_run(run_id).state.message]
+        while not (runs := client.read_task_runs(flow_run_filter=of_run)) or runs[0].state.name != "Failed":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    messages += [runs[0].state.message, explanation_of(run_id), str(state.result(raise_on_failure=False))]
+    assert all("http://***@127.0.0.1:9/api/2.0 failed" in message.replace("\\*", "*") for message in messages)
+    lines = [text for _level, text in logged_by(run_id, 4)]
+    assert any("Traceback" in text for text in lines)
+    assert [text for text in [*messages, *lines] if "hidden" in text] == []
 
 
 def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifact(storage):
@@ -324,13 +404,19 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     remover.start()
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, max_epochs=2)
     spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage)
-    run = flow(lambda: train_with_artifacts(spec, "progress-removed"), name="progress-removed")()
+
+    def train_shown() -> RunRef:
+        with progress_artifacts():
+            return train_with_artifacts(spec, "progress-removed")
+
+    run = flow(train_shown, name="progress-removed")()
     remover.join()
     assert len(removed) == 1
     assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).info.status == "FINISHED"
-    assert [line.partition(" was not updated: ")[0] for line in said("lakevision.train")].count(
-        "the progress artifact"
-    ) == 3
+    # Once, by the thread that writes all progress.
+    assert [line.partition(" could not be shown: ")[0] for line in said("lakevision.progress")] == [
+        "the progress of 'progress-removed-epochs'"
+    ]
 
 
 def test_a_step_that_counts_its_images_has_a_progress_artifact(monkeypatch):
@@ -409,7 +495,7 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     assert len(large) > MAX_PICTURE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
-        tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
+        tracked.log_table({"class": ["ant", "![](http://evil/x.png)"], "recall": [1.0, 0.5]}, "test_classes.json")
         tracked.log_text(card, "model_card.md")
         Path(scratch, "test_calibration.png").write_bytes(small)
         Path(scratch, "test_mistakes.png").write_bytes(large)
@@ -430,7 +516,10 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     ]
     (link,) = (artifact for artifact in found if artifact.key == "shown-run")
     assert link.description.startswith("The training run in MLflow: settings, metrics per epoch")
-    assert json.loads(data["shown-classes"]) == [{"class": "ant", "recall": 1.0}, {"class": "bee", "recall": 0.5}]
+    assert json.loads(data["shown-classes"]) == [
+        {"class": "ant", "recall": 1.0},
+        {"class": r"!\[\](http://evil/x.png)", "recall": 0.5},
+    ]
     assert data["shown-model-card"].startswith(card)
     assert base64.b64encode(small).decode() in data["shown-model-card"]
     assert base64.b64encode(large[:90]).decode() not in data["shown-model-card"]
@@ -471,3 +560,32 @@ def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup()
         },
         {"path": "dog/2.png", "label": r"!\[\](http://a)", "probability": "0.5123", "error": ""},
     ]
+
+
+def test_names_in_the_tables_of_the_data_set_are_no_markup(storage):
+    """A class, a pair of near-duplicates and a quarantined file, each named by somebody else."""
+    path, label = "cat/![x](http:&#47;&#47;evil.example&#47;x.png)", "![](http://evil/x.png)"
+    table = TableRef(path="/tables/images", version=1)
+    classes = {label: {"train": 1}}
+    report = EtlReport(
+        images=table, files=table, stored=1, duplicates=0, quarantined=1, read=2, changed=True, classes=classes
+    )
+    checks = DataChecks(
+        images=table, files=table, classes=classes, outcomes={"stored": 1}, reasons={"unreadable": 1}, widths={},
+        heights={}, leaked=0, near_duplicates=1, near_duplicates_complete=True, near_duplicate_bits=3,
+        nearest=[NearPair(bits=1, path=path, label=label, split="train", other_path=path, other_label=label,
+                          other_split="val")],
+        quarantined=[BadFile(path=path, reason="unreadable", detail=label)],
+    )  # fmt: skip
+    state = flow(lambda: publish_tables(report, checks), name="tables")(return_state=True)
+    state.result()
+    with get_client(sync_client=True) as client:
+        wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
+        found = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+    data = {artifact.key: json.loads(artifact.data) for artifact in found}
+    shown = r"cat/!\[x\](http:\&\#47;\&\#47;evil.example\&\#47;x.png)"
+    assert data["data-set"][0]["class"] == r"!\[\](http://evil/x.png)"
+    assert data["near-duplicates"][0]["path"] == data["near-duplicates"][0]["other_path"] == shown
+    assert data["quarantined"][0]["path"] == shown
+    # An exclamation mark before a bracket that nothing escapes begins a picture.
+    assert not any(re.search(r"(?<!\\)\[", str(row)) for rows in data.values() for row in rows)

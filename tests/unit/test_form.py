@@ -6,11 +6,15 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
 from pydantic import Field, ValidationError
 
-from flows.command_line import parse_arguments
+from flows.command_line import parse_arguments, run_from_command_line
+from flows.decorator import DagFlow
+from flows.train_distributed import train_distributed
+from flows.train_trial import train_trial
 from tasks import config
 from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
 from tasks.config.form import FOLDED, OPEN
 from tasks.config.runs import Run
+from tasks.refs import CacheRef
 
 RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
 
@@ -53,13 +57,21 @@ def test_bounds_are_in_the_description(model: type[config.Settings], field: str,
 
 
 def test_what_may_be_left_empty_is_an_empty_field() -> None:
-    """None by default is no alternative in the form; another default leaves None to be chosen."""
+    """None is no alternative in the form, which would show it as 'Property is type "None"'."""
     properties = config.CacheConfig.model_json_schema()["properties"]
 
     assert properties["keep_gigabytes"]["type"] == "integer"
     assert "default" not in properties["keep_gigabytes"]
-    assert {"type": "null"} in properties["keep_days"]["anyOf"]
+    assert properties["keep_days"]["type"] == "integer"
     assert config.CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
+
+
+@pytest.mark.parametrize("flow", [train_distributed, train_trial], ids=lambda flow: flow.name)
+def test_what_only_another_flow_hands_over_is_not_in_the_form(flow: DagFlow[..., Any]) -> None:
+    """The form would show it as 'Property is type "None"'; a run that gives it is taken as before."""
+    assert list(flow.parameters.properties) == ["config"]
+    given = flow.validate_parameters({"cache_ref": {"url": "/cache", "digest": "0"}})
+    assert given["cache_ref"] == CacheRef(url="/cache", digest="0")
 
 
 @pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
@@ -106,6 +118,11 @@ def test_a_setting_has_two_names_and_one_value() -> None:
             {"$.train.fine_tune"},
         ),
         (PredictRun, {"alias": "no name"}, {"$.alias"}),
+        (PredictRun, {"spark": {"master": "everywhere"}}, {"$.spark.master"}),
+        (PredictRun, {"spark": {"master": "spark://"}}, {"$.spark.master"}),
+        (PredictRun, {"spark": {"master": "spark://h:7077,h2:7077"}}, set()),
+        (PredictRun, {"spark": {"master": "local[*,3]"}}, set()),
+        (PredictRun, {"spark": {"master": "k8s://https://h:443"}}, set()),
         (
             MaintainRun,
             {"maintain": {"vacuum_hours": -1}, "vacuum_hours": -2},
@@ -178,3 +195,21 @@ def test_wrong_options_are_all_named() -> None:
         ("train", "max_epochs"),
         ("etl", "min_side"),
     }
+
+
+def test_an_unexpected_error_on_a_terminal_shows_no_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow's own errors name the URL that it called."""
+
+    def fail(_config: Run) -> None:
+        raise OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
+
+    monkeypatch.setattr("sys.argv", ["program"])
+    monkeypatch.setattr("flows.command_line._route_logs", lambda _config: "flows.log")
+    with pytest.raises(SystemExit) as ended:
+        run_from_command_line(fail, TrialRun)  # type: ignore[arg-type]  # called as a flow is
+
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "OSError: API request to http://***@127.0.0.1:9/api failed (the whole log: flows.log)" in said
