@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -106,3 +106,98 @@ def test_nothing_within_a_fence_ends_it(text: str) -> None:
     assert len(last) >= 3
     assert "\n".join(inner) == text.rstrip("\n") or text.endswith("\n")
     assert last not in "\n".join(inner)
+
+
+class Names(Mapping[str, str]):
+    """A mapping that is not a dict."""
+
+    def __getitem__(self, name: str) -> str:
+        """Return the one value."""
+        return {"a": "x"}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the one name."""
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+
+class Count:
+    """A number to Python's formatting, as a tensor is, and not one of `numbers.Number`."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __int__(self) -> int:
+        """Return it as `%d` shows it."""
+        return int(self.value)
+
+    def __float__(self) -> float:
+        """Return it as `%.3f` shows it."""
+        return float(self.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "written"),
+    [
+        ("%d", [Count(3)], "3"),
+        ("loss\n%.3f %s", [Count(0.5), "a\nb"], "loss\n0.500 a\\nb"),
+        ("%(a)s", [Names()], "x"),
+        ("%r %s", ["it's", None], '"it\'s" None'),
+        ("%s", [{"a": "x"}], "{'a': 'x'}"),
+        ("100%", [], "100%"),
+    ],
+)
+def test_good_line_is_as_it_would_be_without_the_filter(
+    message: str, arguments: list[object], written: str, lines: io.StringIO
+) -> None:
+    """Numbers of other libraries, mappings and representations."""
+    logging.getLogger("lakevision.test").info(message, *arguments)
+
+    assert lines.getvalue() == f"{written}\n"
+
+
+class Unwritable:
+    """A value whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("closed")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "template"),
+    [
+        ("%d images", ["seven"], "%d images"),
+        ("no place", ["for this\x1b"], "no place"),
+        ("%s and %s", ["one"], "%s and %s"),
+        ("%(b)s", [{"a": 1}], "%(b)s"),
+        ("%s\x1b", [Unwritable()], r"%s\x1b"),
+        ("%d %%d\n", ["a\nb"], r"%d %%d\n"),
+    ],
+)
+def test_mistake_in_a_log_line_does_not_end_the_code_that_logs(
+    message: str, arguments: list[object], template: str, lines: io.StringIO
+) -> None:
+    """Other packages make such mistakes; what the line was to say is still shown, and why it is not whole."""
+    logging.getLogger("lakevision.test").info(message, *arguments)
+
+    (line,) = lines.getvalue().splitlines()
+    assert line.startswith(f"{template} (this line's values could not be written: ")
+    assert not set(HIDDEN) & set(line)
+
+
+def test_line_is_the_same_in_every_handler(lines: io.StringIO) -> None:
+    """The record is shared: what the first handler escaped, the second takes as it is."""
+    second = io.StringIO()
+    handler = logging.StreamHandler(second)
+    handler.addFilter(OneLine())
+    logger = logging.getLogger("lakevision.test")
+    logger.addHandler(handler)
+    try:
+        logger.info("summary\n%s", "a\nb")
+    finally:
+        logger.removeHandler(handler)
+
+    assert second.getvalue() == lines.getvalue() == "summary\na\\nb\n"
