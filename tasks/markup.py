@@ -1,7 +1,8 @@
 """Names, values and tables as Markdown that shows them and does nothing else."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tasks.printable import printable
 
@@ -22,6 +23,11 @@ def markdown_text(name: object) -> str:
 def markdown_link(text: str, page: str | None) -> str:
     """Return Markdown text with a link to a page, or alone where there is none."""
     return f"{text} (no MLflow UI shows its database)" if page is None else f"[{text}]({page})"
+
+
+def in_cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for a Prefect table artifact, whose page renders each text as Markdown, so that names stay names."""
+    return {name: markdown_text(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def markdown_code(value: object) -> str:

@@ -8,8 +8,8 @@ from tasks.etl.delta import check_table_path
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.etl.snapshots import at_version
 from tasks.etl.validate import validate_tables
+from tasks.markup import in_cells
 from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.printable import printable
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
 from tasks.spark import keep_spark, without_spark_first
@@ -33,21 +33,23 @@ def publish_tables(report: EtlReport, checks: DataChecks) -> None:
     """Show class counts, data validation and near-duplicates as artifacts of the Prefect run."""
     version = f"`{report.images.path}` version {report.images.version}"
     counts = [
-        {"class": printable(label), **{split: counts.get(split, 0) for split in SPLITS}}
+        in_cells({"class": label, **{split: counts.get(split, 0) for split in SPLITS}})
         for label, counts in report.classes.items()
     ]
     about = f"{report.stored} pictures by class and split, {report.quarantined} files quarantined ({version})"
     create_table_artifact(table=counts, key="data-set", description=about)
-    create_table_artifact(table=checks.rows(), key="data-validation", description=f"What is in {version}")
+    create_table_artifact(
+        table=[in_cells(row) for row in checks.rows()], key="data-validation", description=f"What is in {version}"
+    )
     if checks.nearest:
         create_table_artifact(
-            table=[pair.model_dump() for pair in checks.nearest],
+            table=[in_cells(pair.model_dump()) for pair in checks.nearest],
             key="near-duplicates",
             description=f"The closest of {checks.near_duplicates} pairs in different splits ({version})",
         )
     if checks.quarantined:
         create_table_artifact(
-            table=[file.model_dump() for file in checks.quarantined],
+            table=[in_cells(file.model_dump()) for file in checks.quarantined],
             key="quarantined",
             description=f"The first of {report.quarantined} quarantined files; all are in `{report.files.path}`",
         )

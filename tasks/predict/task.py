@@ -9,7 +9,7 @@ from prefect.context import TaskRunContext
 
 from tasks.config import PredictConfig, PromoteConfig, SparkConfig
 from tasks.etl.delta import check_table_path
-from tasks.markup import markdown_text
+from tasks.markup import in_cells
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.refs import ModelRef, PredictReport, TableRef
@@ -47,14 +47,15 @@ def publish_predictions(report: PredictReport) -> None:
         f"The least sure of the predictions by {report.model.name} version {report.model.version}, errors first; all "
         f"are in `{report.predictions.path}` version {report.predictions.version}"
     )
-    # The UI renders cells as Markdown, and file names and labels are another's.
     rows = [
-        {
-            "path": markdown_text(image.path),
-            "label": markdown_text(image.label or ""),
-            "probability": "" if image.probability is None else f"{image.probability:.4f}",
-            "error": markdown_text(image.error or ""),
-        }
+        in_cells(
+            {
+                "path": image.path,
+                "label": image.label or "",
+                "probability": "" if image.probability is None else f"{image.probability:.4f}",
+                "error": image.error or "",
+            }
+        )
         for image in report.least_sure
     ]
     create_table_artifact(table=rows, key="predictions", description=about)

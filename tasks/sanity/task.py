@@ -6,6 +6,7 @@ What loads torch is imported where it is used: deployments are registered withou
 from prefect.artifacts import create_table_artifact
 
 from tasks.config import GradientConfig, OverfitConfig, TrainConfig
+from tasks.markup import in_cells
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, GradientReport, OverfitReport
 
@@ -28,7 +29,7 @@ def check_all_gradients(train: TrainConfig, cache: CacheRef, gradients: Gradient
     from tasks.sanity.gradients import check_gradients, measure_gradients
 
     report = measure_gradients(train, cache, gradients)
-    rows = [found.model_dump() for found in report.parameters]
+    rows = [in_cells(found.model_dump()) for found in report.parameters]
     create_table_artifact(table=rows, key="gradients", description=f"Gradients over {report.batches} batches")
     check_gradients(report)
     return report

@@ -22,7 +22,7 @@ from tasks.distributed.spec import RankSpec
 from tasks.environment import mlflow_page
 from tasks.etl.delta import check_table_path
 from tasks.etl.snapshots import at_version
-from tasks.markup import markdown_link
+from tasks.markup import in_cells, markdown_link
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
@@ -72,7 +72,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
-        table=[{"metric": name, "value": four_digits(value)} for name, value in sorted(wanted.items())],
+        table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
@@ -89,10 +89,12 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         classes = json.loads(table)
         create_table_artifact(
             table=[
-                {
-                    name: four_digits(value) if isinstance(value, float) else value
-                    for name, value in zip(classes["columns"], row, strict=True)
-                }
+                in_cells(
+                    {
+                        name: four_digits(value) if isinstance(value, float) else value
+                        for name, value in zip(classes["columns"], row, strict=True)
+                    }
+                )
                 for row in classes["data"]
             ],
             key=f"{key}-classes",
@@ -175,7 +177,7 @@ def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> Repe
     from tasks.train.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
 
     report = repeat_training(first, cache, storage, flow_run_tags())
-    rows = [pair.model_dump() | {"agrees": pair.agrees} for pair in report.metrics]
+    rows = [in_cells(pair.model_dump() | {"agrees": pair.agrees}) for pair in report.metrics]
     weights = "equal" if report.weights_equal else "not equal"
     about = f"MLflow run {report.run_id} repeats {report.repeat_of}; the weights are {weights}"
     create_table_artifact(table=rows, key="repeat-comparison", description="; ".join([about, *report.differences]))

@@ -13,6 +13,7 @@ from tasks.distributed.launch import launch_ranks
 from tasks.distributed.spec import RankSpec
 from tasks.distributed.task import trained_on_pool
 from tasks.environment import mlflow_page
+from tasks.markup import in_cells
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
@@ -74,14 +75,18 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
     """Publish every trial as a table, the best values as another, and a link to the run that the trials are under."""
     monitor = result.best.monitor
     create_table_artifact(
-        table=result.rows, key="tune-trials", description=f"Trials by {monitor}, MLflow run {result.run_id}"
+        table=[in_cells(row) for row in result.rows],
+        key="tune-trials",
+        description=f"Trials by {monitor}, MLflow run {result.run_id}",
     )
     best: list[dict[str, Any]] = [
         {"setting": f"train.{name}", "value": getattr(result.best, name)} for name in searched
     ]
     best.append({"setting": monitor, "value": result.value})
     create_table_artifact(
-        table=best, key="tune-best", description=f"Best settings and their {monitor}, MLflow run {result.run_id}"
+        table=[in_cells(row) for row in best],
+        key="tune-best",
+        description=f"Best settings and their {monitor}, MLflow run {result.run_id}",
     )
     page = mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=result.run_id)))
     if page is not None:

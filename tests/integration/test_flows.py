@@ -50,11 +50,13 @@ from tasks.config import (
 from tasks.config.storage import Settings
 from tasks.distributed.spec import RankSpec
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.etl.checks import BadFile, DataChecks, NearPair
+from tasks.etl.task import publish_tables
 from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
-from tasks.refs import ModelRef, PredictedImage, PredictReport, RunRef, TableRef
+from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
@@ -409,7 +411,7 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     assert len(large) > MAX_PICTURE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
-        tracked.log_table({"class": ["ant", "bee"], "recall": [1.0, 0.5]}, "test_classes.json")
+        tracked.log_table({"class": ["ant", "![](http://evil/x.png)"], "recall": [1.0, 0.5]}, "test_classes.json")
         tracked.log_text(card, "model_card.md")
         Path(scratch, "test_calibration.png").write_bytes(small)
         Path(scratch, "test_mistakes.png").write_bytes(large)
@@ -430,7 +432,10 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     ]
     (link,) = (artifact for artifact in found if artifact.key == "shown-run")
     assert link.description.startswith("The training run in MLflow: settings, metrics per epoch")
-    assert json.loads(data["shown-classes"]) == [{"class": "ant", "recall": 1.0}, {"class": "bee", "recall": 0.5}]
+    assert json.loads(data["shown-classes"]) == [
+        {"class": "ant", "recall": 1.0},
+        {"class": r"!\[\](http://evil/x.png)", "recall": 0.5},
+    ]
     assert data["shown-model-card"].startswith(card)
     assert base64.b64encode(small).decode() in data["shown-model-card"]
     assert base64.b64encode(large[:90]).decode() not in data["shown-model-card"]
@@ -471,3 +476,32 @@ def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup()
         },
         {"path": "dog/2.png", "label": r"!\[\](http://a)", "probability": "0.5123", "error": ""},
     ]
+
+
+def test_names_in_the_tables_of_the_data_set_are_no_markup(storage):
+    """A class, a pair of near-duplicates and a quarantined file, each named by somebody else."""
+    path, label = "cat/![x](http:&#47;&#47;evil.example&#47;x.png)", "![](http://evil/x.png)"
+    table = TableRef(path="/tables/images", version=1)
+    classes = {label: {"train": 1}}
+    report = EtlReport(
+        images=table, files=table, stored=1, duplicates=0, quarantined=1, read=2, changed=True, classes=classes
+    )
+    checks = DataChecks(
+        images=table, files=table, classes=classes, outcomes={"stored": 1}, reasons={"unreadable": 1}, widths={},
+        heights={}, leaked=0, near_duplicates=1, near_duplicates_complete=True, near_duplicate_bits=3,
+        nearest=[NearPair(bits=1, path=path, label=label, split="train", other_path=path, other_label=label,
+                          other_split="val")],
+        quarantined=[BadFile(path=path, reason="unreadable", detail=label)],
+    )  # fmt: skip
+    state = flow(lambda: publish_tables(report, checks), name="tables")(return_state=True)
+    state.result()
+    with get_client(sync_client=True) as client:
+        wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
+        found = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+    data = {artifact.key: json.loads(artifact.data) for artifact in found}
+    shown = r"cat/!\[x\](http:\&\#47;\&\#47;evil.example\&\#47;x.png)"
+    assert data["data-set"][0]["class"] == r"!\[\](http://evil/x.png)"
+    assert data["near-duplicates"][0]["path"] == data["near-duplicates"][0]["other_path"] == shown
+    assert data["quarantined"][0]["path"] == shown
+    # An exclamation mark before a bracket that nothing escapes begins a picture.
+    assert not any(re.search(r"(?<!\\)\[", str(row)) for rows in data.values() for row in rows)
