@@ -106,6 +106,8 @@ def dag_flow(name: str) -> Callable[[Callable[P, R]], DagFlow[P, R]]:
         made = DagFlow(function, name=name, persist_result=True, result_serializer="json")
         # Only now: Prefect has read the flow's file and parameters off the function itself.
         made.fn = _tell_how_it_ends(function)
+        # What another flow hands over is not for a person: the form would show an empty alternative.
+        made.parameters.properties.pop("cache_ref", None)
         return made
 
     return decorate

@@ -69,7 +69,7 @@ def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> l
     allowed = None if cache.keep_gigabytes is None else cache.keep_gigabytes * 1e9
     for held in sorted(whole):
         idle_days = (now - held.last_used) / DAY_SECONDS
-        too_old = cache.keep_days is not None and idle_days > cache.keep_days
+        too_old = cache.keep_days > 0 and idle_days > cache.keep_days
         too_much = allowed is not None and total > allowed
         if idle_days > 1 and (too_old or too_much) and _remove(held.path, half_built=False):
             removed.append(held.path.name)

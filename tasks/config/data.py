@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.storage import Settings
+from tasks.config.values import KeepDays
 from tasks.credentials import Url
 from tasks.errors import MOST_SHOWN, shown
 from tasks.patterns import compile_pattern
@@ -194,9 +195,7 @@ class CacheConfig(Settings):
     verify: bool = Field(
         False, description="Check the sha256 of every file of a cache that is there already; a damaged one is rebuilt"
     )
-    keep_days: int | None = Field(
-        30, ge=1, le=36_500, description="Caches unused for more days than this are removed; empty: none is"
-    )
+    keep_days: KeepDays = Field(30, description="Caches unused for more days than this are removed; 0: none is removed")
     keep_gigabytes: int | None = Field(
         None,
         ge=1,

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.form import Schema, when
 from tasks.config.storage import Settings
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays
 
 
 class AugmentationConfig(Settings):
@@ -145,12 +145,10 @@ class TrainConfig(Settings):
         description="A checkpoint is written after this many seconds, beside that of every epoch",
     )
     keep_checkpoints: int = Field(2, ge=1, le=100, description="Checkpoints that are kept while it trains")
-    keep_checkpoint_days: int | None = Field(
+    keep_checkpoint_days: KeepDays = Field(
         30,
-        ge=1,
-        le=36_500,
-        description="Checkpoints of other trainings, given up for these days, are removed when this one begins; "
-        "empty: none is",
+        description="Checkpoints of other training runs, abandoned for so many days, are removed when this one "
+        "begins; 0: none is removed",
     )
     timeout_seconds: int = Field(
         86_400,

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tasks.credentials import check_url
 from tasks.errors import shown
@@ -22,15 +22,15 @@ MIN_HEAP_BYTES, MAX_HEAP_BYTES = 512 << 20, 16 << 40
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
-_LOCAL_MASTER = re.compile(
-    r"local(?:\[(?P<cores>\*|[0-9]{1,9})(?:, ?[0-9]{1,9})?\])?|local-cluster\[[0-9]+, ?[0-9]+, ?[0-9]+\]"
-)
+_LOCAL_MASTER = r"local(\[(\*|[0-9]{1,9})(, ?[0-9]{1,9})?\])?|local-cluster\[[0-9]+, ?[0-9]+, ?[0-9]+\]"
 _PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 _SPARK = rf"[^\s/@:,]+(:{_PORT})?"
 _KUBERNETES = r"([^\s/@:,\[\]]+|\[[0-9a-fA-F:.]+\])"
-_CLUSTER_MASTER = re.compile(
+_CLUSTER_MASTER = (
     rf"yarn|spark://{_SPARK}(,{_SPARK})*|k8s://(https?://{_KUBERNETES}(:{_PORT})?|{_KUBERNETES}:{_PORT})(/\S*)?"
 )
+_MASTER = f"^({_LOCAL_MASTER}|{_CLUSTER_MASTER})$"
+"""Read by browsers and jsonschema as well: no named groups."""
 
 _MODEL_NAME = r"^\w([\w .()-]*[\w)-])?$"
 
@@ -65,13 +65,13 @@ def check_master(master: str) -> str:
         ValueError: Spark knows no such master.
     """
     check_url(master)
-    local = _LOCAL_MASTER.fullmatch(master)
-    if local is None and not _CLUSTER_MASTER.fullmatch(master):
+    local = re.fullmatch(_LOCAL_MASTER, master)
+    if local is None and not re.fullmatch(_CLUSTER_MASTER, master):
         raise ValueError(
             f"it is '{shown(master)}', which is not a Spark master: give local[*], local[4], spark://host:7077, yarn "
             "or k8s://https://host:443"
         )
-    cores = local["cores"] if local else None
+    cores = local[2] if local else None
     if cores not in {None, "*"} and not 1 <= int(cores) <= MAX_THREADS:
         raise ValueError(f"it is '{master}', which has {cores} threads: give 1 to {MAX_THREADS}, or *")
     return master
@@ -118,11 +118,14 @@ Text = Annotated[str, AfterValidator(check_text)]
 ModelName = Annotated[str, AfterValidator(check_model_name), Field(json_schema_extra={"pattern": _MODEL_NAME})]
 """The name of a registered model."""
 
-SparkMaster = Annotated[str, AfterValidator(check_master)]
+SparkMaster = Annotated[str, AfterValidator(check_master), Field(json_schema_extra={"pattern": _MASTER})]
 """Where Spark runs."""
 
 Memory = Annotated[str, AfterValidator(check_memory), Field(json_schema_extra={"pattern": "^[0-9]+[kmgt]$"})]
 """The size of a Java heap."""
+
+KeepDays = Annotated[int, BeforeValidator(lambda given: 0 if given is None else given), Field(ge=0, le=36_500)]
+"""After how many days something unused is removed, 0 for never; older deployments and runs have None for that."""
 
 TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 """A version of a Delta table; a form's numbers are exact up to 2^53."""

@@ -67,9 +67,9 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
     # Nothing is removed for the sake of a repetition.
     return FirstTraining(
         run_id=logged.run_id,
-        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": None}),
+        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}),
         distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
-        cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": None}),
+        cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}),
         cache_digest=config["cache"]["digest"],
         table=data["table"],
         version=data["version"],

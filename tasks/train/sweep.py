@@ -28,20 +28,20 @@ def training_lock(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-def sweep_checkpoints(checkpoints: Path, keep_days: int | None, now: float | None = None) -> list[str]:
+def sweep_checkpoints(checkpoints: Path, keep_days: int, now: float | None = None) -> list[str]:
     """Remove the checkpoints of trainings whose last one is older than `keep_days`.
 
     A training that ended well has removed its own. What is left is of one that diverged, or that nobody ran again.
 
     Args:
         checkpoints: Folder of the checkpoints of all trainings; it need not be there.
-        keep_days: Days after the last checkpoint; None removes nothing.
+        keep_days: Days after the last checkpoint; 0 removes nothing.
         now: Seconds since 1970; None is now.
 
     Returns:
         Keys of the trainings whose checkpoints were removed.
     """
-    if keep_days is None or not checkpoints.is_dir():
+    if keep_days == 0 or not checkpoints.is_dir():
         return []
     now = time.time() if now is None else now
     removed = []

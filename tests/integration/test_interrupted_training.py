@@ -253,7 +253,7 @@ def test_a_training_removes_the_checkpoints_of_others_that_were_given_up_long_ag
             path.touch()
             os.utime(path, (time.time() - days * 86_400,) * 2)
     settings = SMALL.model_copy(update={"max_epochs": 1})
-    train_model(settings.model_copy(update={"keep_checkpoint_days": None}), cache, storage)
+    train_model(settings.model_copy(update={"keep_checkpoint_days": 0}), cache, storage)
     assert old.exists()
     train_model(settings.model_copy(update={"seed": 4}), cache, storage)
     assert not old.exists()

@@ -95,7 +95,7 @@ def test_settings_do_not_change_after_they_were_checked() -> None:
         (CacheConfig, {"row_group_megabytes": 0}),
         (CacheConfig, {"format": "png"}),
         (CacheConfig, {"jpeg_quality": 49}),
-        (CacheConfig, {"keep_days": 0}),
+        (CacheConfig, {"keep_days": -1}),
         (CacheConfig, {"keep_gigabytes": 0}),
         (TrainConfig, {"learning_rate": 0.0}),
         (TrainConfig, {"learning_rate": float("nan")}),

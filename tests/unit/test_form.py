@@ -7,10 +7,14 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # P
 from pydantic import Field, ValidationError
 
 from flows.command_line import parse_arguments
+from flows.decorator import DagFlow
+from flows.train_distributed import train_distributed
+from flows.train_trial import train_trial
 from tasks import config
 from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
 from tasks.config.form import FOLDED, OPEN
 from tasks.config.runs import Run
+from tasks.refs import CacheRef
 
 RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
 
@@ -53,13 +57,21 @@ def test_bounds_are_in_the_description(model: type[config.Settings], field: str,
 
 
 def test_what_may_be_left_empty_is_an_empty_field() -> None:
-    """None by default is no alternative in the form; another default leaves None to be chosen."""
+    """None is no alternative in the form, which would show it as 'Property is type "None"'."""
     properties = config.CacheConfig.model_json_schema()["properties"]
 
     assert properties["keep_gigabytes"]["type"] == "integer"
     assert "default" not in properties["keep_gigabytes"]
-    assert {"type": "null"} in properties["keep_days"]["anyOf"]
+    assert properties["keep_days"]["type"] == "integer"
     assert config.CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
+
+
+@pytest.mark.parametrize("flow", [train_distributed, train_trial], ids=lambda flow: flow.name)
+def test_what_only_another_flow_hands_over_is_not_in_the_form(flow: DagFlow[..., Any]) -> None:
+    """The form would show it as 'Property is type "None"'; a run that gives it is taken as before."""
+    assert list(flow.parameters.properties) == ["config"]
+    given = flow.validate_parameters({"cache_ref": {"url": "/cache", "digest": "0"}})
+    assert given["cache_ref"] == CacheRef(url="/cache", digest="0")
 
 
 @pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
@@ -106,6 +118,11 @@ def test_a_setting_has_two_names_and_one_value() -> None:
             {"$.train.fine_tune"},
         ),
         (PredictRun, {"alias": "no name"}, {"$.alias"}),
+        (PredictRun, {"spark": {"master": "everywhere"}}, {"$.spark.master"}),
+        (PredictRun, {"spark": {"master": "spark://"}}, {"$.spark.master"}),
+        (PredictRun, {"spark": {"master": "spark://h:7077,h2:7077"}}, set()),
+        (PredictRun, {"spark": {"master": "local[*,3]"}}, set()),
+        (PredictRun, {"spark": {"master": "k8s://https://h:443"}}, set()),
         (
             MaintainRun,
             {"maintain": {"vacuum_hours": -1}, "vacuum_hours": -2},

@@ -56,7 +56,7 @@ def test_key_is_decided_by_content_and_settings() -> None:
     }
 
     assert len(keys) == 6
-    kept = CacheConfig(image_size=32, jpeg_quality=75, verify=True, keep_days=None, keep_gigabytes=7)
+    kept = CacheConfig(image_size=32, jpeg_quality=75, verify=True, keep_days=0, keep_gigabytes=7)
     assert cache_key(content_of("d"), kept) in keys
     assert cache_key(content_of("d"), CacheConfig(image_size=32)) in keys
 

@@ -12,7 +12,7 @@ import pytest
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
 from tasks.cache.sweep import remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
-from tasks.config import CacheConfig
+from tasks.config import CacheConfig, TrainConfig
 from tasks.refs import TableRef
 from tests.processes import ROOT
 
@@ -39,11 +39,13 @@ OLD, NEWER, NEW = "0" * 16, "1" * 16, "2" * 16
 
 
 def test_caches_unused_for_long_are_removed(tmp_path: Path) -> None:
-    """By default more than 30 days; empty keeps all."""
+    """By default more than 30 days; 0 keeps all, and so does None, as older deployments have it."""
     for name, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
         add_cache(tmp_path, name, days)
 
-    assert sweep_caches(str(tmp_path), CacheConfig(keep_days=None), NOW) == []
+    assert sweep_caches(str(tmp_path), CacheConfig(keep_days=0), NOW) == []
+    assert CacheConfig.model_validate({"keep_days": None}).keep_days == 0
+    assert TrainConfig.model_validate({"keep_checkpoint_days": None}).keep_checkpoint_days == 0
     assert sweep_caches(str(tmp_path), CacheConfig(), NOW) == [OLD]
     assert names(tmp_path) == {NEWER, NEW}
     assert sweep_caches(str(tmp_path), CacheConfig(), NOW) == []

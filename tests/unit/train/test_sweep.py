@@ -39,11 +39,11 @@ def names(checkpoints: Path) -> set[str]:
 def test_checkpoints_of_trainings_given_up_long_ago_are_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, said: Callable[[str], list[str]]
 ) -> None:
-    """With what could not be read of them and what was half written; None keeps all."""
+    """With what could not be read of them and what was half written; 0 keeps all."""
     for key, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
         give_up(tmp_path, key, days)
 
-    assert sweep_checkpoints(tmp_path, None, NOW) == []
+    assert sweep_checkpoints(tmp_path, 0, NOW) == []
     with caplog.at_level("INFO", "lakevision.train"):
         assert sweep_checkpoints(tmp_path, 30, NOW) == [OLD]
     assert names(tmp_path) == {NEWER, NEW}
