@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
 from tasks.config import StorageConfig
@@ -67,7 +68,6 @@ class DagFlow(Flow[P, R]):
         Raises:
             WrongInput: One of them has a value it cannot have.
         """
-        shorten_logs()  # The first of a run that is called in its process.
         try:
             return super().validate_parameters(parameters)
         except ParameterTypeError as error:
@@ -76,13 +76,15 @@ class DagFlow(Flow[P, R]):
             raise
 
 
-def _tell_how_it_ends(function: Callable[P, R]) -> Callable[P, R]:
+def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callable[P, R]:
     """Return the function of a flow, which then says on the run's page why the run failed, or that it was cancelled."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        shorten_logs()  # The first of a run that is called in its process.
         try:
-            return function(*args, **kwargs)
+            # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
+            return function(**begun.validate_parameters(get_call_parameters(function, args, kwargs)))
         except TerminationSignal:
             finish_cancellation()
             raise
@@ -103,9 +105,9 @@ def dag_flow(name: str) -> Callable[[Callable[P, R]], DagFlow[P, R]]:
     """Make a flow; its results are JSON and not pickles, since they may come from another machine."""
 
     def decorate(function: Callable[P, R]) -> DagFlow[P, R]:
-        made = DagFlow(function, name=name, persist_result=True, result_serializer="json")
+        made = DagFlow(function, name=name, persist_result=True, result_serializer="json", validate_parameters=False)
         # Only now: Prefect has read the flow's file and parameters off the function itself.
-        made.fn = _tell_how_it_ends(function)
+        made.fn = _tell_how_it_ends(made, function)
         # What another flow hands over is not for a person: the form would show an empty alternative.
         made.parameters.properties.pop("cache_ref", None)
         return made

@@ -4,8 +4,13 @@ import logging
 import re
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from tasks import config
+from tasks.config.runs import Run
 from tasks.credentials import without_credentials
 from tasks.errors import FOR_A_PERSON, OutOfTime
 from tasks.markup import markdown_code, markdown_text
@@ -18,8 +23,35 @@ ARTIFACT_KEY = "what-went-wrong"
 _OWN_CODE = Path(__file__).resolve().parents[2]
 _OWN_PACKAGES = ("flows", "tasks")
 
-_SETTING = re.compile(r"(?<![\w./'])[a-z]+(?:\.[a-z]+(?:_[a-z0-9]+)*)+(?![\w/.]*[/(])(?!\.\w)")
-"""A setting as sentences name it: a group, then fields, as in distributed.num_ranks."""
+_DOTTED = re.compile(r"(?<![\w./'])[a-z]\w*(?:\.\w+)+(?![\w/.]*[/(])(?!\.\w)")
+"""What may be a setting in its group, as distributed.num_ranks; a file's name and a function look alike."""
+
+_FIRST = re.compile(r"(?:config\.)?([a-z]\w*(?:\.\w+)*)(?=:| is | has | and | are )")
+"""What may be a setting at the beginning of a sentence, where a name needs no group: source, table_version."""
+
+
+@cache
+def _settings() -> frozenset[str]:
+    """Return the names of all settings: those of a flow, those of its groups, and those in its form's first screen."""
+    runs = [found for found in vars(config).values() if isinstance(found, type) and issubclass(found, Run)]
+    short = {name for run in runs for name in run.first}
+    return frozenset(short.union(*(_names(run) for run in runs)))
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in model.model_fields.items():
+        found.add(f"{prefix}{name}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= _names(field.annotation, f"{prefix}{name}.")
+    return found
+
+
+def _as_setting(name: str) -> str | None:
+    """Return a setting without the name of a flow's parameter; also one within a setting, as train.fine_tune.0."""
+    parts = name.removeprefix("config.").split(".")
+    known = any(".".join(parts[:length]) in _settings() for length in range(min(2, len(parts)), len(parts) + 1))
+    return ".".join(parts) if known else None
 
 
 def state_message(error: Exception) -> str:
@@ -30,17 +62,41 @@ def state_message(error: Exception) -> str:
     return f"{without_credentials(str(error))} ({type(error).__name__})"
 
 
+def _unquoted(sentence: str) -> str:
+    """Return a sentence with its quoted values blanked out; positions stay those of the sentence."""
+    return re.sub(r"'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
+
+
+def _first_setting(sentence: str) -> str | None:
+    """Return the setting that a sentence begins with, or None."""
+    found = _FIRST.match(sentence)
+    setting = _as_setting(found[1]) if found else None
+    if found is None or setting is None:
+        return None
+    # What is wrong between settings of one group is said of the group: config.train: freeze_backbone is ...
+    within = _FIRST.match(sentence, found.end() + 2)
+    return f"{setting}.{within[1]}" if within and f"{setting}.{within[1]}" in _settings() else setting
+
+
 def named_setting(sentence: str) -> str | None:
     """Return the first setting that a sentence names, or None."""
-    found = _SETTING.search(re.sub(r"'[^']*'", "''", sentence))
-    return found[0] if found else None
+    unquoted = _unquoted(sentence)
+    if first := _first_setting(unquoted):
+        return first
+    return next(filter(None, map(_as_setting, _DOTTED.findall(unquoted))), None)
+
+
+def single_errors(sentence: str) -> list[str]:
+    """Return the errors that a sentence is made of (`tasks.errors.explain`), each of which begins with its setting."""
+    ends = [found.start() for found in re.finditer("; ", _unquoted(sentence))]
+    begins = [0, *(end + 2 for end in ends)]
+    parts = [sentence[begin:end] for begin, end in zip(begins, [*ends, len(sentence)], strict=True)]
+    return parts if all(_first_setting(part) for part in parts) else [sentence]
 
 
 def way_out(sentence: str) -> str | None:
     """Return what a sentence advises: what follows its last colon outside quotes, or None."""
-    # Quoted values keep their length, so that positions stay those of the sentence.
-    unquoted = re.sub(r"'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
-    position = unquoted.rfind(": ")
+    position = _unquoted(sentence).rfind(": ")
     return sentence[position + 2 :].strip() if position >= 0 else None
 
 
@@ -51,6 +107,17 @@ def raised_at(error: BaseException) -> str | None:
         if file.is_relative_to(_OWN_CODE) and (own := file.relative_to(_OWN_CODE)).parts[0] in _OWN_PACKAGES:
             return f"{own}, line {frame.lineno}, in {frame.name}"
     return None
+
+
+def _settings_and_ways_out(errors: Sequence[str]) -> list[str]:
+    """Return what is to be changed as entries of a list: two for one error, and one for each of several."""
+    found: list[str] = []
+    for error in errors:
+        setting, advice = named_setting(error), way_out(error)
+        entries = [f"Setting: {markdown_code(setting)}"] if setting else []
+        entries += [f"Way out: {markdown_text(advice)}"] if advice else []
+        found += entries if len(errors) == 1 else [". ".join(entries)]
+    return [f"- {entry}" for entry in found]
 
 
 def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] = ()) -> str:
@@ -65,10 +132,7 @@ def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] =
     lines = ["# What went wrong", ""]
     if isinstance(error, EXPLAINED):
         lines += [f"**{markdown_text(sentence)}**", ""]
-        if setting := named_setting(sentence):
-            lines.append(f"- Setting: {markdown_code(setting)}")
-        if advice := way_out(sentence):
-            lines.append(f"- Way out: {markdown_text(advice)}")
+        lines += _settings_and_ways_out(single_errors(sentence))
     else:
         lines += [f"**{markdown_text(type(error).__name__)}: {markdown_text(sentence)}**", ""]
         if place := raised_at(error):
@@ -77,16 +141,6 @@ def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] =
     lines += [f"- {child}" for child in children]
     lines.append(f"- Full log: [logs of this run]({log})" if log else "- Full log: where this run was started")
     return "\n".join(lines) + "\n"
-
-
-def mark_as_told(error: Exception) -> None:
-    """Remember that the sentence of an error was logged."""
-    error.lakevision_told = True  # type: ignore[attr-defined]
-
-
-def was_told(error: Exception) -> bool:
-    """Return whether the sentence of an error was logged."""
-    return getattr(error, "lakevision_told", False)
 
 
 class OneSentence(logging.Filter):
@@ -106,9 +160,6 @@ class OneSentence(logging.Filter):
         record.msg, record.args = message, ()
         if message.startswith("Finished in state Cancelled"):
             record.levelno, record.levelname = logging.INFO, "INFO"  # the engine of a task takes it for an error
-        if message.startswith("Engine execution exited") and isinstance(error, EXPLAINED) and not was_told(error):
-            record.msg = without_credentials(str(error))  # of a run that ended before its function was called
-            return True
         return not (record.levelno >= logging.ERROR and told and message.startswith(_REPEATS))
 
 

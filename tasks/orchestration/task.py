@@ -27,7 +27,7 @@ from tasks.credentials import without_credentials
 from tasks.errors import OutOfTime, WrongInput
 from tasks.home import make_home
 from tasks.log_lines import OneLine
-from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, mark_as_told, state_message, what_went_wrong
+from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, state_message, what_went_wrong
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
 
@@ -133,7 +133,6 @@ def explain_failure(error: Exception) -> None:
     log = get_run_logger()
     if isinstance(error, EXPLAINED):
         log.error("%s", without_credentials(str(error)))
-        mark_as_told(error)
     page = url_for("flow-run", obj_id=str(flow_run.get_id()))
     try:
         create_markdown_artifact(

@@ -53,6 +53,7 @@ from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
 from tasks.orchestration.task import run_stage, stage
+from tasks.pool.ending import told_by
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
@@ -173,7 +174,12 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback
     sentence = "config.etl.max_bad_fraction is 7: input should be less than or equal to 1"
     with pytest.raises(WrongInput, match=sentence):
         state.result()
-    assert sentence in state.message
+    # As whoever submitted the run reads it, and is not to submit it again.
+    told = told_by(state.message)
+    assert isinstance(told, WrongInput)
+    assert str(told) == sentence
+    run_id = state.state_details.flow_run_id
+    assert "- Setting: `etl.max_bad_fraction`" in explanation_of(run_id)
     assert any(record.levelno == logging.ERROR and sentence in record.getMessage() for record in caplog.records)
     assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)
 

@@ -7,7 +7,6 @@ import pytest
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
 from tasks.orchestration.failure import (
     OneSentence,
-    mark_as_told,
     named_setting,
     state_message,
     way_out,
@@ -31,12 +30,41 @@ from tasks.orchestration.failure import (
             "start one",
         ),
         ("'x' of tasks/etl/read.py is not there", None, None),
+        ("source is 'a', which is neither a path nor a URL: give a folder", "source", "give a folder"),
+        ("table_version is 9, but '/t' has the versions 0 to 3: give one", "table_version", "give one"),
+        ("run_ids has 'a' and 'b', which were trained on different tables", "run_ids", None),
+        ("run_id is 'a', whose config.json has no data: give another", "run_id", "give another"),
+        ("config.train: freeze_backbone is true with weights 'none': set it", "train.freeze_backbone", "set it"),
+        ("study is 'a' and number is not given: give both", "study", "give both"),
+        ("config.number is -1: input should be 0 or more", "number", "input should be 0 or more"),
+        ("config.train.fine_tune.0.epochs is 0: give 1", "train.fine_tune.0.epochs", "give 1"),
+        ("spark.conf.spark.executor.cores: it is no number", "spark.conf.spark.executor.cores", "it is no number"),
+        ("the file config.json was written by torch.save in mlflow.db", None, None),
+        ("the source is empty, and so is the number of images", None, None),
     ],
 )
 def test_setting_and_way_out_are_read_off_the_sentence(sentence: str, setting: str | None, advice: str | None) -> None:
     """Quoted values are neither."""
     assert named_setting(sentence) == setting
     assert way_out(sentence) == advice
+
+
+def test_each_of_several_errors_has_its_own_line() -> None:
+    """The setting of one beside the advice of another would mislead."""
+    sentence = "config.etl.max_bad_fraction is 7: give at most 1; config.train.seed is '0; a': give 1 or more"
+    lines = what_went_wrong(WrongInput(sentence), None).splitlines()
+    assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
+        "- Setting: `etl.max_bad_fraction`. Way out: give at most 1",
+        "- Setting: `train.seed`. Way out: give 1 or more",
+    ]
+
+
+def test_advice_with_a_semicolon_is_one_error() -> None:
+    """Only what names a setting of its own is another error."""
+    sentence = "storage.home is 'a', which is not local: logs lie there; set storage.tables instead"
+    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in what_went_wrong(
+        WrongInput(sentence), None
+    )
 
 
 def test_message_and_artifact_lead_with_the_sentence_and_hold_no_secret() -> None:
@@ -86,14 +114,10 @@ def logged(error: Exception, message: str) -> tuple[bool, logging.LogRecord]:
 
 @pytest.mark.parametrize("error", [WrongInput("a"), OutOfTime("a"), DiskFull("a")])
 def test_errors_that_a_sentence_explains_are_logged_without_a_traceback(error: Exception) -> None:
-    """Their sentence takes the place of the engine's words, and is said once."""
+    """Their sentence is said once, by the flow itself, and not again by the engine."""
     passes, record = logged(error, "Task run failed with exception")
     assert passes
     assert record.exc_info is None
-    passes, record = logged(error, "Engine execution exited with unexpected exception")
-    assert passes
-    assert (record.getMessage(), record.exc_info) == ("a", None)
-    mark_as_told(error)
     assert not logged(error, "Engine execution exited with unexpected exception")[0]
 
 
