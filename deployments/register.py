@@ -36,8 +36,10 @@ LEFT = ("RUNNING", "PENDING", "CANCELLING")
 """States of runs that were under way."""
 
 
-def crash_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
+def end_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
     """Mark runs as crashed that a killed stack left running: they would hold their slots, and later runs wait.
+
+    Those that were being cancelled are marked as cancelled.
 
     Args:
         client: Of the server.
@@ -47,7 +49,8 @@ def crash_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
     for run in client.read_flow_runs(flow_run_filter=left):
         if run.state is not None and run.state.timestamp >= began:
             continue
-        client.set_flow_run_state(run.id, Crashed(message="its stack ended before it"), force=True)
+        ended = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
+        client.set_flow_run_state(run.id, ended(message="its stack ended before it"), force=True)
 
 
 def make_pools(client: SyncPrefectClient) -> None:
@@ -166,7 +169,7 @@ def main(arguments: Sequence[str]) -> None:
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         for began in map(datetime.fromisoformat, arguments):
-            crash_abandoned_runs(client, began)
+            end_abandoned_runs(client, began)
             cancel_orphans(client, began)
         make_pools(client)
         record = lakevision_home() / "prefect" / "deployed.json"

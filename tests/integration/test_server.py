@@ -379,7 +379,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, sai
         {"source": "/a", "weights": "none", "freeze_backbone": False, "model_name": "mine"},
         {"etl": {"source": "/a"}, "train": {"weights": "none", "freeze_backbone": False}},  # by group
         {"source": "/a", "weights": "none", "train": {"freeze_backbone": False}},
-        {"source": "/a", "storage": {"home": None}, "train": {"max_seconds": None}, "cache": {"keep_days": None}},
+        {"source": "/a", "storage": {"home": None}, "train": {"max_seconds": None}, "cache": {"keep_days": 0}},
         {"source": "/a", "etl": {"labels": {"by": "file", "file": "s3a://b/labels.CSV"}, "split_by": "file"}},
         {"source": "/a", "etl": {"labels": {"by": "folder", "pattern": None, "file": ""}}},
         {"source": "/a", "train": {"schedule": "one_cycle", "warmup_epochs": 0.0, "fine_tune": []}},
@@ -522,27 +522,28 @@ with get_client(sync_client=True) as client:
 
 
 def test_runs_that_an_ended_stack_left_are_ended_and_those_of_this_one_are_not(stack):
-    """They would hold the pool's only slot, or be run with old parameters."""
+    """They would hold the pool's only slot, or be run with old parameters; a cancelled one did not crash."""
     make = """
-from uuid import uuid4
 from prefect.client.orchestration import get_client
-from prefect.states import Running
+from prefect.states import Cancelling, Running
 with get_client(sync_client=True) as client:
     deployment = client.read_deployment_by_name("train-distributed/train-distributed")
-    run = client.create_flow_run_from_deployment(deployment.id)
-    client.set_flow_run_state(run.id, Running(), force=True)
-    print(run.id)
+    for states in ([Running()], [Running(), Cancelling()]):
+        run = client.create_flow_run_from_deployment(deployment.id)
+        for state in states:
+            client.set_flow_run_state(run.id, state, force=True)
+        print(run.id)
 """
-    before = submit(stack, make).stdout.strip()
+    before = submit(stack, make).stdout.split()
     began = datetime.now(UTC).isoformat()
-    after = submit(stack, make).stdout.strip()
+    after = submit(stack, make).stdout.split()
     stack.run("register", [sys.executable, "-m", "deployments.register", began])
     read = f"""
 from prefect.client.orchestration import get_client
 with get_client(sync_client=True) as client:
-    print([client.read_flow_run(run).state.type.value for run in ("{before}", "{after}")])
+    print([client.read_flow_run(run).state.type.value for run in {before + after}])
 """
-    assert submit(stack, read).stdout.strip() == "['CRASHED', 'RUNNING']"
+    assert submit(stack, read).stdout.strip() == "['CRASHED', 'CANCELLED', 'RUNNING', 'CANCELLING']"
 
 
 def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that uses it
