@@ -22,7 +22,7 @@ from rich.console import Console
 
 from flows.options import WHOLE_HELP, Options
 from tasks.config.runs import Run
-from tasks.errors import FOR_A_PERSON, WrongInput, explain
+from tasks.errors import FOR_A_PERSON, WrongInput, explain, shown
 from tasks.home import make_home
 from tasks.log_lines import OneLine
 from tasks.progress.bar import progress_bars
@@ -127,7 +127,7 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     except Exception as error:
-        print(f"{program}: {type(error).__name__}: {error} (the whole log: {log})", file=sys.stderr)
+        print(f"{program}: {type(error).__name__}: {shown(error)} (the whole log: {log})", file=sys.stderr)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
     print(result.model_dump_json(indent=2))

@@ -13,11 +13,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
+from tasks.cancellation.task import finish_cancellation, is_being_cancelled, signal_behind
 from tasks.config import StorageConfig
 from tasks.errors import WrongInput, explain
 from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
-from tasks.orchestration.failure import EXPLAINED, shorten_logs
-from tasks.orchestration.task import explain_failure, failed_state, finish_cancellation, signal_behind
+from tasks.orchestration.failure import EXPLAINED, shorten_logs, without_secrets
+from tasks.orchestration.task import explain_failure, failed_state
 from tasks.storage import resolve_storage
 
 logger = logging.getLogger("lakevision.home")
@@ -81,7 +82,7 @@ def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callabl
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        shorten_logs()  # The first of a run that is called in its process.
+        shorten_logs(is_being_cancelled)  # The first of a run that is called in its process.
         try:
             # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
             return function(**begun.validate_parameters(get_call_parameters(function, args, kwargs)))
@@ -96,6 +97,9 @@ def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callabl
             if isinstance(error, EXPLAINED):
                 # Prefect raises the error that the state holds, for a plain call as for any other.
                 return failed_state(error)  # type: ignore[return-value]
+            clean = without_secrets(error)
+            if clean is not error:
+                raise clean from None
             raise
 
     return run

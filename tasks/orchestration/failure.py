@@ -3,7 +3,7 @@
 import logging
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -109,6 +109,36 @@ def raised_at(error: BaseException) -> str | None:
     return None
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that a traceback shows with it."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        found = pending.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        pending += [found.__cause__, None if found.__suppress_context__ else found.__context__]
+        if isinstance(found, BaseExceptionGroup):
+            pending += found.exceptions
+
+
+def without_secrets(error: Exception) -> Exception:
+    """Return an unexpected error as it is, or another one in its place where text or traceback show credentials.
+
+    The other one has its kind, its place and its text without them, and nothing of its causes.
+    """
+    shown = [text for found in _chain(error) for text in (str(found), *getattr(found, "__notes__", ()))]
+    if all(without_credentials(text) == text for text in shown):
+        return error
+    clean = RuntimeError(f"{type(error).__name__}: {without_credentials(str(error))}")
+    for note in getattr(error, "__notes__", ()):
+        clean.add_note(without_credentials(note))
+    clean.__suppress_context__ = True
+    return clean.with_traceback(error.__traceback__)
+
+
 def _settings_and_ways_out(errors: Sequence[str]) -> list[str]:
     """Return what is to be changed as entries of a list: two for one error, and one for each of several."""
     found: list[str] = []
@@ -149,6 +179,15 @@ class OneSentence(logging.Filter):
     The engine logs the traceback of whatever ends a run, also where the run's state has its own message.
     """
 
+    def __init__(self, is_being_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Make the filter.
+
+        Args:
+            is_being_cancelled: Returns whether the current run is; asked where a signal ended a task or a flow.
+        """
+        super().__init__()
+        self.is_being_cancelled = is_being_cancelled
+
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged; remove from it what is not to be seen."""
         error = record.exc_info[1] if record.exc_info else None
@@ -156,15 +195,23 @@ class OneSentence(logging.Filter):
         told = error is None or isinstance(error, EXPLAINED)
         if record.exc_info and told:
             record.exc_info = record.exc_text = None
+        elif isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
+            record.exc_info, record.exc_text = (type(clean), clean, clean.__traceback__), None
         message = without_credentials(record.getMessage())
         record.msg, record.args = message, ()
         if message.startswith("Finished in state Cancelled"):
             record.levelno, record.levelname = logging.INFO, "INFO"  # the engine of a task takes it for an error
+        if message.startswith(_CRASHED) and "termination signal" in message and self.is_being_cancelled():
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.msg = "Ended by a signal, since the flow run is being cancelled"
         return not (record.levelno >= logging.ERROR and told and message.startswith(_REPEATS))
 
 
 _REPEATS = ("Engine execution exited", "Execution of flow run", "Task run failed with state", "Parameter validation")
 """How lines begin with which the engine says again that a run failed, after its sentence was logged."""
+
+_CRASHED = ("Crash detected!", "Finished in state Crashed")
+"""How lines begin with which the engine says that a signal ended a task or a flow."""
 
 ONE_SENTENCE = OneSentence()
 """The one filter: a logger that has it already does not take it twice."""
@@ -172,7 +219,12 @@ ONE_SENTENCE = OneSentence()
 FILTERED_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine", "prefect.flows")
 
 
-def shorten_logs() -> None:
-    """Let the loggers of Prefect's runs and engine drop such tracebacks, in this process."""
+def shorten_logs(is_being_cancelled: Callable[[], bool]) -> None:
+    """Let the loggers of Prefect's runs and engine drop such tracebacks, in this process.
+
+    Args:
+        is_being_cancelled: As `OneSentence` takes it.
+    """
+    ONE_SENTENCE.is_being_cancelled = is_being_cancelled
     for name in FILTERED_LOGGERS:
         logging.getLogger(name).addFilter(ONE_SENTENCE)

@@ -7,14 +7,11 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from uuid import UUID
 
-import httpx
 from prefect import Task
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import FlowRunContext, TaskRunContext
+from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -23,11 +20,12 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import get_transaction
 from prefect.utilities.urls import url_for
 
+from tasks.cancellation.task import cancelled_task_run, is_being_cancelled, note_task_run, signal_behind
 from tasks.credentials import without_credentials
 from tasks.errors import OutOfTime, WrongInput
 from tasks.home import make_home
 from tasks.log_lines import OneLine
-from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, state_message, what_went_wrong
+from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, state_message, what_went_wrong, without_secrets
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
 
@@ -105,7 +103,8 @@ class Stage(Task[P, R]):
 
         def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
             """Run the stage in this process."""
-            state: State[R] = super().__call__(*args, return_state=True, **kwargs)
+            with cancelled_task_run():
+                state: State[R] = super().__call__(*args, return_state=True, **kwargs)
             return state if return_state else state.result()
 
     def with_options(self, **options: Any) -> "Stage[P, R]":
@@ -142,36 +141,12 @@ def explain_failure(error: Exception) -> None:
         log.warning("the artifact %s was not published: %s", ARTIFACT_KEY, away)
 
 
-def finish_cancellation() -> None:
-    """Set the current flow run to Cancelled, if it is being cancelled, once all that it started has ended.
-
-    Its worker does so too, but only after it has imported the flow in another process, to look for hooks.
-    """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or not is_being_cancelled():
-        return
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-        state: State[None] = Cancelled(message="The flow run was cancelled.")
-        client.set_flow_run_state(context.flow_run.id, state)
-        context.flow_run.state = state
-
-
-def signal_behind(error: BaseException) -> TerminationSignal | None:
-    """Return the signal that ended this process's work, also where the cleanup after it failed, or None.
-
-    A cancelled run's JVM gets the signal as well, and what is left to say to it is then an error of its own.
-    """
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, TerminationSignal):
-        found = found.__cause__ or found.__context__
-    return found
-
-
 def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call the function of a stage; return a state where Prefect's own would hide why it ended.
 
     Such a state holds the error, so that whoever calls the stage gets that raised.
     """
+    note_task_run()
     try:
         with run_log(), progress_artifacts():
             make_homes(*args, *kwargs.values())
@@ -185,6 +160,9 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             raise signal from None  # Prefect takes it for a crash, and it is one.
         if isinstance(error, EXPLAINED):
             return _ended_as(failed_state(error))  # type: ignore[no-any-return]
+        clean = without_secrets(error)
+        if clean is not error:
+            raise clean from None
         raise
 
 
@@ -230,22 +208,6 @@ def flow_run_tags() -> dict[str, str]:
     """Return the tags by which an MLflow run names the Prefect run it belongs to."""
     found = flow_run.get_id()
     return {"prefect.flow_run_id": str(found)} if found else {}
-
-
-def is_being_cancelled() -> bool:
-    """Return whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later.
-
-    A server that does not answer says of none that it was.
-    """
-    found = flow_run.get_id()
-    if found is None:
-        return False
-    try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(UUID(str(found))).state
-    except httpx.HTTPError:
-        return False
-    return state is not None and (state.is_cancelled() or state.is_cancelling())
 
 
 def run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

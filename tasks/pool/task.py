@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 
+from tasks.cancellation.task import is_being_cancelled
 from tasks.errors import WrongInput
 from tasks.markup import markdown_text
-from tasks.orchestration.task import is_being_cancelled
 from tasks.pool.ending import Cancelled, told_by
 from tasks.pool.settings import PoolSettings, worker_command
 

@@ -75,9 +75,14 @@ def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | N
 
 
 def has_run(storage: Storage, run_id: str) -> bool:
-    """Say whether the tracking server knows the run and nobody deleted it."""
+    """Say whether the tracking server knows the run and nobody deleted it.
+
+    Raises:
+        TrackingAway: The server does not answer.
+    """
     try:
-        found = client_of(storage).get_run(run_id)
+        with away_named(storage):
+            found = client_of(storage).get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -171,15 +176,16 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
 
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
-    return dict(client_of(storage).get_run(run.run_id).data.metrics)
+    with away_named(storage):
+        return dict(client_of(storage).get_run(run.run_id).data.metrics)
 
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
     """Return the content of a file among the run's artifacts, or None where there is none of that name."""
     client = client_of(storage)
-    if name not in artifact_names(run.run_id):
-        return None
-    with TemporaryDirectory() as scratch:
+    with away_named(storage), TemporaryDirectory() as scratch:
+        if name not in artifact_names(run.run_id):
+            return None
         return Path(client.download_artifacts(run.run_id, name, scratch)).read_bytes()
 
 
@@ -190,5 +196,6 @@ def artifact_names(run_id: str) -> set[str]:
 
 def run_location(storage: Storage, run: RunRef) -> str:
     """Return where a person finds the run: the experiment and run in MLflow's UI."""
-    experiment = client_of(storage).get_run(run.run_id).info.experiment_id
+    with away_named(storage):
+        experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return run_page(experiment, run.run_id)

@@ -222,6 +222,78 @@ def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(s
     assert [text for level, text in lines if level >= logging.ERROR or "Crash" in text] == []
 
 
+def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
+    """Prefect waits outside of the stage's function, and takes the signal for a crash."""
+    calls = []
+
+    def cancel_in_the_wait(run_id: UUID) -> None:
+        of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        with get_client(sync_client=True) as client:
+            while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["AwaitingRetry"]:
+                time.sleep(0.1)
+            client.set_flow_run_state(run_id, Cancelling())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @stage("lose")
+    def lose() -> None:
+        calls.append(UUID(str(flow_run.id)))
+        threading.Thread(target=cancel_in_the_wait, args=[calls[0]], daemon=True).start()
+        raise ConnectionError("lost")
+
+    @dag_flow("losing")
+    def losing(config: EtlRun) -> None:
+        run_stage(lose.with_options(retry_delay_seconds=120))
+
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        with pytest.raises(TerminationSignal):
+            losing(EtlRun(storage=StorageConfig(home=storage.home)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(calls) == 1
+    lines = logged_by(calls[0], 3)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(calls[0]).state.name == "Cancelled"
+        of_run = FlowRunFilter.model_validate({"id": {"any_": calls}})
+        deadline = time.monotonic() + 30
+        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
+            assert time.monotonic() < deadline, client.read_task_runs(flow_run_filter=of_run)
+            time.sleep(0.2)
+    # The failure that the task was to be tried again after is one.
+    assert [text for _level, text in lines if "Crash" in text] == []
+    assert [text for level, text in lines if level >= logging.ERROR and "ConnectionError" not in text] == []
+
+
+def test_an_unexpected_error_with_a_password_in_its_text_shows_none(storage):
+    """Neither in the message, nor the artifact, nor a traceback; it is tried again as any other."""
+    calls, said = [], "API request to http://me:hidden@127.0.0.1:9/api/2.0 failed"  # a traceback shows lines of code
+
+    @stage("ask", retries=1)
+    def ask() -> None:
+        calls.append(1)
+        raise mlflow.MlflowException(said)
+
+    @dag_flow("asking")
+    def asking(config: EtlRun) -> None:
+        run_stage(ask.with_options(retry_delay_seconds=0))
+
+    state = asking(EtlRun(storage=StorageConfig(home=storage.home)), return_state=True)
+    run_id = state.state_details.flow_run_id
+    assert len(calls) == 2
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+    deadline = time.monotonic() + 30
+    with get_client(sync_client=True) as client:
+        messages = [client.read_flow_run(run_id).state.message]
+        while not (runs := client.read_task_runs(flow_run_filter=of_run)) or runs[0].state.name != "Failed":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    messages += [runs[0].state.message, explanation_of(run_id), str(state.result(raise_on_failure=False))]
+    assert all("http://***@127.0.0.1:9/api/2.0 failed" in message.replace("\\*", "*") for message in messages)
+    lines = [text for _level, text in logged_by(run_id, 4)]
+    assert any("Traceback" in text for text in lines)
+    assert [text for text in [*messages, *lines] if "hidden" in text] == []
+
+
 def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifact(storage):
     """Retried, as before; the artifact says where in our code it was raised."""
 

@@ -119,6 +119,11 @@ def test_a_tracking_server_that_went_away_is_one_sentence_wherever_a_training_as
         tracking.MetricSender(storage, "run").steps_sent("val_loss")
     with pytest.raises(TrackingAway, match=said), tracking.tracked_run(storage, "run", "key", {}, {}, None):
         pytest.fail("it cannot have begun")
+    for ask in (tracking.run_metrics, tracking.run_location, lambda *given: tracking.read_artifact(*given, "card.md")):
+        with pytest.raises(TrackingAway, match=said):
+            ask(storage, RunRef(run_id="run"))
+    with pytest.raises(TrackingAway, match=said):
+        tracking.has_run(storage, "run")
 
 
 def test_another_error_of_a_tracking_server_is_what_it_is(tmp_path):

@@ -1,6 +1,7 @@
 """Why a run failed, as a user reads it."""
 
 import logging
+import traceback
 
 import pytest
 
@@ -11,6 +12,7 @@ from tasks.orchestration.failure import (
     state_message,
     way_out,
     what_went_wrong,
+    without_secrets,
 )
 
 
@@ -129,6 +131,45 @@ def test_unexpected_errors_keep_their_traceback() -> None:
         assert record.exc_info is not None
 
 
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    """Return an error as it is when it was raised and caught."""
+    try:
+        raise error from cause  # noqa: TRY301  # to be caught
+    except Exception as caught:
+        return caught
+
+
+@pytest.mark.parametrize("hidden_in_cause", [False, True])
+def test_an_unexpected_error_is_handed_on_without_the_password_in_its_text(hidden_in_cause: bool) -> None:
+    """Prefect logs its text, its traceback and those of its causes; the kind and the place stay."""
+    secret = OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
+    error = raised(ValueError("it failed"), secret) if hidden_in_cause else raised(secret)
+    clean = without_secrets(error)
+    shown = "".join(traceback.format_exception(clean))
+    assert "hidden" not in shown
+    assert str(clean) == (
+        "ValueError: it failed" if hidden_in_cause else "OSError: API request to http://***@127.0.0.1:9/api failed"
+    )
+    assert "in raised" in shown
+    assert type(clean) is RuntimeError
+
+
+def test_other_errors_are_handed_on_as_they_are() -> None:
+    """Also where two were raised from one another in a circle."""
+    first, second = ValueError("a"), OSError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert without_secrets(first) is first
+
+
+def test_a_traceback_in_the_engines_logs_shows_no_credentials() -> None:
+    """Nor does the error that a filter for files or the server would format."""
+    error = raised(OSError("API request to http://me:hidden@127.0.0.1:9/api failed"))
+    _passes, record = logged(error, "Encountered exception during execution")
+    assert record.exc_info is not None
+    assert "hidden" not in logging.Formatter().format(record)
+    assert "http://***@127.0.0.1:9/api" in logging.Formatter().format(record)
+
+
 def test_what_the_engine_logs_shows_no_credentials_and_a_cancelled_task_is_no_error() -> None:
     """Also where an error is shown as Python writes it."""
     _passes, record = logged(ConnectionError("a"), "failed with ConnectionError('s3://me:hidden@host')")
@@ -136,3 +177,22 @@ def test_what_the_engine_logs_shows_no_credentials_and_a_cancelled_task_is_no_er
     line = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, "Finished in state Cancelled('a')", (), None)
     assert OneSentence().filter(line)
     assert line.levelno == logging.INFO
+
+
+@pytest.mark.parametrize(("cancelled", "level"), [(True, logging.INFO), (False, logging.ERROR)])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Crash detected! Execution was aborted by a termination signal.",
+        "Finished in state Crashed('Execution was aborted by a termination signal.')",
+    ],
+)
+def test_a_signal_is_no_crash_where_the_run_is_being_cancelled(message: str, cancelled: bool, level: int) -> None:
+    """The engine takes it for one where it comes while a task waits to be tried again."""
+    line = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, message, (), None)
+    assert OneSentence(lambda: cancelled).filter(line)
+    assert line.levelno == level
+    assert ("Crash" in line.getMessage()) == (not cancelled)
+    other = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, "Crash detected! Out of memory", (), None)
+    assert OneSentence(lambda: cancelled).filter(other)
+    assert other.levelno == logging.ERROR
