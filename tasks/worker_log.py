@@ -11,10 +11,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark import TaskContext
+from pyspark import Accumulator, TaskContext
 
 from tasks.printable import printable
 from tasks.progress.count import TELL_SECONDS, advance
+from tasks.spark_progress import EndedParts
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -30,14 +31,15 @@ def say(message: str) -> None:
 
 @dataclass
 class WorkerCount:
-    """Counts what one Spark task has done of a step, and says so at most every TELL_SECONDS.
+    """Counts what one Spark task has done of a step, and says so at most every TELL_SECONDS and at its end.
 
-    On a cluster its lines stay in the executor's stderr.
+    On a cluster its lines stay in the executor's stderr; what it says at its end reaches the driver.
     """
 
     step: str
     driver: int
     """Process id of the driver, which adds up: runs that share a home share the log."""
+    ended: Accumulator[EndedParts] | None = None
     done: int = 0
     told: float = 0.0
 
@@ -48,11 +50,19 @@ class WorkerCount:
         if now - self.told < TELL_SECONDS:
             return
         self.told = now
-        task = TaskContext.get()
-        part = 0 if task is None else task.partitionId()
         # Of one piece, as another worker may write to the same file.
-        sys.stderr.write(f"{PROGRESS_MARK}{self.driver} {self.step} {part} {self.done}\n")
+        sys.stderr.write(f"{PROGRESS_MARK}{self.driver} {self.step} {self._part} {self.done}\n")
         sys.stderr.flush()
+
+    def close(self) -> None:
+        """Tell the driver what the task has done, which has read all of its input."""
+        if self.ended is not None:
+            self.ended.add(((self.step, self._part, self.done),))
+
+    @property
+    def _part(self) -> str:
+        task = TaskContext.get()
+        return "0" if task is None else str(task.partitionId())
 
 
 def _take_count(line: str) -> None:

@@ -31,6 +31,7 @@ from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark import BROADCAST_ROWS, spark_session
+from tasks.spark_progress import count_ended_tasks, num_tasks
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -172,15 +173,16 @@ def _build(
     spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig, table: TableRef, url: str
 ) -> CacheManifest:
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    writer = make_writer(url, cache, groups)
+    writer = make_writer(url, cache, groups, count_ended_tasks(spark.sparkContext))
+    total, cores = sum(content.rows.values()), spark.sparkContext.defaultParallelism
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     numbered = (
         _number_rows(spark, images, content, cache)
-        .repartition(spark.sparkContext.defaultParallelism * 2, "split", "file")
+        .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
         .sortWithinPartitions("split", "row")
         .mapInArrow(writer, schema)  # type: ignore[arg-type]  # an iterator in, as documented
     )
-    with counted("cache", sum(content.rows.values())):
+    with counted("cache", total):
         parts = numbered.collect()
     splits = {}
     for split in SPLITS:

@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from pyspark import Accumulator
 
 from tasks.cache.manifest import CacheFile
 from tasks.config import CacheConfig
 from tasks.etl.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
+from tasks.spark_progress import EndedParts
 from tasks.worker_log import WorkerCount, say
 
 PADDING = -1
@@ -156,17 +158,20 @@ def _part(writer: CacheFileWriter) -> dict[str, Any]:
 
 
 def make_writer(
-    url: str, cache: CacheConfig, rows_per_group: Mapping[str, int]
+    url: str,
+    cache: CacheConfig,
+    rows_per_group: Mapping[str, int],
+    ended: Accumulator[EndedParts] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`.
 
     In go batches of (split, file, row, label_index, content) sorted by split and row, a file's rows all in one task;
-    out comes one row of CACHE_PART_ARROW a file written.
+    out comes one row of CACHE_PART_ARROW a file written. `ended` is told of each task that ends.
     """
     driver = os.getpid()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count = WorkerCount("cache", driver)
+        count = WorkerCount("cache", driver, ended)
         writer: CacheFileWriter | None = None
         current: tuple[str, int] | None = None
         parts: list[dict[str, Any]] = []
@@ -183,6 +188,7 @@ def make_writer(
                 count.add(1)
         if writer is not None:
             parts.append(_part(writer))
+        count.close()
         if parts:
             say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} pictures")
             yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)

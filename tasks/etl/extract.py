@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyspark import Accumulator
 
 from tasks.config import EtlConfig
 from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
@@ -15,6 +16,7 @@ from tasks.etl.near_duplicates import dhash
 from tasks.etl.parts import PartTarget, PartWriter
 from tasks.etl.rewriting import Mapper
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
+from tasks.spark_progress import EndedParts
 from tasks.storage import is_inside
 from tasks.worker_log import WorkerCount, say
 
@@ -133,10 +135,17 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     return StoredPicture(content, width, height, dhash(image))
 
 
-def make_reader(source: Path, etl: EtlConfig, target: PartTarget, edges: Edges | None = None) -> Mapper:
+def make_reader(
+    source: Path,
+    etl: EtlConfig,
+    target: PartTarget,
+    edges: Edges | None = None,
+    ended: Accumulator[EndedParts] | None = None,
+) -> Mapper:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
 
     The pictures themselves go into parts of `target`, those near an edge of two splits into parts of their own.
+    `ended` is told of each task that ends.
     """
     driver = os.getpid()
 
@@ -146,12 +155,14 @@ def make_reader(source: Path, etl: EtlConfig, target: PartTarget, edges: Edges |
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
             return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
 
-        return _examine_all(batches, examine, target, edges, driver)
+        return _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
 
     return read
 
 
-def make_decoder(etl: EtlConfig, target: PartTarget, edges: Edges | None = None) -> Mapper:
+def make_decoder(
+    etl: EtlConfig, target: PartTarget, edges: Edges | None = None, ended: Accumulator[EndedParts] | None = None
+) -> Mapper:
     """Return the function for `mapInArrow` where Spark did the reading, otherwise as `make_reader`.
 
     Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
@@ -164,7 +175,7 @@ def make_decoder(etl: EtlConfig, target: PartTarget, edges: Edges | None = None)
         return examine_picture(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()
-    return lambda batches: _examine_all(batches, examine, target, edges, driver)
+    return lambda batches: _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
 
 
 def _examine_all(
@@ -172,11 +183,10 @@ def _examine_all(
     examine: Callable[[dict[str, Any]], dict[str, Any]],
     target: PartTarget,
     edges: Edges | None,
-    driver: int,
+    count: WorkerCount,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
     rows: list[dict[str, Any]] = []
-    count = WorkerCount("etl", driver)
     with PartWriter(target) as sure, PartWriter(target) as unsure:
         for batch in batches:
             for listed in batch.to_pylist():
@@ -187,6 +197,7 @@ def _examine_all(
                     writer = unsure if edges is not None and edges.has(row["sha256"], row["label"]) else sure
                     row["part"] = writer.add({name: row.get(name) for name in IMAGES.names})
                 rows.append({name: row[name] for name in READ_ARROW.names})
+    count.close()
     if rows:
         num_bad = sum(row["reason"] is not None for row in rows)
         say(f"read {len(rows)} files, {num_bad} of them unusable")

@@ -44,6 +44,7 @@ from tasks.schema import (
     STORED,
 )
 from tasks.spark import NeedsSpark, keep_spark, without_spark_first
+from tasks.spark_progress import count_ended_tasks
 from tasks.storage import Storage
 from tasks.turns import take_turn
 
@@ -113,10 +114,11 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
     # Twice as many parts pay only where copying them does not.
     is_large = (pc.sum(listing["size"]).as_py() or 0) > rewriting.DRIVER_BYTES
     edges = Edges.of(etl, listing) if is_large and etl.split_by == "stratified" else None
+    ended = count_ended_tasks(spark.sparkContext)
     if isinstance(source.location, Path):
-        reader = make_reader(source.location, etl, target, edges)
+        reader = make_reader(source.location, etl, target, edges, ended)
     else:
-        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, edges)
+        files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, edges, ended)
     rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
     with counted("etl", listing.num_rows):
         return rows.toArrow()

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pandas as pd
 import pyarrow as pa
-from pyspark import SparkFiles
+from pyspark import Accumulator, SparkFiles
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
@@ -28,6 +28,7 @@ from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
+from tasks.spark_progress import EndedParts, count_ended_tasks, num_tasks
 from tasks.storage import Storage
 from tasks.turns import take_turn
 from tasks.worker_log import WorkerCount, say
@@ -37,13 +38,16 @@ logger = logging.getLogger("lakevision.predict")
 KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
 
 
-def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[[str], Column]:
+def make_predictor(
+    package: str, batch_size: int, num_threads: int, ended: Accumulator[EndedParts] | None = None
+) -> Callable[[str], Column]:
     """Return the iterator pandas UDF: encoded pictures in, structs of PREDICTION out.
 
     Args:
         package: Name under which SparkContext.addFile sent the model package.
         batch_size: Pictures a forward pass.
         num_threads: Compute threads of one Python worker.
+        ended: Told of each task that ends.
     """
     driver = os.getpid()
 
@@ -52,7 +56,7 @@ def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[
 
         from tasks.predict.model import ImageClassifier
 
-        count = WorkerCount("predict", driver)
+        count = WorkerCount("predict", driver, ended)
 
         # Cores times threads would fight: Spark already runs one worker a core.
         torch.set_num_threads(num_threads)
@@ -66,6 +70,7 @@ def make_predictor(package: str, batch_size: int, num_threads: int) -> Callable[
             ]
             count.add(len(contents))
             yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
+        count.close()
 
     predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]
     return predictor
@@ -180,8 +185,9 @@ def _predict(
             pictures = pictures.join(chosen, on="sha256", how="left_semi")
         with TemporaryDirectory(prefix="lakevision-model-") as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
-            with counted("predict", pending.num_rows):
-                errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size)
+            num = pending.num_rows
+            with counted("predict", num):
+                errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size, num)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
@@ -206,15 +212,21 @@ def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratc
 
 
 def _predict_pending(
-    spark: SparkSession, pending: DataFrame, predictions: str, package: str, model: ModelRef, batch_size: int
+    spark: SparkSession,
+    pending: DataFrame,
+    predictions: str,
+    package: str,
+    model: ModelRef,
+    batch_size: int,
+    num_pending: int,
 ) -> int:
     """Predict and merge, in one commit; return how many pictures have an error instead of a label."""
     parallelism = spark.sparkContext.defaultParallelism
     num_threads = max(1, num_cores() // parallelism)
-    predictor = make_predictor(package, batch_size, num_threads)
+    predictor = make_predictor(package, batch_size, num_threads, count_ended_tasks(spark.sparkContext))
     rows = (
-        # A worker loads the model once a task: as many tasks as cores, not as many as files.
-        pending.repartition(parallelism)
+        # A worker loads the model once a task: few tasks, and not as many as files.
+        pending.repartition(num_tasks(num_pending, parallelism, least=parallelism))
         .select("sha256", predictor("content").alias("prediction"))
         .select(
             "sha256",

@@ -12,6 +12,9 @@ logger = logging.getLogger("lakevision.progress")
 TELL_SECONDS = 2.0
 """Between two tellings of the same step, and between two lines of the same Spark task."""
 
+EPOCHS = "-epochs"
+"""How the name of a step ends that counts epochs."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -21,6 +24,9 @@ class Standing:
     done: int
     total: int
     seconds: float
+    unit: str = "images"
+    note: str = ""
+    """What is to be said of it besides."""
 
     @property
     def percent(self) -> float:
@@ -33,13 +39,15 @@ class Standing:
         return self.seconds / self.done * (self.total - self.done) if self.done else None
 
     def __str__(self) -> str:
-        """Return done and total, rate, and time left."""
-        text = f"{self.done:,} of {self.total:,} images"
-        if self.seconds_left is None:
-            return text
-        rate = self.done / self.seconds if self.seconds else 0.0
-        left = "" if self.done >= self.total else f", {format_seconds(self.seconds_left)} left"
-        return f"{text}, {rate:,.0f} images/s{left}"
+        """Return done and total, note, rate, and time left."""
+        parts = [f"{self.done:,} of {self.total:,} {self.unit}", *([self.note] if self.note else [])]
+        if self.seconds_left is not None:
+            if self.unit == "images":  # an epoch takes minutes: none per second
+                rate = self.done / self.seconds if self.seconds else 0.0
+                parts.append(f"{rate:,.0f} images/s")
+            if self.done < self.total:
+                parts.append(f"{format_seconds(self.seconds_left)} left")
+        return ", ".join(parts)
 
 
 def format_seconds(seconds: float) -> str:

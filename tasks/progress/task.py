@@ -9,7 +9,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from tasks.progress.count import Standing, heard_by
+from tasks.progress.count import EPOCHS, Standing, heard_by
 
 logger = logging.getLogger("lakevision.progress")
 
@@ -61,9 +61,8 @@ class _Artifacts:
     def _write(self, standing: Standing) -> None:
         artifact = self._made.get(standing.step)
         if artifact is None:
-            created = create_progress_artifact(
-                progress=standing.percent, key=f"{standing.step}-progress", description=str(standing)
-            )
+            key = standing.step if standing.step.endswith(EPOCHS) else f"{standing.step}-progress"
+            created = create_progress_artifact(progress=standing.percent, key=key, description=str(standing))
             self._made[standing.step] = UUID(str(created))
         else:
             update_progress_artifact(artifact_id=artifact, progress=standing.percent, description=str(standing))

@@ -3,16 +3,8 @@
 import json
 import logging
 from typing import Any
-from uuid import UUID
 
-import httpx
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
 from tasks import tracking
@@ -24,6 +16,7 @@ from tasks.etl.delta import check_table_path
 from tasks.etl.snapshots import at_version
 from tasks.markup import in_cells, markdown_link
 from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.progress.epochs import EpochProgress
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.spark import without_spark_first
 from tasks.storage import Storage
@@ -46,25 +39,12 @@ MAX_PICTURE_BYTES = 200_000
 
 
 def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
-    """Train in processes of their own, with a progress artifact for the epochs and the metrics at the end."""
-    progress = UUID(str(create_progress_artifact(progress=0.0, key=f"{key}-epochs", description="Epochs trained")))
-
-    def on_event(event: dict[str, Any]) -> None:
-        shown = f"{event['epoch']} of at most {event['max_epochs']} epochs, val accuracy {event['val_accuracy']:.4f}"
-        _show_progress(progress, 100.0 * event["epoch"] / event["max_epochs"], shown)
-
-    run = launch_ranks(spec, on_event)
-    _show_progress(progress, 100.0)
+    """Train in processes of their own, with the progress of the epochs and the metrics at the end."""
+    epochs = EpochProgress(key, spec.train.total_epochs)
+    run = launch_ranks(spec, epochs.hear)
+    epochs.end()
     publish_run(run, spec.storage, key)
     return run
-
-
-def _show_progress(artifact: UUID, percent: float, description: str | None = None) -> None:
-    try:
-        update_progress_artifact(artifact_id=artifact, progress=percent, description=description)
-    except httpx.HTTPError as error:
-        # No training ends because nobody can be shown how far it is: the server is away, or a person removed the bar.
-        logger.warning("the progress artifact was not updated: %s", error)
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:

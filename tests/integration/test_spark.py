@@ -4,6 +4,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from pyspark.sql import functions as F
 
 from tasks.config import SparkConfig
 from tasks.jvm import check_java, class_archive
+from tasks.progress import count
+from tasks.progress.count import counted, heard_by
 from tasks.spark import spark_session, without_spark_first
 from tasks.spark_failure import SparkFailed, in_short
+from tasks.spark_progress import count_ended_tasks
+from tasks.worker_log import WorkerCount
 from tests.processes import ROOT
 
 
@@ -73,6 +78,28 @@ def test_a_session_that_is_open_is_used_at_once(spark, storage):
     assert given == [spark]
 
 
+def test_tasks_that_end_are_counted_where_no_line_of_a_worker_arrives(spark, monkeypatch):
+    """As on a cluster, whose workers write elsewhere: their lines here name another driver."""
+    monkeypatch.setattr(count, "TELL_SECONDS", 0.0)
+    ended = count_ended_tasks(spark.sparkContext)
+
+    def work(batches):
+        of_task = WorkerCount("far", -1, ended)
+        for batch in batches:
+            of_task.add(batch.num_rows)
+            yield batch
+        of_task.close()
+
+    heard = []
+    with heard_by(heard.append), counted("far", 100):
+        assert spark.range(40, numPartitions=4).mapInArrow(work, "id long").count() == 40
+        deadline = time.monotonic() + 30
+        while heard[-1].done < 40:
+            assert time.monotonic() < deadline, heard
+            time.sleep(0.1)
+    assert [standing.done for standing in heard] == [0, 10, 20, 30, 40, 100]
+
+
 def test_a_worker_killed_before_it_spoke_is_called_so():
     """The JVM says that a socket was closed; of another exception the first lines stay as they are."""
     assert in_short(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
@@ -82,6 +109,7 @@ def test_a_worker_killed_before_it_spoke_is_called_so():
 
 STARTED = """
 import sys
+import time
 from pathlib import Path
 import tasks.spark
 if len(sys.argv) > 2:

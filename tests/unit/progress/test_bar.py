@@ -9,6 +9,7 @@ from rich.theme import Theme
 
 from tasks.progress.bar import progress_bars
 from tasks.progress.count import counted
+from tasks.progress.epochs import EpochProgress
 
 
 class Terminal(io.StringIO):
@@ -30,6 +31,21 @@ def test_a_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -
         pass
     assert "etl" in terminal.getvalue()
     assert "1,500 of 1,500 images" in terminal.getvalue()
+
+
+def test_a_training_run_has_a_bar_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs are hours long: they are what a user waits for."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress_bars(Console(stderr=True)):
+        epochs = EpochProgress("train", 20)
+        epochs.hear({"epoch": 4, "max_epochs": 20, "val_accuracy": 0.5})
+        epochs.end()
+    shown = terminal.getvalue()
+    assert "train-epochs" in shown
+    assert "4 of 4 epochs, val accuracy 0.5000" in shown
 
 
 def test_what_is_no_terminal_gets_nothing_but_the_log(

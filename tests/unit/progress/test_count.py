@@ -4,12 +4,15 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tasks import worker_log
 from tasks.progress import count
 from tasks.progress.count import Standing, advance, counted, heard_by
+from tasks.progress.epochs import EpochProgress
+from tasks.spark_progress import EndedParts, EndedTasks, num_tasks
 from tasks.worker_log import WorkerCount, forward_worker_lines
 
 
@@ -68,11 +71,31 @@ def test_tellings_are_throttled_and_the_last_is_told(monkeypatch: pytest.MonkeyP
         (Standing("etl", 1200, 8000, 5.0), "1,200 of 8,000 images, 240 images/s, 28 s left"),
         (Standing("etl", 10, 36010, 1.0), "10 of 36,010 images, 10 images/s, 1 h 0 min left"),
         (Standing("etl", 10, 10, 2.0), "10 of 10 images, 5 images/s"),
+        (Standing("a-epochs", 0, 20, 0.0, "epochs"), "0 of 20 epochs"),
+        (Standing("a-epochs", 2, 20, 60.0, "epochs", "val loss 1"), "2 of 20 epochs, val loss 1, 9 min 0 s left"),
     ],
 )
 def test_a_standing_is_said_with_rate_and_time_left(standing: Standing, text: str) -> None:
     """As far as they are known."""
     assert str(standing) == text
+
+
+def test_epochs_are_counted_and_a_training_run_that_stops_early_is_done(
+    heard: list[Standing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed one's time left is reckoned from the epochs that it trained itself."""
+    clock = iter([100.0, 110.0, 120.0, 121.0])
+    monkeypatch.setattr("tasks.progress.epochs.time.monotonic", lambda: next(clock))
+    with heard_by(heard.append):
+        epochs = EpochProgress("train", 20)
+        for epoch, accuracy in ((5, 0.5), (6, 0.75)):
+            epochs.hear({"epoch": epoch, "max_epochs": 20, "val_accuracy": accuracy})
+        epochs.end()
+    assert [(standing.done, standing.total, standing.note) for standing in heard] == [
+        (0, 20, ""), (5, 20, "val accuracy 0.5000"), (6, 20, "val accuracy 0.7500"), (6, 6, "val accuracy 0.7500"),
+    ]  # fmt: skip
+    assert [standing.seconds_left for standing in heard] == [None, 10.0 * 15, 10.0 * 14, 0.0]
+    assert {standing.step for standing in heard} == {"train-epochs"}
 
 
 def test_lines_of_workers_reach_the_count(
@@ -92,3 +115,33 @@ def test_lines_of_workers_reach_the_count(
             log.write_text(f"{lines}{worker_log.PROGRESS_MARK}{os.getpid()} etl 5 lake\n")
         time.sleep(0)
     assert [standing.done for standing in heard] == [0, 3, 4, 10]
+
+
+def test_an_ended_task_is_counted_on_the_driver_whatever_became_of_its_lines(
+    heard: list[Standing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a cluster stay on its machines; a task that was run again counts once."""
+    ended, on_worker = EndedTasks(), SimpleNamespace(partitionId=lambda: 3)
+    monkeypatch.setattr("tasks.spark_progress.TaskContext.get", lambda: on_worker)
+    monkeypatch.setattr("tasks.worker_log.TaskContext.get", lambda: on_worker)
+    held: list[EndedParts] = [ended.zero(())]
+    accumulator = SimpleNamespace(add=lambda term: held.append(ended.addInPlace(held[-1], term)))
+    for images in (4, 7):
+        of_task = WorkerCount("etl", -1, accumulator)  # type: ignore[arg-type]
+        of_task.add(images)
+        of_task.close()
+    assert held[-1] == (("etl", "3", 4), ("etl", "3", 7))
+    monkeypatch.setattr("tasks.spark_progress.TaskContext.get", lambda: None)
+    with heard_by(heard.append), counted("etl", 10):
+        assert ended.addInPlace(ended.zero(()), held[-1]) == ()
+        assert ended.addInPlace(ended.zero(()), (("etl", "0", 1),)) == ()
+    assert [standing.done for standing in heard] == [0, 4, 7, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "num"),
+    [(0, 4, 4), (100, 4, 4), (30_000, 4, 6), (1_000_000, 4, 32), (1_000_000, 8, 32), (100_000, 40, 40)],
+)
+def test_a_large_step_has_more_tasks_than_cores(rows: int, least: int, num: int) -> None:
+    """Of four cores: each task that ends is progress, and each has a price."""
+    assert num_tasks(rows, 4, least) == num
