@@ -100,6 +100,15 @@ def absolute_url(url: str) -> str:
     return url if path is None else str(path.expanduser().absolute())
 
 
+def _tables_url(tables: str, home: str) -> str:
+    """Return the folder or URL of the tables; a lone name is a folder of the home.
+
+    So a deployment may preset tables of its own without knowing the home.
+    """
+    is_name = "/" not in tables and not urlparse(tables).scheme and tables not in {".", ".."} and tables[0] != "~"
+    return f"{home}/{tables}" if is_name else absolute_url(tables)
+
+
 def tracking_file(home: str) -> str:
     """Return the tracking database of a home folder, where no other is asked for."""
     return f"sqlite:///{home}/mlflow.db"
@@ -111,7 +120,7 @@ def artifacts_folder(home: str) -> str:
 
 
 def resolve_storage(config: StorageConfig) -> Storage:
-    """Fill what is empty from `home`, and make every folder absolute.
+    """Fill what is empty from `home`, and make every folder absolute; a lone name of `tables` lies under `home`.
 
     Raises:
         WrongInput: `home` is no local folder.
@@ -124,7 +133,7 @@ def resolve_storage(config: StorageConfig) -> Storage:
         )
     return Storage(
         home=home,
-        tables=absolute_url(config.tables or f"{home}/tables"),
+        tables=_tables_url(config.tables or "tables", home),
         cache=absolute_url(config.cache or f"{home}/cache"),
         artifacts=absolute_url(config.artifacts or artifacts_folder(home)),
         tracking=config.tracking or tracking_uri() or tracking_file(home),

@@ -61,6 +61,7 @@ NETWORK = {
     "freeze_backbone": ("train", "freeze_backbone"),
 }
 IMAGE_SIZE = {"image_size": ("cache", "image_size")}
+TABLES = {"tables": ("storage", "tables")}
 MODEL_NAME = {"model_name": ("promote", "model_name")}
 DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
 
@@ -83,7 +84,7 @@ class SparkRun(Run):
 class EtlRun(SparkRun):
     """Parameters of the flow `etl`."""
 
-    first = SOURCE
+    first = SOURCE | TABLES
     required = A_FOLDER
 
     etl: EtlConfig = EtlConfig()
@@ -138,7 +139,7 @@ class PromoteRun(Run):
 class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
-    first = MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
+    first = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
 
     promote: PromoteConfig = Field(
         PromoteConfig(), description="Names the registered model; empty: the one that is trained from the table"
@@ -149,9 +150,7 @@ class PredictRun(SparkRun):
 class MaintainRun(SparkRun):
     """Parameters of the flow `maintain`."""
 
-    first: ClassVar[Mapping[str, tuple[str, str]]] = {
-        name: ("maintain", name) for name in ("vacuum_hours", "file_megabytes")
-    }
+    first = TABLES | {name: ("maintain", name) for name in ("vacuum_hours", "file_megabytes")}
 
     maintain: MaintainConfig = MaintainConfig()
 
@@ -159,7 +158,7 @@ class MaintainRun(SparkRun):
 class PipelineConfig(SparkRun):
     """Parameters of the whole DAG."""
 
-    first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME
+    first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
     required = A_FOLDER
     rules = (
         *NETWORK_RULES,

@@ -54,7 +54,11 @@ class StorageConfig(Settings):
     home: Url | None = Field(
         None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
-    tables: Url | None = Field(None, description="Folder or URL of the Delta tables; empty: `tables` under home")
+    tables: Url | None = Field(
+        None,
+        description="Folder or URL of the Delta tables; a name without a slash is a folder under home (./name one in "
+        "the current folder); empty: `tables` under home",
+    )
     cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
     artifacts: Url | None = Field(
         None, description="Folder or URL of MLflow's artifacts; empty: `artifacts` under home"

@@ -7,8 +7,11 @@ import yaml
 from prefect import Flow
 from prefect.utilities.schema_tools.validation import validate
 
-from tasks.config import DistributedConfig, TuneConfig
+from tasks.config import DistributedConfig, StorageConfig, TuneConfig
 from tasks.errors import WrongInput
+from tasks.refs import TableRef
+from tasks.storage import is_inside, resolve_storage
+from tasks.tracking.model_names import derived_model_name
 from tests.processes import ROOT
 
 FILE = ROOT / "deployments" / "prefect.yaml"
@@ -47,6 +50,28 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     assert deployment["description"]
     assert "lakevision" in deployment["tags"]
     assert deployment["work_pool"]["name"] == ("gpu" if "gpu" in deployment["tags"] else "cpu")
+
+
+def test_the_deployments_of_digits_and_of_photos_share_a_home_and_no_table(tmp_path):
+    """A user tries the digits first: tables that were made from one source refuse another, and so would the model."""
+    given = {name: item["parameters"]["config"].get("tables") for name, item in DEPLOYMENTS.items()}
+    storages = {
+        name: resolve_storage(StorageConfig(home=str(tmp_path), tables=tables)) for name, tables in given.items()
+    }
+    of_digits, of_photos = storages["pipeline"], storages["photos"]
+    tables = ("images", "files", "predictions")
+    assert not {of_digits.table(name) for name in tables} & {of_photos.table(name) for name in tables}
+    assert all(is_inside(of_photos.table(name), str(tmp_path)) for name in tables)
+    assert (of_photos.cache, of_photos.tracking) == (of_digits.cache, of_digits.tracking)
+    # These two take the digits' tables, and say how they take others.
+    for name in ("predict-batch", "maintain"):
+        assert storages[name].tables == of_digits.tables
+        assert f"set tables to {given['photos']}" in DEPLOYMENTS[name]["description"]
+    models = {
+        derived_model_name(TableRef(path=storage.table("images"), version=0, source=source, table_id=source), storage)
+        for storage, source in ((of_digits, str(of_digits.digits)), (of_photos, "/photos"))
+    }
+    assert len(models) == 2
 
 
 def test_schedules_are_paused_and_a_second_run_waits():

@@ -313,6 +313,8 @@ def test_the_form_shows_first_what_most_users_change(stack, api, interface):
         submit[0].click()
         refused = "'source (your folder of class folders, or builtin:digits)' is a required property"
         wait.until(lambda page: refused in text_of(page))
+        # The digits' tables take no other source: photos have tables of their own, which a user sees.
+        assert find_field(browser, "Tables").get_attribute("value") == "photos-tables"
 
 
 @pytest.mark.parametrize(

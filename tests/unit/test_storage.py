@@ -1,5 +1,6 @@
 """Where things lie, resolved once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,32 @@ def test_relative_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
 
-    storage = resolve_storage(StorageConfig(home="home", tables="tables", cache="~/cache"))
+    storage = resolve_storage(StorageConfig(home="home", tables="./tables", cache="~/cache"))
 
     assert storage.home == str(tmp_path / "home")
     assert storage.tables == str(tmp_path / "tables")
     assert storage.cache == "/home/someone/cache"
     assert storage.artifacts == str(tmp_path / "home" / "artifacts")
+
+
+@pytest.mark.parametrize("name", ["photos-tables", "photos.2", "größe 中"])
+def test_a_name_for_the_tables_lies_below_the_home(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a deployment can preset another folder for its tables without knowing the home."""
+    monkeypatch.chdir("/")
+
+    assert resolve_storage(StorageConfig(home=str(tmp_path), tables=name)).tables == f"{tmp_path}/{name}"
+
+
+@pytest.mark.parametrize(
+    ("given", "tables"),
+    [("/a", "/a"), ("a/b", "/work/a/b"), (".", "/work"), ("..", "/work/.."), ("~", "/home/me"), ("s3a://b", "s3a://b")],
+)
+def test_any_other_path_for_the_tables_does_not(given: str, tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is relative to the current folder, as elsewhere."""
+    monkeypatch.setattr(os, "getcwd", lambda: "/work")
+    monkeypatch.setenv("HOME", "/home/me")
+
+    assert resolve_storage(StorageConfig(home="/h", tables=given)).tables == tables
 
 
 def test_urls_are_left_as_they_are(tmp_path: Path) -> None:
