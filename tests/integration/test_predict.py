@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from delta.tables import DeltaTable
 
-from tasks import worker_log
+from tasks import spark_progress, worker_log
 from tasks.cache.materialize import materialize_cache
 from tasks.config import CacheConfig, EtlConfig, PredictConfig, PromoteConfig, SparkConfig
 from tasks.errors import WrongInput
@@ -33,8 +33,9 @@ def promote(runs, storage, model_name=None):
 
 def test_etl_cache_and_inference_are_counted_by_the_workers_that_do_them(spark, source, storage, tmp_path, monkeypatch):
     """What each worker says of its share is heard here, and the end of a step is all of its images."""
-    counts, heard = [], []
+    counts, ended, heard = [], [], []
     monkeypatch.setattr(worker_log, "advance", lambda *count: counts.append(count))
+    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
     with heard_by(heard.append):
         images = ingest(source, storage).images
         materialize_cache(CacheConfig(image_size=16), images, storage, SparkConfig())
@@ -43,6 +44,9 @@ def test_etl_cache_and_inference_are_counted_by_the_workers_that_do_them(spark, 
     assert [(standing.step, standing.done, standing.total) for standing in heard] == [
         (step, done, 60) for step in ("etl", "cache", "predict") for done in (0, 60)
     ]
+    # Of tasks that ended, which Spark tells wherever they ran, all are heard before a step ends.
+    for step in ("etl", "cache", "predict"):
+        assert sum({part: done for name, part, done in ended if name == step}.values()) == 60, ended
     deadline = time.monotonic() + 30
     while {step for step, _part, _done in counts} != {"etl", "cache", "predict"}:
         assert time.monotonic() < deadline, counts
