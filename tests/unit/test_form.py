@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
 from pydantic import Field, ValidationError
 
-from flows.command_line import parse_arguments
+from flows.command_line import parse_arguments, run_from_command_line
 from flows.decorator import DagFlow
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
@@ -195,3 +195,21 @@ def test_wrong_options_are_all_named() -> None:
         ("train", "max_epochs"),
         ("etl", "min_side"),
     }
+
+
+def test_an_unexpected_error_on_a_terminal_shows_no_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow's own errors name the URL that it called."""
+
+    def fail(_config: Run) -> None:
+        raise OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
+
+    monkeypatch.setattr("sys.argv", ["program"])
+    monkeypatch.setattr("flows.command_line._route_logs", lambda _config: "flows.log")
+    with pytest.raises(SystemExit) as ended:
+        run_from_command_line(fail, TrialRun)  # type: ignore[arg-type]  # called as a flow is
+
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "OSError: API request to http://***@127.0.0.1:9/api failed (the whole log: flows.log)" in said
