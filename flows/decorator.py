@@ -85,7 +85,8 @@ def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callabl
         shorten_logs(is_being_cancelled)  # The first of a run that is called in its process.
         try:
             # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
-            return function(**begun.validate_parameters(get_call_parameters(function, args, kwargs)))
+            validated = begun.validate_parameters(get_call_parameters(function, args, kwargs))
+            return function(**validated)  # type: ignore[call-arg]  # no type names its parameters
         except TerminationSignal:
             finish_cancellation()
             raise

@@ -33,12 +33,12 @@ def _formatted(template: str, args: Any) -> str:
     """Return the message of a record; nothing in its arguments begins a line."""
     if not args:
         return printable(template)
-    message = template % args
+    message: str = template % args
     if _is_plain(message):
         return message
     # The line breaks may be the template's own, which stay.
     if isinstance(args, Mapping):
-        return template % {name: _shown(value) for name, value in args.items()}
+        return str(template % {name: _shown(value) for name, value in args.items()})
     return template % tuple(_shown(value) for value in args)
 
 

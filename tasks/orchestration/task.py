@@ -160,8 +160,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             raise signal from None  # Prefect takes it for a crash, and it is one.
         if isinstance(error, EXPLAINED):
             return _ended_as(failed_state(error))  # type: ignore[no-any-return]
-        clean = without_secrets(error)
-        if clean is not error:
+        if isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             raise clean from None
         raise
 
