@@ -75,7 +75,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "weights": weights,
             "freeze_backbone": frozen,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
-            "max_epochs": 20 if own else 4,
+            "max_epochs": 20 if own else 5,
             # The demo's tables are its own: another source takes the place of the last one's.
             "etl": {"replace_source": True},
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
