@@ -177,8 +177,14 @@ def sentence(message: str) -> str:
     return message.removesuffix("(WrongInput)").strip()
 
 
-def show_summary(stack: LocalStack, flow_run_id: str) -> None:
-    """Print the summary and the commands that open the UIs on it."""
+def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) -> None:
+    """Print the summary and the commands that open the UIs on it.
+
+    Args:
+        stack: Which has run the DAG.
+        flow_run_id: Of the run.
+        own_tracking: The tracking URI of the user's shell; the demo has tracked into its own home.
+    """
     from tasks.config import StorageConfig
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
@@ -199,6 +205,7 @@ def show_summary(stack: LocalStack, flow_run_id: str) -> None:
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
     )
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
+    home += "LAKEVISION_TRACKING_URI= " if own_tracking else ""
     alone = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
     print(f"  MLflow alone: {alone}   (the same login)")
 
@@ -219,9 +226,10 @@ def main(arguments: Sequence[str]) -> int:
         with local_stack(lakevision_home(), port) as stack:
             if own_auth_string() is None:  # asked before the stack's own string is in the environment
                 say(f"to log in on its page: what is in {auth_file(stack.home)}")
+            own_tracking = os.environ.get("LAKEVISION_TRACKING_URI")
             os.environ.update(stack.environment)
             flow_run_id = follow_run(stack, values)
-            show_summary(stack, flow_run_id)
+            show_summary(stack, flow_run_id, own_tracking)
     except ValidationError as error:
         print(f"make demo: {explain(error)}", file=sys.stderr)
         return 2

@@ -39,3 +39,9 @@ def listen(port: int, what: str, setting: str) -> socket.socket:
             f"or set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
         ) from None
     return made
+
+
+def refuse_connections(listening: socket.socket) -> None:
+    """Let a socket listen no more, whose server has ended: who connects is refused, and nobody else gets the port."""
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

@@ -8,6 +8,7 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
@@ -18,7 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, TypeAdapter
@@ -64,7 +65,7 @@ def make_pools(client: SyncPrefectClient) -> None:
 
 
 def import_deployed() -> None:
-    """Import what `deploy_all` needs, which takes seconds: done while the server starts, it costs no time.
+    """Import what `deploy_all` needs, which takes seconds: done while the server starts, it costs little time.
 
     The command imports the flows' files anew; what they import is there by then.
     """
@@ -134,7 +135,10 @@ def restore_edits(
         if was is None:
             continue
         if given is not None and was.parameters != given.parameters:
-            client.update_deployment(deployment.id, DeploymentUpdate(parameters=was.parameters))
+            try:
+                client.update_deployment(deployment.id, DeploymentUpdate(parameters=was.parameters))
+            except PrefectHTTPStatusError as error:  # stored by an older version, which had other settings
+                print(f"the edited parameters of '{deployment.name}' are not taken over: {error}", flush=True)
         for made in deployment.schedules:
             slug = made.slug or ""
             if slug not in was.active:
@@ -165,8 +169,9 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: Nothing, or the moment at which a stack began whose predecessor's runs are to be ended.
     """
-    import_deployed()
-    with get_client(sync_client=True) as client:
+    # Beside what is first asked of the server: workers would take the runs that are cancelled here.
+    with ThreadPoolExecutor() as threads, get_client(sync_client=True) as client:
+        importing = threads.submit(import_deployed)
         wait_for_server(client)
         for began in map(datetime.fromisoformat, arguments):
             end_abandoned_runs(client, began)
@@ -175,6 +180,7 @@ def main(arguments: Sequence[str]) -> None:
         record = lakevision_home() / "prefect" / "deployed.json"
         last = Deployed.validate_json(record.read_bytes()) if record.exists() else {}
         before = read_deployed(client)
+        importing.result()
         deploy_all()
         deployed = read_deployed(client)
         restore_edits(client, before, last)

@@ -2,6 +2,7 @@
 
 import argparse
 import socket
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -33,9 +34,10 @@ def serve(app: Any, address: argparse.Namespace, **settings: Any) -> None:
         settings: Of `uvicorn.Config`.
     """
     config = uvicorn.Config(app, host=address.host, port=address.port, backlog=BACKLOG, **settings)
-    if address.fd is None:
-        uvicorn.Server(config).run()
-        return
-    inherited = socket.socket(fileno=address.fd)
-    inherited.set_inheritable(False)
-    uvicorn.Server(config).run(sockets=[inherited])
+    sockets = None
+    if address.fd is not None:
+        inherited = socket.socket(fileno=address.fd)
+        inherited.set_inheritable(False)
+        sockets = [inherited]
+    with suppress(KeyboardInterrupt):  # raised again once all is closed: how a user ends it is no error
+        uvicorn.Server(config).run(sockets=sockets)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from deployments.login import auth_string, authorization, prepare_folder
-from deployments.ports import HOST, listen
+from deployments.ports import HOST, listen, refuse_connections
 from deployments.stack_environment import mlflow_environment, stack_environment
 from deployments.stack_mark import STACK_MARK, end_marked
 from tasks.environment import MLFLOW_PORT
@@ -212,6 +212,8 @@ class LocalStack:
             if name not in DISPENSABLE:
                 raise RuntimeError(f"{name} ended with status {process.returncode}; {self._last_lines(name)}")
             self._processes.remove((name, process))
+            if name in self._sockets:
+                refuse_connections(self._sockets[name])
             say(f"warning: {name} ended with status {process.returncode}; the rest goes on. {self._last_lines(name)}")
 
     def end(self) -> None:

@@ -115,20 +115,18 @@ def keep_spark() -> Iterator[None]:
 
 
 def leave_memory_to_training(config: SparkConfig) -> None:
-    """Stop the kept session before a long stage without Spark, unless the machine has memory to spare for both.
+    """Stop the kept session before a long stage without Spark, unless it is local and memory is to spare for both.
 
     Another session costs a JVM's start and the first use of each of its classes, some ten seconds; an idle JVM costs
-    its heap.
+    its heap. On a cluster an idle session would hold its executors for hours.
     """
     if _kept.session is None:
         return
-    heap = memory_bytes(config.driver_memory)
-    if free_memory() >= SPARE_HEAPS * heap:
+    is_roomy = free_memory() >= SPARE_HEAPS * memory_bytes(config.driver_memory)
+    if is_roomy and config.master.startswith("local"):
         return
     session, _kept.session = _kept.session, None
-    logger.info(
-        "Spark ends until it is needed again: less than %d x %s of memory are free", SPARE_HEAPS, config.driver_memory
-    )
+    logger.info("Spark ends until it is needed again")
     _stop(session)
 
 

@@ -19,7 +19,7 @@ _BEGUN: ContextVar[list[UUID] | None] = ContextVar("task runs begun by the curre
 def is_being_cancelled() -> bool:
     """Return whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later.
 
-    A server that does not answer says of none that it was.
+    A server that does not answer says of none that it was, and of a run that was deleted nobody can.
     """
     found = flow_run.get_id()
     if found is None:
@@ -27,7 +27,7 @@ def is_being_cancelled() -> bool:
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(str(found))).state
-    except httpx.HTTPError:
+    except (httpx.HTTPError, ObjectNotFound):
         return False
     return state is not None and (state.is_cancelled() or state.is_cancelling())
 
@@ -40,7 +40,7 @@ def finish_cancellation() -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or not is_being_cancelled():
         return
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+    with suppress(httpx.HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
         state: State[None] = Cancelled(message="The flow run was cancelled.")
         client.set_flow_run_state(context.flow_run.id, state)
         context.flow_run.state = state

@@ -71,9 +71,9 @@ def check_model(
     """
     tags = check_promoted(model, storage)
     source, here = tags.get(tracking.SOURCE_TAG, ""), tracking.source_name(table, storage)
-    known = {tags.get(tracking.TABLE_ID_TAG, ""): source}
-    known |= {served.table_id: served.source for served in tracking.served_tables(tags, _name(model))}
-    same_table = bool(table.table_id) and known.get(table.table_id) in {"", here}
+    known = {(tags.get(tracking.TABLE_ID_TAG, ""), source)}
+    known |= {(served.table_id, served.source) for served in tracking.served_tables(tags, _name(model))}
+    same_table = bool(table.table_id) and not known.isdisjoint({(table.table_id, ""), (table.table_id, here)})
     if same_table or (source == here and here.startswith(BUILTIN_DIGITS)):
         return
     theirs = f"another table{f', of images of {source!r},' if source else ''}"

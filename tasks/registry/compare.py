@@ -63,7 +63,7 @@ def champion_accuracy(best: EvaluatedRun, champion: EvaluatedRun, version: Model
     logger.warning("the champion could not be tested again on the challenger's images, and stays: %s", problem)
     how = (
         f"{recorded}, so the two cannot be compared; it could not be tested again: {problem} "
-        "(to make the run the champion all the same, set the alias in MLflow)"
+        "(to make the run the champion all the same, remove the alias from the model in MLflow and promote the run)"
     )
     return Known(champion.accuracy, champion.images, how, is_comparable=False)
 

@@ -109,7 +109,7 @@ def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | 
         lost = tracking.registered_version(storage, best.run, challenge.name)
         if lost is not None:  # registered here, and then another run was the champion first
             tracking.tag_version(storage, lost, tags)
-    if best.table is not None:
+    if best.table is not None and not _is_before_served(best.table, champion, storage):
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias keeps no history: this is what a rollback goes back to.
@@ -121,6 +121,18 @@ def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | 
             return None
         tracking.set_alias(storage, champion, CHAMPION)
     return decision
+
+
+def _is_before_served(table: TableRef, champion: ModelRef, storage: Storage) -> bool:
+    """Return whether the champion is of a later version of the table, or is said to serve one.
+
+    A run of an earlier version that loses says nothing of what the table holds now.
+    """
+    tags = tracking.version_tags(storage, champion)
+    known = [*tracking.served_tables(tags, champion.name)]
+    if (own := tracking.evaluated_version(storage, champion)) is not None and own.table is not None:
+        known.append(own.table)
+    return any(table.table_id == other.table_id and table.version < other.version for other in known)
 
 
 def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:

@@ -24,6 +24,7 @@ from tasks.train.finite import (
     diverged_on,
     is_look,
 )
+from tasks.train.model import copy_of_state
 from tasks.train.pause import NoPauses
 from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
 from tasks.train.reduce import Reducer
@@ -229,7 +230,7 @@ def fit(
         with held_back():
             progress.history.append(metrics)
             if progress.stopping.update(epoch, getattr(metrics, monitor)):
-                progress.best_state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+                progress.best_state = copy_of_state(model)
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)

@@ -82,6 +82,14 @@ class Classifier(nn.Module):
         return logits.float()  # type: ignore[no-any-return]
 
 
+def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of a module's weights, with the versions of its modules, without which MNASNet loads none."""
+    state: dict[str, torch.Tensor] = module.state_dict()
+    for name, value in state.items():
+        state[name] = value.detach().to("cpu", copy=True)
+    return state
+
+
 def check_model_name(name: str) -> None:
     """Refuse a model torchvision does not know as a classifier.
 
@@ -158,7 +166,8 @@ def _load_default(name: str) -> dict[str, Any]:
     was_there = file.exists()
     try:
         # Its digest is looked at when it comes, not when it lies there already: it is data in both cases.
-        return dict(default_weights(name).get_state_dict(check_hash=True, weights_only=True))
+        state: dict[str, Any] = default_weights(name).get_state_dict(check_hash=True, weights_only=True)
+        return state
     except Exception as error:  # What came has another digest, there is no network, or a file is wrong in its own way.
         if was_there:
             raise WrongInput(

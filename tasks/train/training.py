@@ -27,7 +27,7 @@ from tasks.train.feature_files import BATCH
 from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import check_fits, decisive_settings, run_key
 from tasks.train.loop import fit, is_left
-from tasks.train.model import build_classifier
+from tasks.train.model import build_classifier, copy_of_state
 from tasks.train.name_pictures import name_pictures
 from tasks.train.pause import Pauses
 from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
@@ -163,7 +163,7 @@ class Training:
                 # It begins with the best weights so far, and counts its own patience.
                 progress.stage, progress.first_epoch, progress.batch_size = stage.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
-                progress.best_state = {name: value.cpu().clone() for name, value in classifier.state_dict().items()}
+                progress.best_state = copy_of_state(classifier)
             trainable = prepare_stage(setting, stage, progress)
             if self._sender is not None and self._train.batch_size == "auto":
                 self._tell(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))

@@ -93,6 +93,8 @@ def test_a_champion_of_an_older_version_is_tested_again_on_the_same_images(sourc
     again = promote_best([older], NAMED, storage)
     assert (again.outcome, again.champion) == ("kept", made.champion)
     assert "was trained on version 3 of the table, and the champion on version 7" in again.reason
+    served = tracking.served_tables(tracking.version_tags(storage, made.champion), NAME)
+    assert [table.version for table in served] == [7]
 
 
 def test_a_champion_that_cannot_be_tested_again_stays_and_the_reason_says_so(source, storage, tmp_path):

@@ -6,17 +6,20 @@ from tasks import spark
 from tasks.config import SparkConfig
 
 
-@pytest.mark.parametrize(("free_gib", "stays"), [(11, False), (12, True)])
+@pytest.mark.parametrize(
+    ("free_gib", "master", "stays"),
+    [(11, "local[*]", False), (12, "local[*]", True), (12, "spark://host:7077", False)],
+)
 def test_an_idle_session_stays_where_four_of_its_heaps_are_free(
-    free_gib: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+    free_gib: int, master: str, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own heap is one of them at most; on a small machine the training has the memory."""
+    """Its own heap is one of them at most; on a small machine the training has the memory, on a cluster other runs."""
     session, stopped = object(), []
     monkeypatch.setattr(spark._kept, "session", session)
     monkeypatch.setattr(spark, "_stop", stopped.append)
     monkeypatch.setattr(spark, "free_memory", lambda: free_gib << 30)
 
-    spark.leave_memory_to_training(SparkConfig(driver_memory="3g"))
+    spark.leave_memory_to_training(SparkConfig(driver_memory="3g", master=master))
 
     assert (spark._kept.session is session, stopped) == ((True, []) if stays else (False, [session]))
 

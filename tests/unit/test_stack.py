@@ -117,6 +117,20 @@ def test_nobody_else_listens_on_a_port_that_was_found_free(stack: LocalStack, mo
             stack.hold_ports("prefect-server")
 
 
+def test_a_port_whose_server_has_ended_refuses_connections_and_is_nobody_else_s(stack: LocalStack) -> None:
+    """A browser hears at once that MLflow's UI is not there; it would wait for ever on a port that only listens."""
+    stack.hold_ports("mlflow-ui")
+    stack.start("mlflow-ui", [sys.executable, "-c", "raise SystemExit(3)"])
+    dict(stack._processes)["mlflow-ui"].wait(timeout=60)
+    stack.check_alive()
+    with socket.socket() as browser, pytest.raises(ConnectionRefusedError):
+        browser.connect(("127.0.0.1", stack.mlflow_port))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", stack.mlflow_port))
+
+
 def test_the_login_goes_to_no_proxy(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's proxy is for other machines; who else is asked past it stays so."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:

@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 from tasks.predict import package
 from tasks.predict.model import DESCRIPTION_FILE, WEIGHTS_FILE, ImageClassifier, save_classifier
 from tasks.predict.weights import WithoutMemory
-from tasks.train.model import build_classifier
+from tasks.train.model import build_classifier, copy_of_state
 
 MODEL = "squeezenet1_1"
 GOOD = {"model": MODEL, "classes": ["ant", "bee"], "image_size": 32}
@@ -201,3 +201,12 @@ def test_weights_of_another_kind_are_refused(folder: Path, kind: str) -> None:
         match=r"weights.pt (has the weights of another network|holds no weights|unpacks to|has [0-9]+ bytes)",
     ):
         ImageClassifier.load(folder)
+
+
+def test_weights_with_versions_of_their_modules_are_loaded(tmp_path: Path) -> None:
+    """MNASNet loads no weights that do not say in which version of it they were made; copies of the best say so, too."""
+    trained = build_classifier("mnasnet0_5", "none", 2, freeze_backbone=False)
+    best = copy_of_state(trained)
+    trained.load_state_dict(best)
+    save_classifier(tmp_path, "mnasnet0_5", best, ("ant", "bee"), 32)
+    ImageClassifier.load(tmp_path)
