@@ -204,7 +204,7 @@ def test_weights_of_another_kind_are_refused(folder: Path, kind: str) -> None:
 
 
 def test_weights_with_versions_of_their_modules_are_loaded(tmp_path: Path) -> None:
-    """MNASNet loads no weights that do not say in which version of it they were made; copies of the best say so, too."""
+    """MNASNet loads no weights that do not say in which version of it they were made; copies of it say so, too."""
     trained = build_classifier("mnasnet0_5", "none", 2, freeze_backbone=False)
     best = copy_of_state(trained)
     trained.load_state_dict(best)
