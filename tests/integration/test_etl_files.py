@@ -18,7 +18,7 @@ from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest, ledger
 from tests.processes import ROOT
-from tests.unit.etl.picture_bytes import scan_bomb
+from tests.unit.etl.picture_bytes import run_length_bmp, scan_bomb, tiff_with_tile
 
 README = ROOT / "README.md"
 
@@ -58,6 +58,7 @@ LINES = (
     Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/damaged.png")),
     Line("more than", "quarantined", "too_many_pixels", ("train/red/bomb.png",)),
     Line("a JPEG of more than 100 scans", "quarantined", "too_many_parts", ("train/red/scans.jpg",)),
+    Line("a BMP with run lengths", "quarantined", "too_many_parts", ("train/red/runs.png", "train/red/tile.png")),
     Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
     Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
     Line("no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
@@ -123,6 +124,8 @@ def make_source(folder: Path) -> None:
         "damaged.png": bytes(damaged),
         "bomb.png": bomb(20_000),
         "scans.jpg": scan_bomb(noise(19), 200),
+        "runs.png": run_length_bmp(2048, 2049),
+        "tile.png": tiff_with_tile(16, 60_000),
         "pixel.png": encoded(Image.new("RGB", (1, 1)), "PNG"),
         "hairline.png": encoded(noise(14).resize((50, 1)), "PNG"),
         "float.png": encoded(Image.new("F", (9, 9), 0.5), "TIFF"),

@@ -224,15 +224,19 @@ def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(s
 
 def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
     """Prefect waits outside of the stage's function, and takes the signal for a crash."""
-    calls = []
+    calls, waits = [], threading.Event()
 
     def cancel_in_the_wait(run_id: UUID) -> None:
-        of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        # By the engine's own word: the server hears of a task's state later, by events.
+        waits.wait(60)
         with get_client(sync_client=True) as client:
-            while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["AwaitingRetry"]:
-                time.sleep(0.1)
             client.set_flow_run_state(run_id, Cancelling())
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def see_wait(record: logging.LogRecord) -> bool:
+        if "will start" in record.getMessage():
+            waits.set()
+        return True
 
     @stage("lose")
     def lose() -> None:
@@ -245,11 +249,13 @@ def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
         run_stage(lose.with_options(retry_delay_seconds=120))
 
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    logging.getLogger("prefect.task_runs").addFilter(see_wait)
     try:
         with pytest.raises(TerminationSignal):
             losing(EtlRun(storage=StorageConfig(home=storage.home)))
     finally:
         signal.signal(signal.SIGTERM, before)
+        logging.getLogger("prefect.task_runs").removeFilter(see_wait)
     assert len(calls) == 1
     lines = logged_by(calls[0], 3)
     with get_client(sync_client=True) as client:

@@ -1,5 +1,7 @@
 """What Prefect's form and the command line's help show of the settings."""
 
+import sys
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -206,6 +208,7 @@ def test_an_unexpected_error_on_a_terminal_shows_no_password(
         raise OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
 
     monkeypatch.setattr("sys.argv", ["program"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("flows.train_trial", None))
     monkeypatch.setattr("flows.command_line._route_logs", lambda _config: "flows.log")
     with pytest.raises(SystemExit) as ended:
         run_from_command_line(fail, TrialRun)  # type: ignore[arg-type]  # called as a flow is
