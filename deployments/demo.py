@@ -24,6 +24,7 @@ from tasks.signals import interrupt_on
 from tasks.storage import absolute_url, local_path
 
 DEPLOYMENT = "pipeline/pipeline"
+
 LAST_LINES_SECONDS = 5.0
 """How long the rest of a run's log is waited for."""
 
@@ -31,7 +32,7 @@ DIGITS_IMAGE_SIZE, DIGITS_BATCH_SIZE = 16, 64
 """For images of 8 x 8 pixels: larger images and smaller batches take twice the time (tests/benchmarks/LOG.md)."""
 
 OWN_IMAGE_SIZE = 64
-"""Image size of the demo on a person's own images: photos need more than the digits' 32, and a laptop must keep up."""
+"""Image size of the demo on a person's own images: photos need more than the digits, and a laptop must keep up."""
 
 
 NOT_TOLD = (

@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
-from deployments.ports import HOST
-from deployments.serving import add_address, serve
+from deployments.serving import add_address, host_names, serve
 from tasks.config import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_address(parser, MLFLOW_PORT)
     options = parser.parse_args(arguments)
-    hosts = (HOST, "localhost", *options.allowed_host)
+    hosts = host_names(options)
     home = lakevision_home()
     try:
         # Taken out of the environment, so that no process started from here has it.

@@ -11,6 +11,9 @@ from tasks.errors import WrongInput
 
 HOST = "127.0.0.1"
 
+LOCAL_NAMES = (HOST, "localhost")
+"""What a browser on this machine may call its servers."""
+
 BACKLOG = 2048
 """Connections that wait while a server imports; the kernel's own limit (net.core.somaxconn) may be lower."""
 

@@ -19,10 +19,7 @@ from prefect.settings import get_current_settings
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from deployments.ports import HOST
-from deployments.serving import add_address, serve
-
-OWN_HOSTS = (HOST, "localhost")
+from deployments.serving import add_address, host_names, serve
 
 
 class LockingSqlite(AioSqliteConfiguration):
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     settings = get_current_settings().server
     with write_lock_first():
         serve(
-            guarded_app([*OWN_HOSTS, *options.allowed_host]),
+            guarded_app(host_names(options)),
             options,
             timeout_keep_alive=settings.api.keepalive_timeout,
             ws_ping_interval=settings.api.websocket_ping_interval,

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from deployments.ports import BACKLOG, HOST
+from deployments.ports import BACKLOG, HOST, LOCAL_NAMES
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
@@ -21,8 +21,13 @@ def add_address(parser: argparse.ArgumentParser, port: int) -> None:
     parser.add_argument("--port", type=int, default=port, help="port to listen on")
     parser.add_argument("--fd", type=int, help="inherited socket that listens on that address already")
     parser.add_argument(
-        "--allowed-host", action="append", default=[], help="a name of this server beside 127.0.0.1 and localhost"
+        "--allowed-host", action="append", default=[], help=f"a name of this server beside {' and '.join(LOCAL_NAMES)}"
     )
+
+
+def host_names(address: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of this server, from what `add_address` has read."""
+    return (*LOCAL_NAMES, *address.allowed_host)
 
 
 def serve(app: Any, address: argparse.Namespace, **settings: Any) -> None:

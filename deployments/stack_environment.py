@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployments.login import MLFLOW_LOGIN, OWN_STRING
-from deployments.ports import HOST
+from deployments.ports import HOST, LOCAL_NAMES
 from tasks.storage import tracking_file
-
-LOCAL_NAMES = (HOST, "localhost")
 
 
 def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dict[str, str]:
@@ -37,7 +35,7 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
         OWN_STRING: auth,
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         # The UI's own origin, by both names that a browser on this machine may have for it.
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{url},http://localhost:{port}",
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in LOCAL_NAMES),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # A run starts within 2 s of its submission and not within 10: the server is on this machine.
         "PREFECT_WORKER_QUERY_SECONDS": "2",

@@ -109,9 +109,8 @@ def keep_spark() -> Iterator[None]:
         yield
     finally:
         _kept.scopes -= 1
-        if _kept.scopes == 0 and _kept.session is not None:
-            session, _kept.session = _kept.session, None
-            _stop(session)
+        if _kept.scopes == 0:
+            _stop_kept()
 
 
 def leave_memory_to_training(config: SparkConfig) -> None:
@@ -125,9 +124,14 @@ def leave_memory_to_training(config: SparkConfig) -> None:
     is_roomy = free_memory() >= SPARE_HEAPS * memory_bytes(config.driver_memory)
     if is_roomy and config.master.startswith("local"):
         return
-    session, _kept.session = _kept.session, None
     logger.info("Spark ends until it is needed again")
-    _stop(session)
+    _stop_kept()
+
+
+def _stop_kept() -> None:
+    session, _kept.session = _kept.session, None
+    if session is not None:
+        _stop(session)
 
 
 @contextmanager

@@ -164,6 +164,10 @@ SELECT part, list(sha256), list(split) FROM (
 """
 
 
+MOVED = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
+"""sha256 of the rows of `images` that have another label or split now."""
+
+
 class Comparison:
     """The files of a source, as they are listed, as the tables know them, and as they were read."""
 
@@ -292,16 +296,14 @@ class Comparison:
 
     def moved(self) -> pa.Table:
         """Return sha256 of the rows of `images` that have another label or split now."""
-        query = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
-        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
+        return self._relations.table(MOVED, pa.schema([HELD_ARROW.field("sha256")]))
 
     def parts_with_moved(self) -> set[str]:
         """Return the names of the parts with a picture that has another label or split in the table."""
-        query = """
-            SELECT DISTINCT min(part) FROM staged SEMI JOIN (
-                FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)
-            ) USING (sha256) WHERE part IS NOT NULL GROUP BY sha256, label
-        """
+        query = f"""
+            SELECT DISTINCT min(part) FROM staged SEMI JOIN ({MOVED}) USING (sha256)
+            WHERE part IS NOT NULL GROUP BY sha256, label
+        """  # noqa: S608  # a query of this module
         return {part for (part,) in self._relations.rows(query)}
 
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:

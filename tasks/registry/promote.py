@@ -128,10 +128,8 @@ def _is_before_served(table: TableRef, champion: ModelRef, storage: Storage) -> 
 
     A run of an earlier version that loses says nothing of what the table holds now.
     """
-    tags = tracking.version_tags(storage, champion)
-    known = [*tracking.served_tables(tags, champion.name)]
-    if (own := tracking.evaluated_version(storage, champion)) is not None and own.table is not None:
-        known.append(own.table)
+    of = tracking.evaluated_version(storage, champion)
+    known = of.serves if of.table is None else (*of.serves, of.table)
     return any(table.table_id == other.table_id and table.version < other.version for other in known)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import mlflow
 import numpy as np
@@ -36,6 +36,7 @@ from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
 from tasks import tracking
+from tasks.cancellation.task import is_being_cancelled
 from tasks.config import (
     EtlConfig,
     EtlRun,
@@ -184,6 +185,35 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback
     assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)
 
 
+def end_by_signal(flow: Any, storage: Storage) -> None:
+    """Run a flow that sends its own process SIGTERM."""
+    # Prefect hands the signal on to whoever had it before.
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        with pytest.raises(TerminationSignal):
+            flow(EtlRun(storage=StorageConfig(home=storage.home)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_cancelled(run_id: UUID) -> None:
+    """Check that a flow run and its one task run are Cancelled."""
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run_id).state.name == "Cancelled"
+        of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        deadline = time.monotonic() + 30
+        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
+            assert time.monotonic() < deadline, client.read_task_runs(flow_run_filter=of_run)
+            time.sleep(0.2)
+
+
+def test_a_run_that_was_deleted_is_not_being_cancelled(monkeypatch):
+    """Its process may still get a signal, and asks in a filter of its log."""
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid4()))
+    assert flow_run.get_id() is not None
+    assert not is_being_cancelled()
+
+
 def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(storage):
     """As it does where the signal reached the JVM too; the task is not tried again, and no line says crash."""
     calls = []
@@ -203,22 +233,10 @@ def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(s
     def torn(config: EtlRun) -> None:
         run_stage(tear)
 
-    # Prefect hands the signal on to whoever had it before.
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    try:
-        with pytest.raises(TerminationSignal):
-            torn(EtlRun(storage=StorageConfig(home=storage.home)))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    end_by_signal(torn, storage)
     assert len(calls) == 1
     lines = logged_by(calls[0], 2)
-    with get_client(sync_client=True) as client:
-        assert client.read_flow_run(calls[0]).state.name == "Cancelled"
-        of_run = FlowRunFilter.model_validate({"id": {"any_": calls}})
-        deadline = time.monotonic() + 30
-        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+    check_cancelled(calls[0])
     assert [text for level, text in lines if level >= logging.ERROR or "Crash" in text] == []
 
 
@@ -248,23 +266,14 @@ def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
     def losing(config: EtlRun) -> None:
         run_stage(lose.with_options(retry_delay_seconds=120))
 
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     logging.getLogger("prefect.task_runs").addFilter(see_wait)
     try:
-        with pytest.raises(TerminationSignal):
-            losing(EtlRun(storage=StorageConfig(home=storage.home)))
+        end_by_signal(losing, storage)
     finally:
-        signal.signal(signal.SIGTERM, before)
         logging.getLogger("prefect.task_runs").removeFilter(see_wait)
     assert len(calls) == 1
     lines = logged_by(calls[0], 3)
-    with get_client(sync_client=True) as client:
-        assert client.read_flow_run(calls[0]).state.name == "Cancelled"
-        of_run = FlowRunFilter.model_validate({"id": {"any_": calls}})
-        deadline = time.monotonic() + 30
-        while [run.state.name for run in client.read_task_runs(flow_run_filter=of_run)] != ["Cancelled"]:
-            assert time.monotonic() < deadline, client.read_task_runs(flow_run_filter=of_run)
-            time.sleep(0.2)
+    check_cancelled(calls[0])
     # The failure that the task was to be tried again after is one.
     assert [text for _level, text in lines if "Crash" in text] == []
     assert [text for level, text in lines if level >= logging.ERROR and "ConnectionError" not in text] == []
