@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
-from deployments.serving import add_address, host_names, serve
+from deployments.serving import add_address, host_names, listening_socket, serve
 from tasks.config import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     hosts = host_names(options)
     home = lakevision_home()
     try:
+        # Before MLflow is imported and its database is made, which takes seconds.
+        listening = listening_socket(options, "the MLflow UI")
         # Taken out of the environment, so that no process started from here has it.
         login = os.environ.pop(MLFLOW_LOGIN, None)
         if login is None:
@@ -86,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         prepare_tracking(storage)  # first: it creates the file for its owner alone
     initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
     prepare_tracking(storage)
-    serve(Guard(app, login, hosts, options.port), options)
+    serve(Guard(app, login, hosts, options.port), listening)
     return 0
 
 

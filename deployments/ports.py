@@ -5,6 +5,7 @@ it and be sent the login. The stack therefore listens itself, and its server acc
 connections wait in the socket's backlog.
 """
 
+import errno
 import socket
 
 from tasks.errors import WrongInput
@@ -18,29 +19,35 @@ BACKLOG = 2048
 """Connections that wait while a server imports; the kernel's own limit (net.core.somaxconn) may be lower."""
 
 
-def listen(port: int, what: str, setting: str) -> socket.socket:
+def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socket:
     """Return a socket that listens on a port of this machine.
 
     Args:
         port: The port.
         what: What it is for.
-        setting: Environment variable that names another port.
+        way_out: What to do where the port is in use, other than to stop what listens there.
+        host: Address to listen on.
 
     Raises:
-        WrongInput: Something listens there already; names the port, what it is for, and the way out.
+        WrongInput: Something listens there already, or this user may not; names the port, what it is for, and the way
+            out.
     """
-    made = socket.socket()
-    # As servers do: a port whose last connections are still closing is free.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made = None
     try:
-        made.bind((HOST, port))
+        family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        # As servers do: a port whose last connections are still closing is free.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
         made.listen(BACKLOG)
-    except OSError:
-        made.close()
-        raise WrongInput(
-            f"port {port} for {what} is in use: stop what listens there ('ss -ltnp' names it), "
-            f"or set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
-        ) from None
+    except OSError as error:
+        if made is not None:
+            made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise WrongInput(
+                f"port {port} for {what} is in use: stop what listens there ('ss -ltnp' names it), or {way_out}"
+            ) from None
+        raise WrongInput(f"{what} cannot listen on {host}, port {port} ({error.strerror}): {way_out}") from None
     return made
 
 

@@ -19,7 +19,8 @@ from prefect.settings import get_current_settings
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from deployments.serving import add_address, host_names, serve
+from deployments.serving import add_address, host_names, listening_socket, serve
+from tasks.errors import WrongInput
 
 
 class LockingSqlite(AioSqliteConfiguration):
@@ -52,22 +53,28 @@ def guarded_app(hosts: Sequence[str]) -> FastAPI:
     return app
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
     """Serve until a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_address(parser, 4200)
     options = parser.parse_args(arguments)
     settings = get_current_settings().server
+    try:
+        listening = listening_socket(options, "the Prefect server")
+    except WrongInput as error:
+        print(f"prefect_server: {error}", file=sys.stderr)
+        return 2
     with write_lock_first():
         serve(
             guarded_app(host_names(options)),
-            options,
+            listening,
             timeout_keep_alive=settings.api.keepalive_timeout,
             ws_ping_interval=settings.api.websocket_ping_interval,
             ws_ping_timeout=settings.api.websocket_ping_timeout,
             log_level=settings.logging_level.lower(),
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

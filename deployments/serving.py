@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from deployments.ports import BACKLOG, HOST, LOCAL_NAMES
+from deployments.ports import BACKLOG, HOST, LOCAL_NAMES, listen
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
@@ -30,19 +30,31 @@ def host_names(address: argparse.Namespace) -> tuple[str, ...]:
     return (*LOCAL_NAMES, *address.allowed_host)
 
 
-def serve(app: Any, address: argparse.Namespace, **settings: Any) -> None:
+def listening_socket(address: argparse.Namespace, what: str) -> socket.socket:
+    """Return the socket of a server: the inherited one, or a new one.
+
+    Args:
+        address: What `add_address` has read.
+        what: The server's name, for an error.
+
+    Raises:
+        WrongInput: As `listen`.
+    """
+    if address.fd is None:
+        return listen(address.port, what, "give --port (and --host) that are free", address.host)
+    inherited = socket.socket(fileno=address.fd)
+    inherited.set_inheritable(False)
+    return inherited
+
+
+def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
     """Serve until a signal comes.
 
     Args:
         app: An ASGI application.
-        address: What `add_address` has read.
+        listening: Of `listening_socket`.
         settings: Of `uvicorn.Config`.
     """
-    config = uvicorn.Config(app, host=address.host, port=address.port, backlog=BACKLOG, **settings)
-    sockets = None
-    if address.fd is not None:
-        inherited = socket.socket(fileno=address.fd)
-        inherited.set_inheritable(False)
-        sockets = [inherited]
+    config = uvicorn.Config(app, backlog=BACKLOG, **settings)
     with suppress(KeyboardInterrupt):  # raised again once all is closed: how a user ends it is no error
-        uvicorn.Server(config).run(sockets=sockets)
+        uvicorn.Server(config).run(sockets=[listening])

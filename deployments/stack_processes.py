@@ -89,7 +89,8 @@ class LocalStack:
                 SERVER: (self.port, "the Prefect server", "LAKEVISION_PORT"),
                 MLFLOW_UI: (self.mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT"),
             }[name]
-            self._sockets[name] = listen(port, what, setting)
+            way_out = f"set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
+            self._sockets[name] = listen(port, what, way_out)
 
     def release_ports(self) -> None:
         """Listen on none of them any more."""

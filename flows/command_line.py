@@ -38,6 +38,7 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
 
     Raises:
         ValidationError: An option has a value it cannot have.
+        WrongInput: As `Options.parse`.
     """
     options = Options(model, program, whole=WHOLE_HELP in arguments)
 
@@ -61,6 +62,7 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
                     cli_hide_none_type=True,
                     cli_avoid_json=True,
                     root_parser=options.parser,
+                    parse_args_method=options.parse,
                     add_argument_method=options.add_option,
                     add_argument_group_method=options.add_group,
                 ),
@@ -115,7 +117,7 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     except ValidationError as error:
         print(f"{program}: {explain(error)}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
-    except SettingsError as error:
+    except (SettingsError, WrongInput) as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     log = "none"
@@ -130,4 +132,6 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         print(f"{program}: {type(error).__name__}: {shown(error)} (the whole log: {log})", file=sys.stderr)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
-    print(result.model_dump_json(indent=2))
+    # Tables with a line per image are in the artifacts.
+    long = {name for name, field in type(result).model_fields.items() if not field.repr}
+    print(result.model_dump_json(indent=2, exclude=long))

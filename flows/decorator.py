@@ -7,7 +7,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from httpx import HTTPError, HTTPStatusError, codes
 from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
@@ -25,6 +28,25 @@ logger = logging.getLogger("lakevision.home")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def check_server() -> None:
+    """Refuse to begin a run on a configured server that is away, or that refuses the login.
+
+    Raises:
+        WrongInput: Names the server and the variables to look at.
+    """
+    server = f"the Prefect server '{PREFECT_API_URL.value()}' (PREFECT_API_URL)"
+    try:
+        with get_client(sync_client=True) as client:
+            client.api_version()  # and not its health, which needs no login
+    except HTTPError as error:
+        if isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED:
+            raise WrongInput(f"{server} refuses the login: set PREFECT_API_AUTH_STRING, as 'make up' says") from None
+        raise WrongInput(
+            f"{server} does not answer ({type(error).__name__}: {error}): start it, with 'make up' where it is the "
+            "stack's, or unset PREFECT_API_URL to run without it"
+        ) from None
 
 
 @contextmanager
@@ -60,6 +82,8 @@ class DagFlow(Flow[P, R]):
         """Run the flow in this process."""
         config = args[0] if args else kwargs.get("config")
         storage = getattr(config, "storage", None) if isinstance(config, BaseModel) else None
+        if PREFECT_API_URL.value() and FlowRunContext.get() is None:
+            check_server()
         with temporary_server_under(Path(resolve_storage(storage or StorageConfig()).home)):
             return super().__call__(*args, **kwargs)
 

@@ -1,11 +1,14 @@
 """The options of a flow on the command line, and the help that lists them."""
 
 import argparse
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from tasks.config.runs import Run
+from tasks.errors import WrongInput
 
 WHOLE_HELP = "--help-all"
 
@@ -22,6 +25,7 @@ class Options:
             whole: Whether the help lists the options of the groups, too.
         """
         self._model, self._whole = model, whole
+        self._names: list[str] = []
         self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
         groups = {name: field for name, field in model.model_fields.items() if _is_group(field.annotation)}
         lines = [f"  {name:<15}{field.description or field.annotation.__doc__}" for name, field in groups.items()]
@@ -45,14 +49,33 @@ class Options:
         name = names[0].removeprefix("--")
         if settings["help"] == argparse.SUPPRESS:  # a whole group as JSON
             return to.add_argument(*names, **settings)
+        self._names.append(names[0])
         settings["help"] = self._described(name, settings["help"])
         if name in self._short_names or "." not in name:
             shown = self._first.add_argument(f"--{self._short_names.get(name, name)}", **settings)
             if name not in self._short_names:
                 return shown
+            self._names.append(f"--{self._short_names[name]}")
         if name in self._short_names or not self._whole:
             settings["help"] = argparse.SUPPRESS
         return to.add_argument(*names, **settings)
+
+    def parse(self, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all arguments, with the parser of this object.
+
+        Raises:
+            WrongInput: One of them is no option; names those that it is close to.
+        """
+        parsed, unknown = parser.parse_known_args(arguments)
+        if not unknown:
+            return parsed
+        wrong = unknown[0].partition("=")[0]
+        if not wrong.startswith("--"):
+            raise WrongInput(f"'{wrong}' follows no option: {WHOLE_HELP} lists them")
+        close = [name for name in self._names if _field(name) == _field(wrong)]
+        close = close or difflib.get_close_matches(wrong, self._names, n=3, cutoff=0.7)
+        advice = f"is it {' or '.join(close)}?" if close else f"{WHOLE_HELP} lists the options"
+        raise WrongInput(f"there is no option '{wrong}': {advice}")
 
     def _described(self, name: str, text: str) -> str:
         *groups, field = name.split(".")
@@ -64,6 +87,10 @@ class Options:
         if plain and in_form.startswith(plain):  # argparse has % of its own
             text = text.replace(plain.replace("%", "%%"), in_form.replace("%", "%%"))
         return text.removesuffix(" (default: None)")
+
+
+def _field(option: str) -> str:
+    return option.rpartition(".")[2].removeprefix("--")
 
 
 def _is_group(annotation: object) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Ref(BaseModel):
@@ -107,7 +107,7 @@ class PredictReport(Ref):
     errors: int
     seconds: float
     """Wall time of inference and write, session start excluded."""
-    least_sure: tuple[PredictedImage, ...] = ()
+    least_sure: tuple[PredictedImage, ...] = Field((), repr=False)
     """A sample of all predictions by this model: errors first, then the least probable."""
 
 

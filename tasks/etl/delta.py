@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
-from tasks.etl.settings import ANOTHER_HOME
+from tasks.etl.settings import OTHER_TABLES
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 COMMITTED_NAME = re.compile(r"\d{20}\.json")
@@ -41,7 +41,7 @@ def check_table_path(path: str) -> bool:
         return newest_commit(path) is not None
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
-            f"'{path}' is not a Delta table (it has no _delta_log): move what is there, or give {ANOTHER_HOME}"
+            f"'{path}' is not a Delta table (it has no _delta_log): move what is there, or give {OTHER_TABLES}"
         )
     return False
 

@@ -20,7 +20,7 @@ from tasks.etl.parts import PartTarget
 from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
 from tasks.etl.settings import (
-    ANOTHER_HOME,
+    OTHER_TABLES,
     check_columns,
     check_properties,
     continued,
@@ -217,7 +217,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             logger.info(
                 "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes sides: "
                 "for another split give %s",
-                asked, tables.images, etl.split_by, ANOTHER_HOME,
+                asked, tables.images, etl.split_by, OTHER_TABLES,
             )  # fmt: skip
         if spark is not None and not in_line:
             counts = _bring_in_line(spark, source, compared, tables)

@@ -17,8 +17,8 @@ ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
 
 
-ANOTHER_HOME = "another home (storage.home or LAKEVISION_HOME), which has tables, models and predictions of its own"
-"""What an error advises first. Other tables alone would share the registered model and the predictions."""
+OTHER_TABLES = "other tables (storage.tables), or another home (storage.home or LAKEVISION_HOME)"
+"""What an error advises first: the tables that are there stay, with their models and predictions."""
 
 
 def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
@@ -97,12 +97,12 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
         elif setting in ORIGIN:
             raise WrongInput(
                 f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give "
-                f"{ANOTHER_HOME}, or set etl.replace_source to true to replace the table's contents"
+                f"{OTHER_TABLES}, or set etl.replace_source to true to replace the table's contents"
             )
         else:
             raise WrongInput(
                 f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}: "
-                f"use that value, or {ANOTHER_HOME}"
+                f"use that value, or give {OTHER_TABLES}"
             )
     return replaced
 
@@ -123,5 +123,5 @@ def check_columns(found: StructType, wanted: StructType, path: str) -> None:
     if differences:
         raise WrongInput(
             f"the table '{path}' {', '.join(differences)}: it was made or changed by other code; "
-            f"ingest again into {ANOTHER_HOME}"
+            f"ingest again into {OTHER_TABLES}"
         )

@@ -13,7 +13,7 @@ from tasks.etl import snapshots
 from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.etl.relations import Relations
-from tasks.etl.settings import ANOTHER_HOME
+from tasks.etl.settings import OTHER_TABLES
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
 from tasks.spark import without_spark_first
@@ -90,7 +90,7 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
         raise WrongInput(
             f"{leaked} pictures of '{report.images.path}' version {report.images.version} are in more than one split, "
             "so no accuracy on them can be believed: something else than the ETL wrote this table; restore an earlier "
-            f"version, or ingest again into {ANOTHER_HOME}"
+            f"version, or ingest again into {OTHER_TABLES}"
         )
 
 

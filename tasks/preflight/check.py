@@ -79,6 +79,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows
+    if config.etl.deleted != "keep":  # then the tables hold images that the source has no longer
+        check_batches(config.train, config.distributed.num_ranks, num_files, "the source has {} images")
     for path in (storage.table("images"), storage.table("files")):
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))

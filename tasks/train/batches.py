@@ -5,27 +5,33 @@ from tasks.config import TrainConfig
 from tasks.errors import WrongInput
 from tasks.schema import TRAIN
 
+STEPS_TO_LEARN = 10
+"""Steps per epoch that an error advises. With one or two, an epoch moves the weights once or twice."""
 
-def check_batches(train: TrainConfig, num_ranks: int, rows: int) -> None:
-    """Refuse more ranks, or more pictures a step, than there are to train on.
+
+def check_batches(
+    train: TrainConfig, num_ranks: int, rows: int, counted: str = "the split 'train' has {} images"
+) -> None:
+    """Refuse more ranks, or a larger global batch, than there are images to train on.
 
     Args:
         train: Its batch size.
         num_ranks: Ranks that share the split `train`.
-        rows: Pictures of the split `train`.
+        rows: Images of the split `train`, or a number that they cannot exceed.
+        counted: Says what was counted, with `{}` for `rows`.
 
     Raises:
-        WrongInput: Names the setting, its value, the pictures there are, and what is possible.
+        WrongInput: Names the setting, its value, the images there are, and what is possible.
     """
     if rows < num_ranks:
-        raise WrongInput(
-            f"distributed.num_ranks is {num_ranks}, and the split 'train' has {rows} pictures: give at most {rows}"
-        )
+        raise WrongInput(f"distributed.num_ranks is {num_ranks}, but {counted.format(rows)}: give at most {rows}")
     if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
         ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+        most = rows // num_ranks
+        better = f", or {most // STEPS_TO_LEARN} for {STEPS_TO_LEARN} steps per epoch" if most >= STEPS_TO_LEARN else ""
         raise WrongInput(
-            f"train.batch_size is {train.batch_size}{ranks}, and the split 'train' has {rows} pictures: that "
-            f"would be a step an epoch; give at most {rows // num_ranks}, a tenth of it or less to learn well"
+            f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes: "
+            f"give at most {most}{better}"
         )
 
 

@@ -74,7 +74,7 @@ def fit_batches(train: TrainConfig, tune: TuneConfig, num_pictures: int) -> Tune
         try:
             check_batches(with_values(train, values), 1, num_pictures)
         except WrongInput as error:
-            raise WrongInput(f"tune.search can draw {values}, but {error}: take that out of the search") from None
+            raise WrongInput(f"tune.search can draw {values}; take that out of the search: {error}") from None
     return tune
 
 

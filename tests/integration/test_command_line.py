@@ -63,6 +63,56 @@ def test_wrong_input_on_the_command_line_is_one_sentence_without_a_traceback(tmp
     )
 
 
+def test_fewer_images_than_a_step_takes_are_one_sentence_before_any_are_read(tmp_path):
+    """Of the files alone: none of these is an image."""
+    for number in range(60):
+        file = tmp_path / "photos" / f"class {number % 2}" / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    options = ["--weights", "none", "--freeze_backbone", "false"]
+    done = run_module("flows.pipeline", "--source", str(tmp_path / "photos"), *options, **folders)
+    assert done.returncode == 2
+    assert (
+        "python -m flows.pipeline: train.batch_size is 32 on each of 2 ranks, but the source has 60 images, fewer than "
+        "one step takes: give at most 30, or 3 for 10 steps per epoch"
+    ) in done.stderr
+    assert not (tmp_path / "home" / "tables" / "images").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        ("deployments.prefect_server", "prefect_server: port {} for the Prefect server is in use: stop what listens"),
+        ("deployments.mlflow_ui", "mlflow_ui: port {} for the MLflow UI is in use: stop what listens"),
+    ],
+)
+def test_a_server_whose_port_is_in_use_ends_with_one_sentence(tmp_path, module, sentence):
+    """Started by hand, without a stack that holds its port; it makes no database."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_module(module, "--port", str(port), LAKEVISION_HOME=str(tmp_path), PREFECT_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert sentence.format(port) in done.stderr
+    assert "give --port (and --host)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [*tmp_path.rglob("*.db")]
+
+
+def test_a_server_that_is_away_is_one_sentence(tmp_path):
+    """As in a terminal that still has the variables of a stack that was ended."""
+    url = f"http://127.0.0.1:{free_port()}/api"
+    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = run_module("flows.etl", PREFECT_API_URL=url, **folders)
+    assert done.returncode == 2
+    assert f"python -m flows.etl: the Prefect server '{url}' (PREFECT_API_URL) does not answer" in done.stderr
+    assert "unset PREFECT_API_URL to run without it" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (tmp_path / "home" / "tables").exists()
+
+
 def test_a_second_stack_on_one_home_is_one_sentence(tmp_path):
     """It would take the first one's runs for abandoned."""
     (tmp_path / "prefect").mkdir()

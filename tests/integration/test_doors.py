@@ -281,6 +281,17 @@ with get_client(sync_client=True) as client:
     assert done.stdout.splitlines() == ["upcoming SCHEDULED", "ended COMPLETED"], done.stderr
 
 
+def test_a_run_without_the_login_is_refused_before_it_begins(up: Up) -> None:
+    """In a terminal that has a part of what `make up` prints."""
+    environment = plain_environment(LAKEVISION_HOME=str(up.home), PREFECT_API_URL=up.api)
+    done = run_python("-m", "flows.maintain", environment=environment, timeout=240)
+    assert done.returncode == 2
+    assert (
+        f"the Prefect server '{up.api}' (PREFECT_API_URL) refuses the login: set PREFECT_API_AUTH_STRING" in done.stderr
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 @pytest.fixture
 def browser() -> Iterator[webdriver.Chrome]:
     """Run a headless Chromium."""

@@ -72,7 +72,7 @@ def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, sa
     report = ingest(source, storage)
     (line,) = [line for line in said("lakevision.etl") if "etl.split_by" in line]
     assert line.startswith(f"etl.split_by is stratified, but '{storage.table('images')}' was made with content and")
-    assert "for another split give another home" in line
+    assert "for another split give other tables (storage.tables)" in line
     assert (report.read, report.stored, report.changed) == (6, 66, True)
     rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "split").collect()
     for row in rows:

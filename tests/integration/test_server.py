@@ -560,4 +560,4 @@ def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that u
     stack.end()
     stray.wait(timeout=10)
     assert marked(stack) == []
-    listen(stack.port, "the Prefect server", "LAKEVISION_PORT").close()
+    listen(stack.port, "the Prefect server", "set LAKEVISION_PORT").close()

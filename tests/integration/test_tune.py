@@ -190,7 +190,7 @@ def test_the_default_search_runs_on_few_pictures(cache, storage):
             raise AssertionError
 
     asked = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
-    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}, but .* has 39 pictures"):
+    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}; .* has 39 images"):
         search_parameters(SMALL, asked, cache, storage, Told, {})
     assert drawn == []
     assert not (Path(storage.home) / "studies").exists()

@@ -16,6 +16,7 @@ from tasks import config
 from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
 from tasks.config.form import FOLDED, OPEN
 from tasks.config.runs import Run
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 
 RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
@@ -197,6 +198,24 @@ def test_wrong_options_are_all_named() -> None:
         ("train", "max_epochs"),
         ("etl", "min_side"),
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--image-size", "64"], "there is no option '--image-size': is it --image_size or --cache.image_size?"),
+        (["--etl.image_size=64"], "there is no option '--etl.image_size': is it --cache.image_size or --image_size?"),
+        (["--epochs", "3"], "there is no option '--epochs': is it --max_epochs?"),
+        (["--no-such"], "there is no option '--no-such': --help-all lists the options"),
+        (["/data/photos"], "'/data/photos' follows no option: --help-all lists them"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_those_it_is_close_to(arguments: list[str], sentence: str) -> None:
+    """Also where the group is wrong and the field is right."""
+    with pytest.raises(WrongInput) as refused:
+        parse_arguments(PipelineConfig, "program", arguments)
+
+    assert str(refused.value) == sentence
 
 
 def test_an_unexpected_error_on_a_terminal_shows_no_password(

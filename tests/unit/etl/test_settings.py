@@ -45,7 +45,7 @@ def test_same_settings_pass() -> None:
         ({"split_by": "folder"}, "etl.split_by is folder, but the table '/tables/images' was made with stratified"),
         (
             {"split_by": "content"},
-            "etl.split_by is content, but .* was made with stratified: use that value, or another",
+            "etl.split_by is content, but .* was made with stratified: use that value, or give other",
         ),
     ],
 )
@@ -73,13 +73,14 @@ def test_a_table_that_was_split_by_content_goes_on_so(asked: str, made_with: str
     assert continued(etl, {}) is etl
 
 
-def test_another_home_is_advised_first() -> None:
-    """Other tables alone would share the registered model and the predictions with the first data set."""
-    for settings in ({"source": Path("/other")}, {"stored_side": 64}):
-        with pytest.raises(WrongInput, match=r"another home \(storage.home or LAKEVISION_HOME\)") as refused:
-            check(**settings)
-        assert "other tables" not in str(refused.value)
-    with pytest.raises(WrongInput, match=r"ingest again into another home \(storage.home or LAKEVISION_HOME\)"):
+def test_what_leaves_the_tables_as_they_are_is_advised_first() -> None:
+    """A user who has digits in the home needs neither another home nor to lose them."""
+    elsewhere = r"other tables \(storage.tables\), or another home \(storage.home or LAKEVISION_HOME\)"
+    with pytest.raises(WrongInput, match=f"give {elsewhere}, or set etl.replace_source to true"):
+        check(source=Path("/other"))
+    with pytest.raises(WrongInput, match=f"use that value, or give {elsewhere}"):
+        check(stored_side=64)
+    with pytest.raises(WrongInput, match=f"ingest again into {elsewhere}"):
         check_columns(StructType([]), FILES, "/t")
 
 

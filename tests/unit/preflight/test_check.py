@@ -96,7 +96,7 @@ def images(tmp_path: Path) -> TableRef:
 def test_a_batch_larger_than_the_split_is_refused_before_there_is_a_cache(images: TableRef) -> None:
     """By the table's version; a store's is left to the cache, and so is an empty split."""
     train = TrainConfig(batch_size=46)
-    with pytest.raises(WrongInput, match="^train.batch_size is 46, and the split 'train' has 45 pictures: .* most 45"):
+    with pytest.raises(WrongInput, match="^train.batch_size is 46, but the split 'train' has 45 images, .* most 45"):
         check_split_size(train, 1, images)
     with pytest.raises(WrongInput, match="^train.batch_size is 46 on each of 2 ranks, .* give at most 22"):
         check_split_size(train, 2, images)
@@ -113,7 +113,7 @@ def test_a_batch_that_a_trial_may_draw_is_refused_before_there_is_a_cache(images
     """The search would end with the first trial that draws it."""
     tune = TuneConfig(search={"batch_size": {"low": 8, "high": 64}})
     with pytest.raises(
-        WrongInput, match="^tune.search can draw {'batch_size': 64}, but train.batch_size is 64, and the split"
+        WrongInput, match="^tune.search can draw {'batch_size': 64}; .*: train.batch_size is 64, but the split"
     ):
         check_search_sizes(TuneRun(tune=tune), images)
     check_search_sizes(TuneRun(tune=TuneConfig(search={"batch_size": {"low": 8, "high": 32}})), images)

@@ -35,7 +35,7 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 def test_a_batch_larger_than_the_split_is_refused_with_what_is_possible(cache: CacheRef) -> None:
     """In one sentence with both numbers; all pictures in a step are allowed."""
     with pytest.raises(
-        WrongInput, match=r"^train.batch_size is 46, and the split 'train' has 45 pictures: .*; give at most 45"
+        WrongInput, match=r"^train.batch_size is 46, but the split 'train' has 45 images, .*: give at most 45, or 4 for"
     ) as refused:
         setting_of(cache, batch_size=46).check()
     assert "\n" not in str(refused.value)
@@ -51,7 +51,7 @@ def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
         def __init__(self, num_ranks: int) -> None:
             self.num_ranks = num_ranks
 
-    with pytest.raises(WrongInput, match=r"^train.batch_size is 16 on each of 3 ranks, .* give at most 15,"):
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 16 on each of 3 ranks, .* most 15, or 1 for 10 steps"):
         replace(setting_of(cache, batch_size=16), reducer=Many(3)).check()
     replace(setting_of(cache, batch_size=15), reducer=Many(3)).check()
     with pytest.raises(WrongInput, match=r"^distributed.num_ranks is 46, .* give at most 45$"):

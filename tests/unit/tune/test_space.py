@@ -215,8 +215,8 @@ def test_a_batch_that_a_person_gave_is_refused_where_the_pictures_are_too_few(
 
     with pytest.raises(
         WrongInput,
-        match=r"^tune.search can draw .'batch_size': 21., but train.batch_size is 21, and the split 'train' has 20 "
-        r"pictures: .* give at most 20, .*: take that out of the search$",
+        match=r"^tune.search can draw .'batch_size': 21.; take that out of the search: train.batch_size is 21, but "
+        r"the split 'train' has 20 images, .* give at most 20, or 2 for 10 steps per epoch$",
     ):
         fit_to_data(TRAIN, tune, manifest)
 
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_every_trial_is_not_said_of_the_search(make_cache: Ca
     rates = TuneConfig(search={"learning_rate": Range(low=0.1, high=0.2)})
 
     assert fit_to_data(TRAIN.model_copy(update={"batch_size": 20}), rates, manifest) == rates
-    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, and the split 'train' has 20 pictures"):
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, but the split 'train' has 20 images"):
         fit_to_data(TRAIN.model_copy(update={"batch_size": 21}), rates, manifest)
     with pytest.raises(WrongInput, match=r"^train.monitor is 'val_top5_accuracy', which is 1 in every epoch of 3 cl"):
         fit_to_data(TRAIN.model_copy(update={"monitor": "val_top5_accuracy"}), TuneConfig(), manifest)
