@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.jvm import check_java, class_archive, java_options
-from tasks.spark import spark_session
+from tasks.spark.jvm import check_java, class_archive, java_options
+from tasks.spark.session import spark_session
 from tasks.storage import resolve_storage
 
 

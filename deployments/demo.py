@@ -17,11 +17,11 @@ from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
 from deployments.ports import HOST
 from deployments.stack_processes import LocalStack, say
-from tasks.config import BUILTIN_DIGITS
+from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
-from tasks.signals import interrupt_on
-from tasks.storage import absolute_url, local_path
+from tasks.paths import absolute_url, local_path
+from tasks.system.signals import interrupt_on
 
 DEPLOYMENT = "pipeline/pipeline"
 
@@ -91,15 +91,15 @@ def check_parameters(values: dict[str, Any], model: str | None) -> None:
         ValidationError: A setting has a value it cannot have.
         WrongInput: The source is missing, empty, or has one class only.
     """
-    from tasks.config import PipelineConfig
+    from tasks.config.pipeline import PipelineConfig
     from tasks.etl.listing import check_source
-    from tasks.jvm import check_java
+    from tasks.spark.jvm import check_java
 
     config = PipelineConfig.model_validate(values["config"])
     check_java()
     if model is not None:
         # Imported for a user's model alone: torchvision takes seconds to load, and the demo's own models are known.
-        from tasks.train.model import check_model_name
+        from tasks.model.pretrained import check_model_name
 
         check_model_name(model)
     folder = local_path(config.etl.source)  # the digits are none, and a URL the DAG's preflight looks at in its Spark
@@ -186,7 +186,7 @@ def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) 
         flow_run_id: Of the run.
         own_tracking: The tracking URI of the user's shell; the demo has tracked into its own home.
     """
-    from tasks.config import StorageConfig
+    from tasks.config.storage import StorageConfig
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
     from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines

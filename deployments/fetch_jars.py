@@ -17,8 +17,8 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
-from tasks.file_systems import FETCHED, store_jars
-from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder
+from tasks.spark.file_systems import FETCHED, store_jars
+from tasks.spark.jvm import DELTA_PACKAGE, check_java, jars_folder
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from tasks.home import FOR_OTHERS, make_home, make_private_folder
+from tasks.system.home import FOR_OTHERS, make_home, make_private_folder
 
 OWN_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 """Environment variable of a user who wants another string than the home's."""

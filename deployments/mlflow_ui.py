@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
 from deployments.serving import add_address, host_names, listening_socket, serve
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.storage import Storage, resolve_storage

@@ -19,7 +19,7 @@ from deployments.ports import HOST, listen, refuse_connections
 from deployments.stack_environment import mlflow_environment, stack_environment
 from deployments.stack_mark import STACK_MARK, end_marked
 from tasks.environment import MLFLOW_PORT
-from tasks.home import make_private_file
+from tasks.system.home import make_private_file
 
 SAY_SECONDS = 15.0
 """How often a user is told what the stack waits for."""

@@ -10,7 +10,7 @@ from deployments.ports import HOST
 from deployments.stack_processes import LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
-from tasks.signals import interrupt_on
+from tasks.system.signals import interrupt_on
 
 
 def login_lines(stack: LocalStack) -> list[str]:

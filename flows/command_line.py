@@ -21,12 +21,12 @@ from pydantic_settings import (
 from rich.console import Console
 
 from flows.options import WHOLE_HELP, Options
-from tasks.config.runs import Run
-from tasks.errors import FOR_A_PERSON, WrongInput, explain, shown
-from tasks.home import make_home
-from tasks.log_lines import OneLine
+from tasks.config.run import Run
+from tasks.errors import UserError, WrongInput, explain, shown
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
+from tasks.system.home import make_home
+from tasks.text.log_lines import OneLine
 
 Config = TypeVar("Config", bound=Run)
 
@@ -78,7 +78,7 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
     format_whole = handler.format
 
     def format_short(record: logging.LogRecord) -> str:
-        if record.exc_info and isinstance(record.exc_info[1], FOR_A_PERSON):
+        if record.exc_info and isinstance(record.exc_info[1], UserError):
             record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
         return format_whole(record)
 

@@ -17,12 +17,12 @@ from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
 from tasks.cancellation.task import finish_cancellation, is_being_cancelled, signal_behind
-from tasks.config import StorageConfig
-from tasks.errors import WrongInput, explain
-from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
-from tasks.orchestration.failure import EXPLAINED, shorten_logs, without_secrets
+from tasks.config.storage import StorageConfig
+from tasks.errors import UserError, WrongInput, explain
+from tasks.orchestration.failure import shorten_logs, without_secrets
 from tasks.orchestration.task import explain_failure, failed_state
 from tasks.storage import resolve_storage
+from tasks.system.home import PRIVATE_FOLDER, make_home, make_private_file
 
 logger = logging.getLogger("lakevision.home")
 
@@ -119,7 +119,7 @@ def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callabl
                 finish_cancellation()
                 raise signal from None
             explain_failure(error)
-            if isinstance(error, EXPLAINED):
+            if isinstance(error, UserError):
                 # Prefect raises the error that the state holds, for a plain call as for any other.
                 return failed_state(error)  # type: ignore[return-value]
             clean = without_secrets(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tasks.config.runs import Run
+from tasks.config.run import Run
 from tasks.errors import WrongInput
 
 WHOLE_HELP = "--help-all"

@@ -3,18 +3,17 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import PipelineConfig
-from tasks.distributed.task import submit_train_distributed
+from tasks.config.pipeline import PipelineConfig
 from tasks.etl.task import ingest
+from tasks.launch.task import submit_train_distributed, train_single
 from tasks.orchestration.task import StageLog, run_stage
 from tasks.predict.task import predict_pictures
 from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
-from tasks.spark import keep_spark, leave_memory_to_training
+from tasks.spark.session import keep_spark, leave_memory_to_training
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
-from tasks.train.task import train_single
 
 
 @dag_flow("pipeline")

@@ -2,7 +2,7 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config import PredictRun
+from tasks.config.prediction import PredictRun
 from tasks.orchestration.task import run_stage
 from tasks.predict.task import predict_pictures
 from tasks.refs import PredictReport

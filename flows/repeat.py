@@ -3,11 +3,11 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import RepeatRun
+from tasks.config.train import RepeatRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import RepeatReport
+from tasks.repeat.task import choose_trained_images, read_first_training, train_again
 from tasks.storage import resolve_storage
-from tasks.train.task import choose_trained_images, read_first_training, train_again
 
 
 @dag_flow("repeat")

@@ -3,9 +3,9 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TrainDistributedRun
-from tasks.distributed.task import train_ranks
+from tasks.config.distributed import TrainDistributedRun
 from tasks.etl.task import choose_images
+from tasks.launch.task import train_ranks
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import CacheRef, RunRef

@@ -3,7 +3,7 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TrialRun
+from tasks.config.tune import TrialRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_batches_fit, check_trainable

@@ -1,12 +1,13 @@
-"""Exceptions made for a person to read: what was asked for cannot be done, a disk is full, or a server is away."""
+"""Errors made for users: each message is one sentence that says what was wrong and how to continue."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tasks.credentials import without_credentials
-from tasks.printable import printable
+from tasks.text.printable import printable
 
 
 def shown(value: object) -> str:
@@ -14,44 +15,84 @@ def shown(value: object) -> str:
     return printable(without_credentials(str(value)))
 
 
-class _Sentence(Exception):
-    """An exception whose message is one line, whatever name or value from outside is in it."""
+class UserError(Exception):
+    """An error made for users: its message is one line, whatever name or value from outside is in it.
+
+    A terminal shows the message without a traceback, and ranks and submitted runs hand it to their launcher.
+    """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
 
 
-class OutOfTime(_Sentence, TimeoutError):
-    """What a person allowed for it is used up; to try again would take as much once more."""
+class NotRetried(UserError):
+    """An error that a retry cannot mend: Prefect fails the run at once."""
 
 
-class WrongInput(_Sentence, ValueError):
-    """Input refused before work starts; its one sentence says what was wrong, its value, and the way out.
+class OutOfTime(NotRetried, TimeoutError):
+    """A time limit that a user has set is exceeded; a retry would take as long again."""
 
-    Never retried: running again cannot help.
+
+class WrongInput(NotRetried, ValueError):
+    """Input refused before work starts; its sentence says what was wrong, its value, and the way out."""
+
+
+class Diverged(WrongInput):
+    """A loss, gradient or metric is non-finite; the same settings would lead there again.
+
+    Attributes:
+        rows: Rows of the split `train` in the batch of the step; empty if no single step caused it.
     """
 
+    def __init__(self, message: str, rows: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.rows = rows or []
 
-class DiskFull(_Sentence, RuntimeError):
+    def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
+        """Return the same error with the images of its batch in the message, if it has a batch."""
+        return Diverged(f"{self}; its images: {name(self.rows)}") if self.rows else self
+
+
+class SubmittedRunCancelled(WrongInput):
+    """A user cancelled a submitted run; its submitter does not start it again."""
+
+
+class DiskFull(UserError, RuntimeError):
     """Work ended because a disk had no room left; its one sentence says how much is free where.
 
     Retried, since room may be made; each table is as it was or as it should be, and no half cache is left.
     """
 
 
-class TrackingAway(_Sentence, RuntimeError):
+class TrackingAway(UserError, RuntimeError):
     """The tracking server does not answer; its one sentence names it.
 
     Retried, since it may come back; what was to be sent is in the checkpoint of the training, and run again it is sent.
     """
 
 
-class RunDeleted(_Sentence, RuntimeError):
+class RunDeleted(UserError, RuntimeError):
     """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
 
 
-FOR_A_PERSON: tuple[type[Exception], ...] = (WrongInput, DiskFull, TrackingAway, RunDeleted)
-"""Errors whose sentence says all: on a terminal they have no traceback, and ranks hand them to their launcher."""
+USER_ERRORS: dict[str, type[UserError]] = {
+    kind.__name__: kind for kind in (Diverged, OutOfTime, WrongInput, DiskFull, TrackingAway, RunDeleted)
+}
+"""Errors that a rank or a submitted run may end with, by name; a subclass comes before its base."""
+
+_NAMED_ERROR = re.compile(rf"(.*) \(({'|'.join(USER_ERRORS)})\)", re.DOTALL)
+"""Message of a state as `tasks.orchestration.failure.state_message` writes it: the sentence, then the error's name."""
+
+
+def parse_user_error(message: str) -> UserError | None:
+    """Return the user error that a submitted run ended with, or None if its state's message names none."""
+    found = _NAMED_ERROR.fullmatch(message)
+    return None if found is None else USER_ERRORS[found[2]](found[1])
+
+
+def user_error_name(error: UserError) -> str:
+    """Return the name of the first entry of `USER_ERRORS` that the error is an instance of."""
+    return next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
 
 
 def listed(shown: Sequence[str], total: int) -> str:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tasks.cache.manifest import FORMAT, CacheManifest, CacheSplit, write_manifest
 from tasks.cache.write import CacheFileWriter
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
 

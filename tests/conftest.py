@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}

@@ -56,7 +56,7 @@ def rank_processes(home: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
-            if "tasks.distributed.start_rank" in command and home in Path(command[-1]).read_text():
+            if "tasks.launch.start_rank" in command and home in Path(command[-1]).read_text():
                 found.append(process)
         except (psutil.Error, OSError):
             continue

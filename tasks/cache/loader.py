@@ -16,7 +16,7 @@ from tasks.cache.reader import open_reader
 from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
 from tasks.errors import WrongInput
-from tasks.storage import local_path
+from tasks.paths import local_path
 
 
 class Batch(NamedTuple):

@@ -12,10 +12,10 @@ import fsspec
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.config import CacheConfig
-from tasks.cores import num_cores
+from tasks.config.cache import CacheConfig
+from tasks.paths import local_path
 from tasks.refs import CacheRef, TableRef
-from tasks.storage import local_path
+from tasks.system.cores import num_cores
 
 logger = logging.getLogger("lakevision.cache")
 

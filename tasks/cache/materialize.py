@@ -23,17 +23,18 @@ from tasks.cache.sizes import FILE_BYTES, cache_bytes, check_disk, rows_per_grou
 from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
-from tasks.config import CacheConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.cache import CacheConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
-from tasks.spark import BROADCAST_ROWS, spark_session
-from tasks.spark_progress import count_ended_tasks, num_tasks
+from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.session import BROADCAST_ROWS, spark_session
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, full_disk_named
+from tasks.system.locks import take_turn
+from tasks.tables import snapshots
 
 logger = logging.getLogger("lakevision.cache")
 

@@ -2,9 +2,9 @@
 
 import shutil
 
-from tasks.config import CacheConfig
-from tasks.disk import existing_folder
+from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
+from tasks.system.disk import existing_folder
 
 FILE_BYTES = 64 << 20
 """Size of one cache file, so that many tasks write and many ranks read at once."""

@@ -20,8 +20,8 @@ import fsspec
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.cache.use import use_file
-from tasks.config import CacheConfig
-from tasks.storage import local_path
+from tasks.config.cache import CacheConfig
+from tasks.paths import local_path
 
 logger = logging.getLogger("lakevision.cache")
 

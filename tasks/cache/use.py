@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from tasks.storage import local_path
+from tasks.paths import local_path
 
 logger = logging.getLogger("lakevision.cache")
 

@@ -16,11 +16,11 @@ from PIL import Image
 from pyspark import Accumulator
 
 from tasks.cache.manifest import CacheFile
-from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels, encode_jpeg
+from tasks.config.cache import CacheConfig
+from tasks.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.spark_progress import EndedParts
-from tasks.worker_log import WorkerCount, say
+from tasks.spark.progress import EndedParts
+from tasks.spark.worker_log import WorkerCount, say
 
 PADDING = -1
 """Label and row number of a row that is no picture."""

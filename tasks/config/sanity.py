@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from tasks.config.runs import TrainRun
-from tasks.config.storage import Settings
+from tasks.config.frozen import Settings
+from tasks.config.train import TrainRun
 
 
 class OverfitConfig(Settings):

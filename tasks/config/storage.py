@@ -1,51 +1,10 @@
 """Where things lie, on what Spark they run, and what all settings share."""
 
-from typing import Any, ClassVar
+from pydantic import Field
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator
-from pydantic_core import CoreSchema
-
-from tasks.config.form import Schema, describe
-from tasks.config.values import Memory, SparkMaster, check_no_control, check_text
+from tasks.config.frozen import Settings
+from tasks.config.values import Memory, SparkMaster
 from tasks.credentials import SparkSettings, Url
-
-
-class Settings(BaseModel):
-    """A frozen group of settings that refuses names it does not know."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,  # it may be a credential
-        allow_inf_nan=False,
-    )
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _have_nothing_hidden(cls, value: Any) -> Any:
-        """Check every text of a setting, in lists and as names and values of settings, too."""
-        if isinstance(value, dict):
-            for name, text in value.items():
-                check_text(name)
-                if isinstance(text, str):
-                    check_no_control(text)  # SparkSettings looks for credentials there
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                check_text(text)
-        return value
-
-    rules: ClassVar[tuple[Schema, ...]] = ()
-    """Rules across fields that JSON schema can say, so that a form refuses what the validators would."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return what Prefect's form shows and its server validates with: bounds are in the descriptions."""
-        reference = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        schema["properties"] = describe(schema.get("properties", {}))
-        if cls.rules:
-            schema["allOf"] = [*cls.rules]
-        return reference
 
 
 class StorageConfig(Settings):

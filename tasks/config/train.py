@@ -4,9 +4,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.form import Schema, when
-from tasks.config.storage import Settings
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays
+from tasks.config.cache import IMAGE_SIZE, CacheRun
+from tasks.config.form import Schema, must_be, unless_given, when
+from tasks.config.frozen import Settings
+from tasks.config.run import SparkRun
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId
 
 
 class AugmentationConfig(Settings):
@@ -215,3 +217,35 @@ class TrainConfig(Settings):
         """Return the settings that decide the result: all but when it is saved and how long it may take."""
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         return self.model_dump(exclude=kept | {"timeout_seconds"})
+
+
+NETWORK = {
+    "model": ("train", "model"),
+    "weights": ("train", "weights"),
+    "freeze_backbone": ("train", "freeze_backbone"),
+}
+
+
+DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
+
+
+NETWORK_RULES: tuple[Schema, ...] = (
+    unless_given("train", "freeze_backbone", when("weights", "none", must_be("freeze_backbone", False))),
+    when("freeze_backbone", False, {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}}),
+)
+"""Those of TrainConfig between what is shown first and what lies in the group."""
+
+
+class TrainRun(CacheRun):
+    """Parameters of the flow `train`."""
+
+    first = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
+    rules: ClassVar[tuple[Schema, ...]] = NETWORK_RULES
+
+    train: TrainConfig = TrainConfig()
+
+
+class RepeatRun(SparkRun):
+    """Parameters of the flow `repeat`."""
+
+    run_id: RunId | None = Field(None, description="MLflow run to repeat; empty: the newest finished training")

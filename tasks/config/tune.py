@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
+from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, always, when, when_given
-from tasks.config.runs import DEVICE_AND_EPOCHS, IMAGE_SIZE, NETWORK, NETWORK_RULES, TrainRun
-from tasks.config.storage import Settings
-from tasks.config.train import TrainConfig
+from tasks.config.frozen import Settings
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
 

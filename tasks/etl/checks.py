@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from tasks.printable import printable
 from tasks.refs import TableRef
 from tasks.schema import SPLITS
+from tasks.text.printable import printable
 
 NUM_LISTED = 20
 """Near-duplicates and quarantined files that are listed; all of them are counted."""

@@ -13,7 +13,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 
 DEVIATIONS = 4
 """An edge is so many standard deviations wide on each side: beyond it is one edge in sixteen thousand."""

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark import Accumulator
 
-from tasks.config import EtlConfig
-from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.config.etl import EtlConfig
+from tasks.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.edges import Edges, draw_of
 from tasks.etl.near_duplicates import dhash
-from tasks.etl.parts import PartTarget, PartWriter
-from tasks.etl.rewriting import Mapper
+from tasks.paths import is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
-from tasks.spark_progress import EndedParts
-from tasks.storage import is_inside
-from tasks.worker_log import WorkerCount, say
+from tasks.spark.progress import EndedParts
+from tasks.spark.worker_log import WorkerCount, say
+from tasks.tables.parts import PartTarget, PartWriter
+from tasks.tables.rewriting import Mapper
 
 STORED_QUALITY = 90
 """Of pictures that are stored scaled down, on libjpeg's scale."""

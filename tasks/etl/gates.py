@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput, listed
 from tasks.interval import wilson_interval
 from tasks.schema import QUARANTINED, SPLITS, STORED, TEST

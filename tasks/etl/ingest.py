@@ -9,28 +9,17 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tasks.config import EtlConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
-from tasks.etl import delta, rewriting, snapshots
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
+from tasks.etl.commits import write_files, write_images
 from tasks.etl.edges import Edges
 from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import PartTarget
-from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
-from tasks.etl.settings import (
-    OTHER_TABLES,
-    check_columns,
-    check_properties,
-    continued,
-    source_property,
-    table_properties,
-)
 from tasks.etl.source import Source, list_again_if_old, prepare_source
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
-from tasks.etl.tables import write_files, write_images
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -43,10 +32,22 @@ from tasks.schema import (
     READ_ARROW,
     STORED,
 )
-from tasks.spark import NeedsSpark, keep_spark, without_spark_first
-from tasks.spark_progress import count_ended_tasks
+from tasks.spark.progress import count_ended_tasks
+from tasks.spark.session import NeedsSpark, keep_spark, without_spark_first
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, full_disk_named
+from tasks.system.locks import take_turn
+from tasks.tables import delta, rewriting, snapshots
+from tasks.tables.parts import PartTarget
+from tasks.tables.properties import (
+    OTHER_TABLES,
+    check_columns,
+    check_properties,
+    continued,
+    source_property,
+    table_properties,
+)
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.etl")
 

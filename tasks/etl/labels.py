@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
-from tasks.patterns import compile_pattern, find_group
-from tasks.remote_file import check_remote_file, check_resolved, is_url, open_http
+from tasks.paths import local_path
 from tasks.schema import SPLITS
-from tasks.storage import local_path
+from tasks.system.remote_file import check_remote_file, check_resolved, is_url, open_http
 
 logger = logging.getLogger("lakevision.etl")
 

@@ -7,11 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.labels import name_paths
+from tasks.paths import is_inside
 from tasks.schema import LISTING_ARROW, SPLITS
-from tasks.storage import is_inside
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
 

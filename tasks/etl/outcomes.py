@@ -4,10 +4,10 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tasks.etl.decode import Reason
-from tasks.etl.relations import Relations
+from tasks.decode import Reason
 from tasks.etl.stratify import Counts, SplitRule, deal_classes
 from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
+from tasks.tables.relations import Relations
 
 READ_AGAIN = (
     Reason.LABEL_CONFLICT.value,

@@ -8,10 +8,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.listing import is_image_path, make_listing
-from tasks.file_systems import check_folder, hadoop_files
+from tasks.spark.file_systems import check_folder, hadoop_files
 
 FILES_A_PAGE = 10_000
 """Files that one call brings from the JVM: a megabyte of text."""

@@ -6,15 +6,17 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl.delta import newest_commit
 from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
-from tasks.file_systems import scheme_of
-from tasks.spark import NeedsSpark, spark_session
-from tasks.storage import Storage, local_path
+from tasks.paths import local_path
+from tasks.spark.file_systems import scheme_of
+from tasks.spark.session import NeedsSpark, spark_session
+from tasks.storage import Storage
+from tasks.tables.delta import newest_commit
 
 
 @dataclass(frozen=True)

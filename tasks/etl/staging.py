@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
-from tasks.etl import delta
-from tasks.etl.cut import CHANGE_FOLDER
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
-from tasks.etl.rewriting import map_files
-from tasks.storage import local_path
+from tasks.paths import local_path
+from tasks.tables import delta
+from tasks.tables.cut import CHANGE_FOLDER
+from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
+from tasks.tables.rewriting import map_files
 
 MARK = "_unfinished-"
 """A file of this name in the table's log, with version and run, says that a run's parts may lie there uncommitted.

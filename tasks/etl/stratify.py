@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import floor
 from typing import Self
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.schema import TEST, TRAIN, VAL
 
 ORDER = (TEST, VAL, TRAIN)

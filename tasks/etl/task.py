@@ -2,18 +2,19 @@
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.checks import DataChecks
-from tasks.etl.delta import check_table_path
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tasks.etl.snapshots import at_version
 from tasks.etl.validate import validate_tables
-from tasks.markup import in_cells
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
-from tasks.spark import keep_spark, without_spark_first
+from tasks.spark.session import keep_spark, without_spark_first
 from tasks.storage import Storage
+from tasks.tables.delta import check_table_path
+from tasks.tables.snapshots import at_version
+from tasks.text.markup import in_cells
 from tasks.tracking import check_tracking
 
 

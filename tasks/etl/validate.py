@@ -7,17 +7,18 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks import tracking
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
-from tasks.etl.relations import Relations
-from tasks.etl.settings import OTHER_TABLES
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
-from tasks.spark import without_spark_first
+from tasks.spark.session import without_spark_first
 from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.properties import OTHER_TABLES
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.etl")
 

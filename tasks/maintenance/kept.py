@@ -13,9 +13,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.paths import resolved
 from tasks.refs import TableRef
-from tasks.storage import resolved
+from tasks.tables import delta
 
 logger = logging.getLogger("lakevision.maintenance")
 

@@ -8,16 +8,17 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from tasks import tracking
-from tasks.config import MaintainConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta, snapshots
-from tasks.etl.tables import KEEP_LOG
+from tasks.etl.commits import KEEP_LOG
 from tasks.maintenance.kept import SAFE_AGE, list_files, removable_files, versions_to_keep
 from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, full_disk_named
+from tasks.system.locks import take_turn
+from tasks.tables import delta, snapshots
 
 logger = logging.getLogger("lakevision.maintenance")
 

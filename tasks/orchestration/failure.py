@@ -9,14 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from tasks import config
-from tasks.config.runs import Run
+from tasks.config.frozen import all_models
+from tasks.config.run import Run
 from tasks.credentials import without_credentials
-from tasks.errors import FOR_A_PERSON, OutOfTime
-from tasks.markup import markdown_code, markdown_text
-
-EXPLAINED: tuple[type[Exception], ...] = (*FOR_A_PERSON, OutOfTime)
-"""Errors whose one sentence says all: they need no traceback."""
+from tasks.errors import UserError
+from tasks.text.markup import markdown_code, markdown_text
 
 ARTIFACT_KEY = "what-went-wrong"
 
@@ -33,7 +30,7 @@ _FIRST = re.compile(r"(?:config\.)?([a-z]\w*(?:\.\w+)*)(?=:| is | has | and | ar
 @cache
 def _settings() -> frozenset[str]:
     """Return the names of all settings: those of a flow, those of its groups, and those in its form's first screen."""
-    runs = [found for found in vars(config).values() if isinstance(found, type) and issubclass(found, Run)]
+    runs = [model for model in all_models() if issubclass(model, Run)]
     short = {name for run in runs for name in run.first}
     return frozenset(short.union(*(_names(run) for run in runs)))
 
@@ -57,7 +54,7 @@ def _as_setting(name: str) -> str | None:
 def state_message(error: Exception) -> str:
     """Return the message of a failed run's state: the sentence first, and the kind of the error at its end.
 
-    The kind is what a run on another machine is told by (`tasks.pool.ending.told_by`).
+    The kind is what a run on another machine is told by (`tasks.errors.parse_user_error`).
     """
     return f"{without_credentials(str(error))} ({type(error).__name__})"
 
@@ -160,7 +157,7 @@ def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] =
     """
     sentence = without_credentials(str(error))
     lines = ["# What went wrong", ""]
-    if isinstance(error, EXPLAINED):
+    if isinstance(error, UserError):
         lines += [f"**{markdown_text(sentence)}**", ""]
         lines += _settings_and_ways_out(single_errors(sentence))
     else:
@@ -192,7 +189,7 @@ class OneSentence(logging.Filter):
         """Return whether the record is logged; remove from it what is not to be seen."""
         error = record.exc_info[1] if record.exc_info else None
         # The engine raises the error that a state holds outside of any `except`: then there is none to show.
-        told = error is None or isinstance(error, EXPLAINED)
+        told = error is None or isinstance(error, UserError)
         if record.exc_info and told:
             record.exc_info = record.exc_text = None
         elif isinstance(error, Exception) and (clean := without_secrets(error)) is not error:

@@ -22,12 +22,12 @@ from prefect.utilities.urls import url_for
 
 from tasks.cancellation.task import cancelled_task_run, is_being_cancelled, note_task_run, signal_behind
 from tasks.credentials import without_credentials
-from tasks.errors import OutOfTime, WrongInput
-from tasks.home import make_home
-from tasks.log_lines import OneLine
-from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, state_message, what_went_wrong, without_secrets
+from tasks.errors import NotRetried, UserError
+from tasks.orchestration.failure import ARTIFACT_KEY, state_message, what_went_wrong, without_secrets
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
+from tasks.system.home import make_home
+from tasks.text.log_lines import OneLine
 
 logger = logging.getLogger("lakevision.home")
 
@@ -44,7 +44,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
     """Say whether running again can help: not after wrong input, nor where all the time for it is used up."""
     try:
         await state.aresult()
-    except (WrongInput, OutOfTime):
+    except NotRetried:
         return False
     except Exception:  # Anything else may pass: a lost executor, a full disk that was cleaned, a server that restarts.
         return True
@@ -130,7 +130,7 @@ def failed_state(error: Exception) -> State[Any]:
 def explain_failure(error: Exception) -> None:
     """Log the sentence of an error, and publish the artifact `what-went-wrong` of the current flow run."""
     log = get_run_logger()
-    if isinstance(error, EXPLAINED):
+    if isinstance(error, UserError):
         log.error("%s", without_credentials(str(error)))
     page = url_for("flow-run", obj_id=str(flow_run.get_id()))
     try:
@@ -158,7 +158,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             return _ended_as(state)  # type: ignore[no-any-return]
         if signal is not None:
             raise signal from None  # Prefect takes it for a crash, and it is one.
-        if isinstance(error, EXPLAINED):
+        if isinstance(error, UserError):
             return _ended_as(failed_state(error))  # type: ignore[no-any-return]
         if isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             raise clean from None

@@ -14,10 +14,9 @@ from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 
 from tasks.cancellation.task import is_being_cancelled
-from tasks.errors import WrongInput
-from tasks.markup import markdown_text
-from tasks.pool.ending import Cancelled, told_by
+from tasks.errors import SubmittedRunCancelled, WrongInput, parse_user_error
 from tasks.pool.settings import PoolSettings, worker_command
+from tasks.text.markup import markdown_text
 
 POLL_SECONDS = 2.0
 SAY_AFTER_SECONDS = 20.0
@@ -133,7 +132,7 @@ class SubmittedRun:
         However often this is called, the server is asked every POLL_SECONDS.
 
         Raises:
-            Cancelled: A person cancelled it, and not what submitted it.
+            SubmittedRunCancelled: A person cancelled it, and not what submitted it.
             WrongInput: All was cancelled, no worker took it within `submit_timeout_seconds`, or its input was wrong.
             Diverged, OutOfTime, DiskFull, TrackingAway, RunDeleted: It ended with that.
             TimeoutError: It took longer than `run_timeout_seconds`.
@@ -188,11 +187,11 @@ class SubmittedRun:
     def _check_completed(self, run: FlowRun) -> None:
         # A failed child does not fail its parent by itself.
         assert run.state is not None
-        if error := told_by(message := run.state.message or ""):
+        if error := parse_user_error(message := run.state.message or ""):
             raise self._naming_run(error)
         if run.state.is_cancelled():
             # Prefect's UI cancels what a run submitted together with it: this one alone is then not given up.
-            kind = WrongInput if is_being_cancelled() else Cancelled
+            kind = WrongInput if is_being_cancelled() else SubmittedRunCancelled
             raise kind(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
         if not run.state.is_completed():
             raise self._naming_run(

@@ -16,22 +16,24 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks.config import PredictConfig, PromoteConfig, SparkConfig
-from tasks.cores import num_cores
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta, snapshots
-from tasks.etl.relations import Relations
 from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
 from tasks.predict.least_sure import SHA256_ARROW, least_sure
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
-from tasks.spark_progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, without_spark_first
+from tasks.spark.worker_log import WorkerCount, say
 from tasks.storage import Storage
-from tasks.turns import take_turn
-from tasks.worker_log import WorkerCount, say
+from tasks.system.cores import num_cores
+from tasks.system.disk import check_writable, full_disk_named
+from tasks.system.locks import take_turn
+from tasks.tables import delta, snapshots
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -54,7 +56,7 @@ def make_predictor(
     def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         import torch
 
-        from tasks.predict.model import ImageClassifier
+        from tasks.model.classifier import ImageClassifier
 
         count = WorkerCount("predict", driver, ended)
 

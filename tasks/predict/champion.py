@@ -4,9 +4,11 @@ import logging
 from pathlib import Path
 
 from tasks import tracking
-from tasks.config import BUILTIN_DIGITS, PredictConfig, PromoteConfig
+from tasks.config.etl import BUILTIN_DIGITS
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, listed
-from tasks.predict.package import FILE_LIMITS
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
 

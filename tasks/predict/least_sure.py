@@ -4,11 +4,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks.etl import snapshots
-from tasks.etl.relations import Relations
 from tasks.refs import ModelRef, PredictedImage, TableRef
 from tasks.schema import FILES_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
 from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.relations import Relations
 
 NUM_SHOWN = 20
 

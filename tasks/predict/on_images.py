@@ -9,12 +9,12 @@ import torch
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
+from tasks.model.classifier import ImageClassifier
 from tasks.predict.champion import fetch_classifier
-from tasks.predict.model import ImageClassifier
 from tasks.refs import CacheRef, ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, TEST
 from tasks.storage import Storage
+from tasks.tables import snapshots
 
 BATCH = 64
 

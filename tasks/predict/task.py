@@ -7,13 +7,15 @@ from typing import Any
 from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
-from tasks.config import PredictConfig, PromoteConfig, SparkConfig
-from tasks.etl.delta import check_table_path
-from tasks.markup import in_cells
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
+from tasks.tables.delta import check_table_path
+from tasks.text.markup import in_cells
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:

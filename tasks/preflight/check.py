@@ -5,21 +5,21 @@ import logging
 import pyarrow as pa
 
 from tasks import tracking
-from tasks.config import PipelineConfig, TrainConfig, TuneRun
-from tasks.disk import check_writable
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
-from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
-from tasks.etl.snapshots import read_columns
 from tasks.etl.source import prepare_source
-from tasks.jvm import check_java
 from tasks.preflight.room import check_room
 from tasks.refs import TableRef
 from tasks.schema import IMAGES_ARROW, TRAIN
-from tasks.spark import NeedsSpark
+from tasks.spark.jvm import check_java
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
+from tasks.system.disk import check_writable
+from tasks.tables.delta import check_table_path
+from tasks.tables.snapshots import read_columns
 from tasks.train.batches import check_batches
-from tasks.tune.space import fit_batches
 
 logger = logging.getLogger("lakevision.preflight")
 
@@ -39,11 +39,11 @@ def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> No
     Raises:
         WrongInput: As `check_batches`.
     """
-    if rows := _train_rows(images):
+    if rows := train_rows(images):
         check_batches(train, num_ranks, rows)
 
 
-def _train_rows(images: TableRef) -> int:
+def train_rows(images: TableRef) -> int:
     """Return the pictures of the split `train`, or 0 where nothing can be said of them here.
 
     The split is empty, which the cache refuses; Spark is needed; the version's files are gone, of which there may be a
@@ -53,16 +53,6 @@ def _train_rows(images: TableRef) -> int:
         return int(read_columns(None, images, SPLIT_ARROW, {"split": TRAIN}).num_rows)
     except (NeedsSpark, FileNotFoundError, pa.ArrowInvalid):
         return 0
-
-
-def check_search_sizes(config: TuneRun, images: TableRef) -> None:
-    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
-
-    Raises:
-        WrongInput: As `fit_batches`.
-    """
-    if rows := _train_rows(images):
-        fit_batches(config.train, config.tune, rows)
 
 
 def check_pipeline(config: PipelineConfig, storage: Storage) -> None:

@@ -8,17 +8,19 @@ import fsspec
 
 from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
 from tasks.cache.sizes import cache_bytes, check_disk
-from tasks.config import CacheConfig, EtlConfig
-from tasks.disk import existing_folder
-from tasks.etl import delta, snapshots
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
 from tasks.etl.outcomes import Comparison
-from tasks.etl.relations import Relations
-from tasks.etl.settings import check_properties, continued, source_property, table_properties
 from tasks.etl.source import Source
+from tasks.paths import resolved
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
-from tasks.spark import NeedsSpark
-from tasks.storage import Storage, resolved
+from tasks.spark.session import NeedsSpark
+from tasks.storage import Storage
+from tasks.system.disk import existing_folder
+from tasks.tables import delta, snapshots
+from tasks.tables.properties import check_properties, continued, source_property, table_properties
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.preflight")
 

@@ -1,6 +1,9 @@
 """The preflight as a Prefect task."""
 
-from tasks.config import CacheConfig, DistributedConfig, PipelineConfig, TrainConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.train import TrainConfig
 from tasks.orchestration.task import stage
 from tasks.pool.task import check_pool, where_to_run
 from tasks.preflight.check import check_pipeline, check_split_size

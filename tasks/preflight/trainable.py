@@ -1,18 +1,17 @@
 """Refuse what cannot be trained, by building the network and looking at one picture; loads torch."""
 
 import shutil
-from itertools import islice
 
 import torch
 
-from tasks.config import CacheConfig, TrainConfig, TuneRun
-from tasks.config.tune import MOST_CORNERS, corners, with_values
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
 from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
-from tasks.train.device import choose_device
+from tasks.model.device import choose_device
+from tasks.model.network import build_classifier
+from tasks.model.precision import choose_precision
 from tasks.train.features import ends_in_head, sample_images
-from tasks.train.model import build_classifier
-from tasks.train.precision import choose_precision
 
 
 def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True) -> None:
@@ -54,21 +53,3 @@ def _check_compiler() -> None:
             f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' is not there: install g++, "
             "name another one in $CXX, or set train.compile to false"
         )
-
-
-def check_search(config: TuneRun, *, here: bool = True) -> None:
-    """Refuse a search whose trials could not all be trained, before a cache is built for it.
-
-    Args:
-        config: The search.
-        here: Whether its trials run on this machine, as `check_training` has it.
-
-    Raises:
-        WrongInput: Names the setting, its value, and the way out.
-    """
-    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
-    for device, precision in {(one.device, one.precision) for one in drawn if here}:
-        choose_precision(precision, choose_device(device, 0))
-    # Networks are built once each, whatever else of them is searched.
-    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
-        check_training(train, config.cache, here=here)

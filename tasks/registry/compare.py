@@ -10,7 +10,7 @@ import pyarrow as pa
 from tasks.cache.manifest import CacheDamaged
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.tracking import EvaluatedRun
 

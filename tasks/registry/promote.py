@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.etl.snapshots import newest_snapshot
-from tasks.predict.package import FILE_LIMITS
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.compare import champion_accuracy, counted
 from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
+from tasks.system.locks import take_turn
+from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
-from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.registry")
 

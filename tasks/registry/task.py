@@ -4,13 +4,13 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import Completed
 
 from tasks import tracking
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.environment import mlflow_page
-from tasks.markup import markdown_table, markdown_text
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.storage import Storage
+from tasks.text.markup import markdown_table, markdown_text
 
 KEPT = "Kept"
 """Name of the state of a promotion after which the champion is the one from before."""

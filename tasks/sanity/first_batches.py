@@ -9,14 +9,14 @@ from torch.nn import functional
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
+from tasks.model.device import choose_device, make_optimizer
+from tasks.model.network import Classifier, build_classifier
+from tasks.model.precision import choose_precision
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
-from tasks.train.device import choose_device, make_optimizer
-from tasks.train.model import Classifier, build_classifier
-from tasks.train.precision import choose_precision
+from tasks.train.phases import Stage
 from tasks.train.schedule import REFERENCE_BATCH
-from tasks.train.stages import Stage
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ import logging
 
 import torch
 
-from tasks.config import GradientConfig, TrainConfig
+from tasks.config.sanity import GradientConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, listed
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity.first_batches import first_batches
-from tasks.train.finite import WAY_OUT
-from tasks.train.stages import stages_of
+from tasks.train.non_finite import WAY_OUT
+from tasks.train.phases import stages_of
 
 logger = logging.getLogger("lakevision.sanity")
 

@@ -2,11 +2,12 @@
 
 import logging
 
-from tasks.config import OverfitConfig, TrainConfig
+from tasks.config.sanity import OverfitConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.sanity.first_batches import first_batches
-from tasks.train.stages import stages_of
+from tasks.train.phases import stages_of
 
 logger = logging.getLogger("lakevision.sanity")
 

@@ -5,10 +5,11 @@ What loads torch is imported where it is used: deployments are registered withou
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.config import GradientConfig, OverfitConfig, TrainConfig
-from tasks.markup import in_cells
+from tasks.config.sanity import GradientConfig, OverfitConfig
+from tasks.config.train import TrainConfig
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, GradientReport, OverfitReport
+from tasks.text.markup import in_cells
 
 
 @stage("overfit-batch", timeout_seconds=3600)

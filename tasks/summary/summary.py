@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
+from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 
 SUMMARY_FILE = "summary.json"
 

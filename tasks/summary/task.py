@@ -9,6 +9,7 @@ from tasks import tracking
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.report.file_names import MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.summary.summary import (
     PipelineSummary,
@@ -17,7 +18,6 @@ from tasks.summary.summary import (
     summary_markdown,
     write_summary,
 )
-from tasks.train.report_files import MODEL_CARD_FILE
 
 logger = logging.getLogger("lakevision.summary")
 

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from tasks.config import BUILTIN_DIGITS
+from tasks.config.etl import BUILTIN_DIGITS
 from tasks.refs import TableRef
 from tasks.storage import Storage
 

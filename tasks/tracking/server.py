@@ -15,8 +15,9 @@ from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
 from tasks.errors import TrackingAway, WrongInput
-from tasks.home import make_home, make_private_file
-from tasks.storage import Storage, artifacts_folder, local_path, tracking_file
+from tasks.paths import local_path
+from tasks.storage import Storage, artifacts_folder, tracking_file
+from tasks.system.home import make_home, make_private_file
 from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
 
 EXPERIMENT = TRAINING.name

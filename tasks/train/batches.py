@@ -1,7 +1,7 @@
 """Whether the data have what a training asks of them: pictures for a step on every rank, classes for its metric."""
 
 from tasks.cache.manifest import CacheManifest
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.schema import TRAIN
 

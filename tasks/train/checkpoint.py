@@ -11,11 +11,12 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from tasks.collectives import Reducer
+from tasks.metrics.epoch import EpochMetrics
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
-from tasks.train.computed_on import of_checkpoint
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
-from tasks.train.reduce import Reducer
+from tasks.train.progress import Progress, RunningEpoch
+from tasks.train.provenance import of_checkpoint
 
 logger = logging.getLogger("lakevision.train")
 

@@ -11,10 +11,10 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheFile, CacheManifest, FeatureSettings
 from tasks.cache.sizes import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.cache.write import RowFileWriter
+from tasks.collectives import Reducer
+from tasks.model.network import Classifier
 from tasks.progress.count import advance
 from tasks.schema import cache_schema
-from tasks.train.model import Classifier
-from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
 

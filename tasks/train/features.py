@@ -22,17 +22,17 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
-from tasks.disk import full_disk_named
+from tasks.collectives import Reducer
+from tasks.model.fold import fold_batch_norm
+from tasks.model.network import Classifier
+from tasks.model.precision import precision_name
+from tasks.model.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.progress.count import counted
 from tasks.refs import CacheRef
-from tasks.train.alone import alone
+from tasks.system.disk import full_disk_named
+from tasks.system.locks import take_turn
 from tasks.train.feature_files import feature_rows_per_group, head_inputs, write_share
-from tasks.train.fold import fold_batch_norm
-from tasks.train.model import Classifier
-from tasks.train.precision import precision_name
-from tasks.train.reduce import Reducer
-from tasks.train.transforms import IMAGENET_MEAN, IMAGENET_STD
-from tasks.turns import take_turn
+from tasks.train.rank_zero import alone
 
 logger = logging.getLogger("lakevision.train")
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, listed
+from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.tracking.runs import flat_params
-from tasks.train.pretrained import weights_digest
 
 
 def run_key(

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tasks.signals import held_back
-from tasks.train.diverged import Diverged
-from tasks.train.evaluate import Loader, evaluate
-from tasks.train.finite import (
+from tasks.collectives import Reducer
+from tasks.errors import Diverged
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import Loader, evaluate
+from tasks.model.network import at_least_two, copy_of_state
+from tasks.system.signals import held_back
+from tasks.train.non_finite import (
     WAY_OUT,
     FiniteWatch,
     describe_earlier,
@@ -24,11 +27,9 @@ from tasks.train.finite import (
     diverged_on,
     is_look,
 )
-from tasks.train.model import copy_of_state
-from tasks.train.pause import NoPauses
-from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
-from tasks.train.reduce import Reducer
-from tasks.train.step import StepSettings, at_least_two, augmented, seed_step, step_seed, summed_loss
+from tasks.train.progress import Progress, RunningEpoch
+from tasks.train.step import StepSettings, augmented, seed_step, step_seed, summed_loss
+from tasks.train.step_callback import NoPauses
 
 logger = logging.getLogger("lakevision.train")
 

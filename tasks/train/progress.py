@@ -1,36 +1,12 @@
 """Where a training stands: what a checkpoint holds beside the model and the optimizer."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
+from tasks.metrics.epoch import EpochMetrics
 from tasks.refs import RunRef
 from tasks.train.early_stopping import EarlyStopping
-
-
-@dataclass(frozen=True)
-class EpochMetrics:
-    """What one epoch gave, over all ranks."""
-
-    epoch: int
-    train_loss: float
-    train_accuracy: float
-    val_loss: float
-    val_accuracy: float
-    val_top5_accuracy: float
-    val_macro_f1: float
-    learning_rate: float
-    gradient_norm: float
-    """Mean over the steps, before it is bounded."""
-    images_per_second: float
-    data_wait_share: float
-    """Share of the training time of rank 0 spent waiting for batches."""
-    train_seconds: float
-    validation_seconds: float
-
-    def values(self) -> dict[str, float]:
-        """Return the metrics by name, without the epoch's number."""
-        return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +57,7 @@ class Progress:
     classes: tuple[str, ...] = ()
     """Names of what it tells apart, in the order of the logits."""
     computed_on: dict[str, str] = field(default_factory=dict)
-    """What the last start was computed on and with, as `tasks.train.computed_on` names it."""
+    """What the last start was computed on and with, as `tasks.train.provenance` names it."""
     tags: dict[str, str] = field(default_factory=dict)
     """What the MLflow run is to say of the training, by tag."""
 

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 from tasks.credentials import without_credentials
-from tasks.etl import snapshots
-from tasks.etl.settings import table_source
-from tasks.predict.model import save_classifier
+from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.model.classifier import save_classifier
+from tasks.model.device import processor_name
+from tasks.model.precision import precision_name
+from tasks.model.pretrained import weights_digest
 from tasks.refs import TableRef
+from tasks.report.model_card import TrainingFacts
+from tasks.report.report import log_report
 from tasks.schema import TRAIN
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.properties import table_source
 from tasks.tracking import FLOW_SOURCE_TAG, GONE_ON_TAG, REPEAT_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
-from tasks.train.device import processor_name
-from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.model_card import TrainingFacts
-from tasks.train.precision import precision_name
-from tasks.train.pretrained import weights_digest
+from tasks.train.phases import Setting
 from tasks.train.progress import Progress
-from tasks.train.report import log_report
-from tasks.train.stages import Setting
 
 logger = logging.getLogger("lakevision.train")
 

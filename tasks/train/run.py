@@ -6,13 +6,14 @@ from contextlib import ExitStack
 import filelock
 
 from tasks import tracking
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.collectives import Reducer, SingleProcess
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
-from tasks.train.alone import alone
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.progress import Beginning, ReportedEpoch
-from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.rank_zero import alone
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
 

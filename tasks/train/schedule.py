@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.train.early_stopping import EarlyStopping
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tasks.model.network import at_least_two
 from tasks.train.progress import RunningEpoch
 
 Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -74,8 +75,3 @@ def summed_loss(
     correct = (logits_BK.argmax(1) == labels_B).sum()
     running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
     return losses_B.sum()
-
-
-def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, a lone picture's twice: batch norm has no variance of one value."""
-    return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

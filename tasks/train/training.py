@@ -9,31 +9,33 @@ import torch
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import DistributedConfig, TrainConfig
-from tasks.cores import num_cores
+from tasks.collectives import Reducer, SingleProcess
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.environment import given_threads
+from tasks.errors import Diverged
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import DetailedEvaluation, evaluate_in_detail
+from tasks.model.device import choose_device, make_deterministic
+from tasks.model.fold import fold_batch_norm
+from tasks.model.network import build_classifier, copy_of_state
 from tasks.refs import CacheRef, RunRef
+from tasks.report.image_names import name_pictures
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
-from tasks.train.alone import alone, wait_for_rank_0
+from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.computed_on import begun_with, changes, computed_on, note_of
-from tasks.train.device import choose_device, make_deterministic
-from tasks.train.diverged import Diverged
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.feature_files import BATCH
-from tasks.train.fold import fold_batch_norm
 from tasks.train.identity import check_fits, decisive_settings, run_key
 from tasks.train.loop import fit, is_left
-from tasks.train.model import build_classifier, copy_of_state
-from tasks.train.name_pictures import name_pictures
-from tasks.train.pause import Pauses
-from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
-from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.phases import Setting, Trainable, prepare_stage, stages_of
+from tasks.train.progress import Beginning, Progress, ReportedEpoch
+from tasks.train.provenance import begun_with, changes, computed_on, note_of
+from tasks.train.rank_zero import alone, wait_for_rank_0
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
-from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
+from tasks.train.step_callback import Pauses
 
 logger = logging.getLogger("lakevision.train")
 

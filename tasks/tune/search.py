@@ -11,11 +11,10 @@ import optuna
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import TrainConfig, TuneConfig
-from tasks.config.tune import with_values
-from tasks.distributed.spec import RankSpec
-from tasks.errors import WrongInput
-from tasks.pool.ending import Cancelled
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TuneConfig, with_values
+from tasks.errors import SubmittedRunCancelled, WrongInput
+from tasks.launch.spec import RankSpec
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
@@ -181,7 +180,7 @@ def _is_over(study: optuna.Study, number: int, trial: RunningTrial, on_cancelled
     try:
         if not trial.ended():
             return False
-    except Cancelled as error:
+    except SubmittedRunCancelled as error:
         logger.warning("trial %d is given up: %s", number, error)
         give_up_trial(study, number)
         fail_trial(study, number, str(error))

@@ -9,8 +9,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tasks.cache.manifest import CacheManifest
-from tasks.config import Choices, TrainConfig, TuneConfig
-from tasks.config.tune import DEFAULT_BATCH_SIZES, Space, corners, number_type, with_values
+from tasks.config.train import TrainConfig
+from tasks.config.tune import DEFAULT_BATCH_SIZES, Choices, Space, TuneConfig, corners, number_type, with_values
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN

@@ -17,10 +17,11 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tasks.config import TrainConfig, TuneConfig
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
-from tasks.home import make_private_file
 from tasks.storage import Storage
+from tasks.system.home import make_private_file
 
 logger = logging.getLogger("lakevision.tune")
 

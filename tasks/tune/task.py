@@ -7,20 +7,21 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
 from tasks import tracking
-from tasks.config import TrainConfig, TrialRun, TuneConfig, TuneRun
-from tasks.cores import gpu_names, take_slot
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
-from tasks.distributed.task import trained_on_pool
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
-from tasks.markup import in_cells
+from tasks.launch.launcher import launch_ranks
+from tasks.launch.spec import RankSpec
+from tasks.launch.task import trained_on_pool
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
-from tasks.preflight.check import check_search_sizes
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
+from tasks.system.cores import gpu_names, take_slot
+from tasks.text.markup import in_cells
 from tasks.train.identity import run_key
+from tasks.tune.check import check_search_sizes
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
 from tasks.tune.trial import run_trial
 
@@ -30,7 +31,7 @@ logger = logging.getLogger("lakevision.tune")
 @stage("check-search", timeout_seconds=1800)
 def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Refuse tracking, models, weights and pools that cannot be, before a cache is built for them."""
-    from tasks.preflight.trainable import check_search  # Here: it loads torch.
+    from tasks.tune.check import check_search
 
     tracking.check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"

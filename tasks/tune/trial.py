@@ -11,13 +11,12 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
 from tasks import tracking
-from tasks.config import TuneConfig
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
-from tasks.errors import WrongInput
+from tasks.config.tune import TuneConfig
+from tasks.errors import Diverged, WrongInput
+from tasks.launch.launcher import launch_ranks
+from tasks.launch.spec import RankSpec
 from tasks.refs import RunRef, TrialReport
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.diverged import Diverged
 from tasks.tune.study import ERROR, RUN_ID, open_study
 
 logger = logging.getLogger("lakevision.tune")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tasks import tracking  # noqa: E402
-from tasks.config import StorageConfig  # noqa: E402
+from tasks.config.storage import StorageConfig  # noqa: E402
 from tasks.environment import rank_environment  # noqa: E402
 from tasks.storage import resolve_storage  # noqa: E402
 from tests.benchmarks import train_data  # noqa: E402

@@ -17,7 +17,8 @@ SIDE = 224
 
 def ours(source: str, target: str) -> None:
     """Lakevision's ETL: listing, ledger, checks, split, both tables."""
-    from tasks.config import EtlConfig, SparkConfig, StorageConfig
+    from tasks.config.etl import EtlConfig
+    from tasks.config.storage import SparkConfig, StorageConfig
     from tasks.etl.ingest import ingest_images
     from tasks.storage import resolve_storage
 
@@ -32,7 +33,7 @@ def recipe(source: str, target: str) -> None:
     from pyspark.sql import SparkSession
     from pyspark.sql.functions import pandas_udf
 
-    from tasks.jvm import jars_folder
+    from tasks.spark.jvm import jars_folder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (

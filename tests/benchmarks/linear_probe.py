@@ -21,8 +21,8 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 from torchvision.transforms._presets import ImageClassification  # noqa: E402
 
-from tasks.etl.decode import decode_pixels  # noqa: E402
-from tasks.train.transforms import normalize  # noqa: E402
+from tasks.decode import decode_pixels  # noqa: E402
+from tasks.model.transforms import normalize  # noqa: E402
 from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
 
 BATCH = 64

@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest  # noqa: E402
 from tasks.cache.order import epoch_order  # noqa: E402
 from tasks.cache.sizes import rows_per_group  # noqa: E402
-from tasks.config import CacheConfig  # noqa: E402
+from tasks.config.cache import CacheConfig  # noqa: E402
 from tasks.refs import TableRef  # noqa: E402
 from tests.benchmarks import loader_data  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
-from tasks.config import CacheConfig
-from tasks.etl.decode import encode_jpeg
+from tasks.config.cache import CacheConfig
+from tasks.decode import encode_jpeg
 from tasks.refs import CacheRef
 from tests import caches
 

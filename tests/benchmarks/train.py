@@ -87,7 +87,7 @@ def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goa
 
 def full_network() -> torch.nn.Module:
     """Return what a full fine-tuning trains."""
-    from tasks.train.model import build_classifier
+    from tasks.model.network import build_classifier
 
     return build_classifier("resnet18", "none", 10, freeze_backbone=False).to(memory_format=torch.channels_last)
 
@@ -100,8 +100,8 @@ def head_alone() -> torch.nn.Module:
 def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable[[], torch.nn.Module]) -> Figure:
     """Time steps of our loop on inputs (B, ...) in memory against bare ones, in turns, in one process."""
     from tasks.cache.loader import Batch
+    from tasks.collectives import SingleProcess
     from tasks.train.loop import train_one_epoch
-    from tasks.train.reduce import SingleProcess
 
     device = torch.device("cpu")
     labels = torch.arange(len(inputs)) % 10
@@ -165,9 +165,10 @@ def time_outside(folder: Path, seconds: int) -> Figure:
 
     from tasks import tracking
     from tasks.cache.manifest import read_manifest
-    from tasks.config import StorageConfig, TrainConfig
-    from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.spec import RankSpec
+    from tasks.config.storage import StorageConfig
+    from tasks.config.train import TrainConfig
+    from tasks.launch.launcher import launch_ranks
+    from tasks.launch.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
-from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels, encode_jpeg
+from tasks.config.cache import CacheConfig
+from tasks.decode import decode_pixels, encode_jpeg
 from tests import caches
 from tests.benchmarks import loader_data
 

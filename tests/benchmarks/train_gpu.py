@@ -13,14 +13,14 @@ import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
-from tasks.config import TrainConfig
+from tasks.collectives import SingleProcess
+from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
+from tasks.model.device import make_deterministic, make_optimizer
+from tasks.model.network import build_classifier
+from tasks.model.precision import choose_precision
 from tasks.schema import TRAIN
-from tasks.train.device import make_deterministic, make_optimizer
 from tasks.train.loop import TrainedEpoch, train_one_epoch
-from tasks.train.model import build_classifier
-from tasks.train.precision import choose_precision
-from tasks.train.reduce import SingleProcess
 from tests.benchmarks import loader_data
 from tests.benchmarks.figures import Figure
 

@@ -38,12 +38,12 @@ def ours(folder: Path, precision: str) -> Run:
     """Return our loop on our cache."""
     from tasks.cache.loader import Batch, CacheLoader
     from tasks.cache.manifest import read_manifest
-    from tasks.config import TrainConfig
-    from tasks.train.device import make_optimizer
+    from tasks.collectives import SingleProcess
+    from tasks.config.train import TrainConfig
+    from tasks.model.device import make_optimizer
+    from tasks.model.network import build_classifier
+    from tasks.model.precision import choose_precision
     from tasks.train.loop import train_one_epoch
-    from tasks.train.model import build_classifier
-    from tasks.train.precision import choose_precision
-    from tasks.train.reduce import SingleProcess
 
     device = torch.device("cpu")
     manifest = read_manifest(str(folder / "uint8"))
@@ -111,7 +111,7 @@ def reference(folder: Path, *, same: bool) -> Run:
         folder: Where the pictures are.
         same: Whether in our number format and memory order, in place of float32 and NCHW as it comes.
     """
-    from tasks.train.precision import computes_bf16
+    from tasks.model.precision import computes_bf16
 
     model = network(channels_last=same)
     loader = image_folder(folder)
@@ -207,7 +207,7 @@ def main() -> None:
     """Train whenever told to; each answer is the seconds of the steps."""
     warnings.filterwarnings("ignore")
     name, folder = sys.argv[1], Path(sys.argv[2])
-    from tasks.cores import num_cores
+    from tasks.system.cores import num_cores
 
     torch.set_num_threads(num_cores())
     torch.manual_seed(1)

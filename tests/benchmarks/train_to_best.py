@@ -31,9 +31,10 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     """Train with the default settings, tracked and all, from a cache whose features nobody has made yet."""
     from tasks import tracking
     from tasks.cache.manifest import read_manifest
-    from tasks.config import StorageConfig, TrainConfig
-    from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.spec import RankSpec
+    from tasks.config.storage import StorageConfig
+    from tasks.config.train import TrainConfig
+    from tasks.launch.launcher import launch_ranks
+    from tasks.launch.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
     from tests.benchmarks import train_data
@@ -101,7 +102,7 @@ def main() -> None:
     """Train."""
     warnings.filterwarnings("ignore")
     name, folder, weights, seed = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    from tasks.cores import num_cores
+    from tasks.system.cores import num_cores
 
     torch.set_num_threads(num_cores())
     if name == "ours":

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tests.faults.killing import (
     Undisturbed,
     check_made_good,

@@ -12,12 +12,12 @@ import pytest
 
 from tasks.cache.materialize import materialize_cache
 from tasks.errors import DiskFull, WrongInput
-from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.etl.staging import MARK
 from tasks.refs import TableRef
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage
+from tasks.tables import snapshots
 from tests.faults.killing import MOMENTS, Undisturbed, leftovers, run_and_read
 from tests.faults.one_run import CACHE, SPARK, settings
 

@@ -12,9 +12,9 @@ import mlflow
 import psutil
 import torch
 
-from tasks.config import TrainConfig
-from tasks.distributed.launch import RankFailed, launch_ranks
-from tasks.distributed.spec import RankSpec
+from tasks.config.train import TrainConfig
+from tasks.launch.launcher import RankFailed, launch_ranks
+from tasks.launch.spec import RankSpec
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tests.integration.trainings import weights
@@ -37,7 +37,7 @@ def own_ranks() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         try:
-            if "tasks.distributed.start_rank" in child.cmdline():
+            if "tasks.launch.start_rank" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue  # It ended while it was looked at.

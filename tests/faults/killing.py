@@ -18,13 +18,13 @@ import pytest
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
-from tasks.etl import delta, snapshots
 from tasks.etl.staging import MARK
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, FILES, IMAGES, SPLITS
-from tasks.spark import spark_session
-from tasks.spark_failure import SparkFailed
+from tasks.spark.failure import SparkFailed
+from tasks.spark.session import spark_session
 from tasks.storage import Storage
+from tasks.tables import delta, snapshots
 from tests.conftest import write_pictures
 from tests.faults.one_run import SPARK, make_storage, run
 from tests.processes import ROOT

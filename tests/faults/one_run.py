@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_images
 from tasks.refs import CacheRef
-from tasks.spark import keep_spark
+from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
 
 SPARK = SparkConfig(driver_memory="1g")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tests.faults.disks import (
     Disk,
     check_full_in_cache,

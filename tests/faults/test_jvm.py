@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext
 
-from tasks.config import EtlConfig, SparkConfig
-from tasks.etl import snapshots
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
-from tasks.spark import keep_spark, spark_session
+from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
+from tasks.tables import snapshots
 
 
 def kill_jvm() -> None:

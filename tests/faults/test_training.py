@@ -8,10 +8,11 @@ import pytest
 import torch
 import torchvision
 
-from tasks.config import DistributedConfig, StorageConfig
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import DiskFull, WrongInput
+from tasks.launch.launcher import launch_ranks
+from tasks.launch.spec import RankSpec
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model

@@ -9,9 +9,9 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
-from tasks.config import SparkConfig, StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.refs import CacheRef
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.integration.hand_made import hand_made_cache
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tasks.config import EtlConfig, SparkConfig
-from tasks.etl import snapshots
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.refs import EtlReport
 from tasks.storage import Storage
+from tasks.tables import snapshots
 
 SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels
+from tasks.config.cache import CacheConfig
+from tasks.decode import decode_pixels
 from tasks.refs import CacheRef
 from tests.caches import write_cache
 

@@ -15,15 +15,17 @@ import torch
 import torchvision
 
 from tasks import tracking
-from tasks.config import CacheConfig, StorageConfig, TrainConfig
+from tasks.collectives import SingleProcess
+from tasks.config.cache import CacheConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.metrics.epoch import EpochMetrics
 from tasks.refs import CacheRef, RunRef
 from tasks.schema import TEST, TRAIN, VAL
-from tasks.signals import interrupt_on
 from tasks.storage import Storage, resolve_storage
+from tasks.system.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
-from tasks.train.progress import EpochMetrics
-from tasks.train.reduce import SingleProcess
 from tasks.train.run import train_model
 from tests.caches import write_cache
 from tests.unit.train.small_training import TIMINGS, Killed, same_tensors

@@ -12,17 +12,10 @@ from flows.train import train
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
-from tasks.config import (
-    Choices,
-    DistributedConfig,
-    TrainConfig,
-    TrainDistributedRun,
-    TrainRun,
-    TrialRun,
-    TuneConfig,
-    TuneRun,
-)
-from tasks.config.storage import Settings
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.frozen import Settings
+from tasks.config.train import TrainConfig, TrainRun
+from tasks.config.tune import Choices, TrialRun, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.storage import Storage
 

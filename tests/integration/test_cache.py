@@ -10,11 +10,13 @@ from PIL import Image
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache, verify_files
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, SparkConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
+from tasks.decode import decode_pixels
 from tasks.errors import WrongInput
-from tasks.etl.decode import decode_pixels
 from tasks.etl.ingest import ingest_images
-from tasks.etl.snapshots import latest, read_version
+from tasks.tables.snapshots import latest, read_version
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
 

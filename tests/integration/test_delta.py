@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
 
-from tasks.config import StorageConfig
-from tasks.etl import snapshots
+from tasks.config.storage import StorageConfig
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, HELD_ARROW
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
+from tasks.tables import snapshots
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest
 

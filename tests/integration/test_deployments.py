@@ -7,10 +7,13 @@ import yaml
 from prefect import Flow
 from prefect.utilities.schema_tools.validation import validate
 
-from tasks.config import DistributedConfig, StorageConfig, TuneConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
+from tasks.paths import is_inside
 from tasks.refs import TableRef
-from tasks.storage import is_inside, resolve_storage
+from tasks.storage import resolve_storage
 from tasks.tracking.model_names import derived_model_name
 from tests.processes import ROOT
 

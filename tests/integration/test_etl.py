@@ -8,7 +8,7 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
-from tasks.config import SparkConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of

@@ -6,7 +6,8 @@ import mlflow
 import pytest
 from PIL import Image
 
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.etl.validate import measure_tables, validate_tables

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import ingest, ledger

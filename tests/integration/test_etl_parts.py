@@ -9,9 +9,10 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, rewriting, snapshots, staging
-from tasks.etl.delta import TableChanged
+from tasks.etl import ingest, staging
 from tasks.etl.outcomes import Comparison
+from tasks.tables import delta, parts, rewriting, snapshots
+from tasks.tables.delta import TableChanged
 from tests.conftest import write_pictures
 from tests.integration import etl_tables
 from tests.integration.etl_tables import ledger, stored, versions

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.config import SparkConfig, StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
-from tasks.file_systems import GIVE_UP_EARLY
+from tasks.spark.file_systems import GIVE_UP_EARLY
 from tasks.storage import Storage, resolve_storage
 from tests.conftest import write_pictures
 from tests.integration.etl_tables import etl_settings, ingest, ledger, versions

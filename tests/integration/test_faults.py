@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.distributed.spec import RankSpec
+from tasks.launch.spec import RankSpec
 from tasks.train.run import train_model
 from tests.faults.company import check_changing_source, check_killed_in_company
 from tests.faults.conftest import draw_for

@@ -37,31 +37,25 @@ from flows.train_trial import train_trial
 from flows.tune import tune
 from tasks import tracking
 from tasks.cancellation.task import is_being_cancelled
-from tasks.config import (
-    EtlConfig,
-    EtlRun,
-    RepeatRun,
-    StorageConfig,
-    TrainConfig,
-    TrainDistributedRun,
-    TrainRun,
-    TrialRun,
-    TuneRun,
-)
-from tasks.config.storage import Settings
-from tasks.distributed.spec import RankSpec
-from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.config.distributed import TrainDistributedRun
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.frozen import Settings
+from tasks.config.storage import StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig, TrainRun
+from tasks.config.tune import TrialRun, TuneRun
+from tasks.errors import DiskFull, OutOfTime, WrongInput, listed, parse_user_error
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
+from tasks.launch.spec import RankSpec
+from tasks.launch.task import train_single, train_with_artifacts
 from tasks.orchestration.task import run_stage, stage
-from tasks.pool.ending import told_by
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
+from tasks.report.task import MAX_PICTURE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
-from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import rank_processes
 
@@ -176,7 +170,7 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback
     with pytest.raises(WrongInput, match=sentence):
         state.result()
     # As whoever submitted the run reads it, and is not to submit it again.
-    told = told_by(state.message)
+    told = parse_user_error(state.message)
     assert isinstance(told, WrongInput)
     assert str(told) == sentence
     run_id = state.state_details.flow_run_id

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tasks import tracking
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
+from tasks.model import device
 from tasks.refs import RunRef
-from tasks.train import device
-from tasks.train.first_training import read_training
+from tasks.repeat.original_run import read_training
+from tasks.repeat.repeat import repeat_training
 from tasks.train.identity import run_key
-from tasks.train.repeat import repeat_training
 from tasks.train.run import train_model
 from tests.integration.interrupted import STEPS, CountingRank, Ground, Interruption, make_ground
 from tests.unit.train.small_training import Killed

@@ -12,7 +12,9 @@ import torch
 import yaml
 
 from tasks import tracking
-from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.refs import RunRef

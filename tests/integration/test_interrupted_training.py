@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from tasks import tracking
-from tasks.config import DistributedConfig, StorageConfig
-from tasks.distributed.launch import RankFailed
-from tasks.distributed.spec import RankSpec
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingAway
+from tasks.launch.launcher import RankFailed
+from tasks.launch.spec import RankSpec
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
@@ -147,8 +148,8 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     )
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     code = (
-        "import sys; from pathlib import Path; from tasks.distributed.launch import launch_ranks;"
-        "from tasks.distributed.spec import RankSpec;"
+        "import sys; from pathlib import Path; from tasks.launch.launcher import launch_ranks;"
+        "from tasks.launch.spec import RankSpec;"
         "spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text());"
         "launch_ranks(spec, lambda event: print('epoch', flush=True))"
     )

@@ -13,14 +13,17 @@ from pyspark.sql import SparkSession
 
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
+from tasks.tables import snapshots
 from tasks.tracking.kept import table_tags
 from tests.conftest import write_pictures
 from tests.processes import plain_environment, run_python

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
 from tests.conftest import write_pictures

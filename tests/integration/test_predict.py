@@ -8,16 +8,21 @@ import pandas as pd
 import pytest
 from delta.tables import DeltaTable
 
-from tasks import spark_progress, worker_log
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, PredictConfig, PromoteConfig, SparkConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.etl.snapshots import newest_snapshot
+from tasks.model.classifier import ImageClassifier
 from tasks.predict.batch import predict_batch
-from tasks.predict.model import ImageClassifier
 from tasks.progress.count import heard_by
 from tasks.registry.promote import promote_best
+from tasks.spark import progress as spark_progress
+from tasks.spark import worker_log
+from tasks.tables.snapshots import newest_snapshot
 from tests.integration.untrained import log_run, predict
 
 

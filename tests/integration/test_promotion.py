@@ -12,16 +12,16 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
 from tasks import tracking
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.etl.snapshots import newest_snapshot
+from tasks.model.classifier import ImageClassifier
+from tasks.model.package import FILE_LIMITS
 from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
-from tasks.predict.model import ImageClassifier
-from tasks.predict.package import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.registry.promote import CHAMPION, check_promotion, promote_best
 from tasks.registry.task import promote_run
+from tasks.tables.snapshots import newest_snapshot
 from tests.integration.hand_made import SIDE, hand_made_cache
 from tests.integration.untrained import PHOTOS, log_run
 

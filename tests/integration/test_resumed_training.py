@@ -7,7 +7,7 @@ import mlflow
 import pytest
 
 from tasks import tracking
-from tasks.config import AugmentationConfig, FineTuneStage
+from tasks.config.train import AugmentationConfig, FineTuneStage
 from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
@@ -112,7 +112,7 @@ def test_a_batch_size_that_was_chosen_stays_where_another_would_be_chosen_now(gr
     largest = iter([1024, 1024, 1])
 
     def make_rank(interruption):
-        monkeypatch.setattr("tasks.train.precision.MAX_AUTO_BATCH", next(largest))
+        monkeypatch.setattr("tasks.model.precision.MAX_AUTO_BATCH", next(largest))
         return CountingRank(interruption)
 
     run, rank = check_resumed(ground, train, [Interruption("asked", steps + 7, leaves=(0, 1, 14))], tmp_path, make_rank)

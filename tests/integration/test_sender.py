@@ -17,12 +17,12 @@ import torchvision
 from mlflow.exceptions import MlflowException
 
 from tasks import tracking
-from tasks.config import FineTuneStage, StorageConfig, TrainConfig
-from tasks.errors import RunDeleted, TrackingAway
+from tasks.config.storage import StorageConfig
+from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.errors import Diverged, RunDeleted, TrackingAway
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
-from tasks.train.diverged import Diverged
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, plain_environment

@@ -17,7 +17,7 @@ from deployments.login import OWN_STRING, authorization
 from deployments.ports import listen
 from deployments.stack_mark import STACK_MARK
 from deployments.stack_processes import LocalStack
-from tasks.config import PipelineConfig
+from tasks.config.pipeline import PipelineConfig
 from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.integration.hand_made import hand_made_cache
 from tests.processes import free_port, rank_processes, run_python, server_errors
@@ -62,7 +62,7 @@ def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
     code = """
 from prefect import flow
 from tasks.config import *
-from tasks.distributed.task import submit_train_distributed
+from tasks.launch.task import submit_train_distributed
 from tasks.pool.task import live_workers
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
@@ -153,7 +153,7 @@ from tasks.config import *
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.task import train_single
+from tasks.launch.single_task import train_single
 from tasks.tune.task import search_best, submit_best
 
 @flow
@@ -409,7 +409,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 from prefect.states import Cancelling
 from tasks.config import *
-from tasks.distributed.task import submit_train_distributed
+from tasks.launch.task import submit_train_distributed
 from tasks.errors import WrongInput
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef

@@ -11,14 +11,14 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
-from tasks.config import SparkConfig
-from tasks.jvm import check_java, class_archive
+from tasks.config.storage import SparkConfig
 from tasks.progress import count
 from tasks.progress.count import counted, heard_by
-from tasks.spark import spark_session, without_spark_first
-from tasks.spark_failure import SparkFailed, in_short
-from tasks.spark_progress import count_ended_tasks
-from tasks.worker_log import WorkerCount
+from tasks.spark.failure import SparkFailed, in_short
+from tasks.spark.jvm import check_java, class_archive
+from tasks.spark.progress import count_ended_tasks
+from tasks.spark.session import spark_session, without_spark_first
+from tasks.spark.worker_log import WorkerCount
 from tests.processes import ROOT
 
 
@@ -111,12 +111,12 @@ STARTED = """
 import sys
 import time
 from pathlib import Path
-import tasks.spark
+import tasks.spark.session
 if len(sys.argv) > 2:
-    tasks.jvm.class_archive = lambda java: Path(sys.argv[2])
+    tasks.spark.jvm.class_archive = lambda java: Path(sys.argv[2])
 from tasks.config import SparkConfig, StorageConfig
 from tasks.storage import resolve_storage
-with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
+with tasks.spark.session.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
     runtime = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
     print("options", *runtime.getInputArguments())
     print("rows", spark.range(3).count())

@@ -17,14 +17,14 @@ from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
 from tasks import tracking
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingAway, WrongInput
-from tasks.predict.model import save_classifier
-from tasks.predict.package import FILE_LIMITS
+from tasks.model.classifier import save_classifier
+from tasks.model.network import build_classifier
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
-from tasks.train.model import build_classifier
 
 
 def test_artifacts_cannot_move_under_an_experiment_that_is_there(tmp_path):

@@ -16,13 +16,14 @@ import torch
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import FineTuneStage, StorageConfig
+from tasks.collectives import SingleProcess
+from tasks.config.storage import StorageConfig
+from tasks.config.train import FineTuneStage
 from tasks.errors import WrongInput
-from tasks.predict.model import ImageClassifier
+from tasks.metrics.evaluate import evaluate, evaluate_in_detail
+from tasks.model.classifier import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.evaluate import evaluate, evaluate_in_detail
-from tasks.train.reduce import SingleProcess
 from tests.conftest import write_pictures
 from tests.integration.hand_made import hand_made_cache
 from tests.integration.trainings import SMALL, train, weights

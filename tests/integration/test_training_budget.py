@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config import FineTuneStage
+from tasks.config.train import FineTuneStage
 from tests.integration.interrupted import (
     STEPS,
     CountingRank,

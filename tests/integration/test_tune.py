@@ -19,21 +19,13 @@ from flows.overfit_batch import overfit_batch
 from flows.repeat import repeat
 from flows.tune import tune
 from tasks import tracking
-from tasks.config import (
-    Choices,
-    EtlConfig,
-    EtlRun,
-    GradientRun,
-    OverfitRun,
-    Range,
-    RepeatRun,
-    StorageConfig,
-    TrainConfig,
-    TuneConfig,
-    TuneRun,
-)
-from tasks.distributed.spec import RankSpec
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.sanity import GradientRun, OverfitRun
+from tasks.config.storage import StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
+from tasks.launch.spec import RankSpec
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
 from tasks.tune.search import TrialStart, TrialThreads, search_parameters

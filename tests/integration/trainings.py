@@ -7,10 +7,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks import tracking
-from tasks.config import DistributedConfig, TrainConfig
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
-from tasks.predict.package import FILE_LIMITS, WEIGHTS_FILE
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.launch.launcher import launch_ranks
+from tasks.launch.spec import RankSpec
+from tasks.model.package import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.run import train_model

@@ -5,13 +5,15 @@ from pathlib import Path
 import torch
 
 from tasks import tracking
-from tasks.config import PredictConfig, PromoteConfig, SparkConfig
-from tasks.etl.snapshots import newest_snapshot
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
+from tasks.model.classifier import save_classifier
+from tasks.model.network import build_classifier
 from tasks.predict.batch import predict_batch
-from tasks.predict.model import save_classifier
 from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
 from tasks.storage import Storage
-from tasks.train.model import build_classifier
+from tasks.tables.snapshots import newest_snapshot
 
 CLASSES = ("blue", "green", "red")
 

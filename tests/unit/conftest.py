@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef
 from tests.caches import write_cache
 

@@ -15,7 +15,7 @@ import pytest
 from tests.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
-    "tasks.distributed.rank",
+    "tasks.launch.rank",
     "tasks.etl.extract",
     "tasks.cache.write",
     "tasks.predict.batch",
@@ -127,7 +127,7 @@ print({{"torch", "torchvision", "petastorm", "matplotlib"}} & set(sys.modules))
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])
-    assert "tasks.etl.decode" in imported["names"]
+    assert "tasks.decode" in imported["names"]
     assert imported["left"] == []
 
 
@@ -153,7 +153,7 @@ def test_only_tracking_knows_mlflow() -> None:
     """One package has MLflow's API in it, and the pyfunc that MLflow itself loads."""
     importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
 
-    assert {path for path in importers if not path.startswith("tasks/tracking/")} == {"tasks/predict/pyfunc.py"}
+    assert {path for path in importers if not path.startswith("tasks/tracking/")} == {"tasks/model/pyfunc.py"}
 
 
 def test_only_one_module_reads_the_environment() -> None:
@@ -162,7 +162,7 @@ def test_only_one_module_reads_the_environment() -> None:
 
     readers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if reading.search(file.read_text())}
 
-    assert readers <= {"tasks/environment.py", "tasks/spark.py"}
+    assert readers <= {"tasks/environment.py", "tasks/spark/session.py"}
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
@@ -178,7 +178,7 @@ def test_no_module_shadows_a_package() -> None:
     named = {file.relative_to(ROOT) for file in sources(*DESCRIBED)}
     named |= {file.parent for file in named} - {Path(folder) for folder in DESCRIBED}
     # delta-spark's package is called delta as well; nothing ever puts tasks/etl on sys.path.
-    shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/etl/delta.py"}
+    shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/tables/delta.py"}
 
     assert shadows == set()
     assert not (ROOT / "docker" / "__init__.py").exists()
@@ -257,7 +257,7 @@ def test_an_image_gives_set_up_all_that_it_imports(dockerfile: Path, tmp_path: P
     done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120, cwd=tmp_path)
 
     needed = {Path(line).relative_to(ROOT) for line in done.stdout.splitlines()}
-    assert Path("tasks/jvm.py") in needed
+    assert Path("tasks/spark/jvm.py") in needed
     lacking = {
         file for file in needed if not any(file.match(pattern) or file.is_relative_to(pattern) for pattern in patterns)
     }

@@ -5,36 +5,27 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tasks import config
-from tasks.config import (
-    CacheConfig,
-    CacheRun,
-    DistributedConfig,
-    EtlConfig,
-    MaintainConfig,
-    PipelineConfig,
-    PredictConfig,
-    PromoteConfig,
-    RepeatRun,
-    SparkConfig,
-    StorageConfig,
-    TrainConfig,
-    TuneConfig,
-)
+from tasks.config.cache import CacheConfig, CacheRun
+from tasks.config.distributed import DistributedConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.frozen import Settings, all_models
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import explain
 
-MODELS = [
-    value
-    for value in vars(config).values()
-    if isinstance(value, type) and issubclass(value, config.Settings) and value is not config.Settings
-]
+MODELS = all_models()
 
 
 def test_defaults_need_nothing_filled_in() -> None:
     """The whole DAG runs on what is there: the built-in digits, local Spark, folders."""
     pipeline = PipelineConfig()
 
-    assert pipeline.etl.source == config.BUILTIN_DIGITS
+    assert pipeline.etl.source == BUILTIN_DIGITS
     assert pipeline.spark.master == "local[*]"
     assert set(pipeline.storage.model_dump().values()) == {None}
 
@@ -57,7 +48,7 @@ def test_unknown_names_are_refused(model: type[BaseModel]) -> None:
 def test_every_setting_says_what_it_is(model: type[BaseModel]) -> None:
     """The form that Prefect makes of a model has a text beside each field; groups have their docstring."""
     for name, field in model.model_fields.items():
-        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, config.Settings)
+        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
         assert field.description or is_group, f"{model.__name__}.{name}"
     assert model.__doc__
 

@@ -5,17 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.config import (
-    EtlConfig,
-    EtlRun,
-    PipelineConfig,
-    PromoteRun,
-    RepeatRun,
-    Settings,
-    SparkConfig,
-    TrialRun,
-    TuneRun,
-)
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.frozen import Settings
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.promotion import PromoteRun
+from tasks.config.storage import SparkConfig
+from tasks.config.train import RepeatRun
+from tasks.config.tune import TrialRun, TuneRun
 from tasks.credentials import without_credentials
 from tasks.errors import WrongInput, explain
 

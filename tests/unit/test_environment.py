@@ -13,7 +13,7 @@ from tasks.environment import (
     mlflow_page,
     rank_environment,
 )
-from tasks.markup import markdown_link
+from tasks.text.markup import markdown_link
 
 
 @pytest.fixture(autouse=True)

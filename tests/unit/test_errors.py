@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tasks.config import EtlConfig, PipelineConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput, explain, listed
 
 

@@ -12,29 +12,35 @@ from flows.command_line import parse_arguments, run_from_command_line
 from flows.decorator import DagFlow
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
-from tasks import config
-from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
 from tasks.config.form import FOLDED, OPEN
-from tasks.config.runs import Run
+from tasks.config.frozen import Settings, all_models
+from tasks.config.maintenance import MaintainRun
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.prediction import PredictRun
+from tasks.config.run import Run, SparkRun
+from tasks.config.train import TrainConfig
+from tasks.config.tune import Choices, Range, TrialRun, TuneRun
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 
-RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
+RUNS = [model for model in all_models() if issubclass(model, Run) and model not in {Run, SparkRun}]
 
 
-class HalfOpen(config.Settings):
+class HalfOpen(Settings):
     """A setting with one bound: no flow has one at present."""
 
     steps: int = Field(1, ge=1, description="Steps")
 
 
-def described(model: type[config.Settings], field: str) -> str:
+def described(model: type[Settings], field: str) -> str:
     """Return what the form says of a setting."""
     text: str = model.model_json_schema()["properties"][field]["description"]
     return text
 
 
-def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
+def refusals(model: type[Settings], values: dict[str, Any]) -> set[str]:
     """Return the places that the form's own validation complains of."""
     return {error.json_path for error in Draft202012Validator(model.model_json_schema()).iter_errors(values)}
 
@@ -51,22 +57,22 @@ def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
         (TrainConfig, "batch_size", "(1 to 65536)"),
         (TrainConfig, "optimizer", "(one of adam, adamw, sgd)"),
         (HalfOpen, "steps", "(at least 1)"),
-        (config.Choices, "choices", "(2 to 100 entries)"),
+        (Choices, "choices", "(2 to 100 entries)"),
     ],
 )
-def test_bounds_are_in_the_description(model: type[config.Settings], field: str, said: str) -> None:
+def test_bounds_are_in_the_description(model: type[Settings], field: str, said: str) -> None:
     """The form shows no others."""
     assert described(model, field).endswith(said)
 
 
 def test_what_may_be_left_empty_is_an_empty_field() -> None:
     """None is no alternative in the form, which would show it as 'Property is type "None"'."""
-    properties = config.CacheConfig.model_json_schema()["properties"]
+    properties = CacheConfig.model_json_schema()["properties"]
 
     assert properties["keep_gigabytes"]["type"] == "integer"
     assert "default" not in properties["keep_gigabytes"]
     assert properties["keep_days"]["type"] == "integer"
-    assert config.CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
+    assert CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
 
 
 @pytest.mark.parametrize("flow", [train_distributed, train_trial], ids=lambda flow: flow.name)
@@ -134,7 +140,7 @@ def test_a_setting_has_two_names_and_one_value() -> None:
     ],
 )
 def test_the_form_refuses_what_the_models_refuse(
-    model: type[config.Settings], values: dict[str, Any], places: set[str]
+    model: type[Settings], values: dict[str, Any], places: set[str]
 ) -> None:
     """At the setting that is wrong, and not of its group."""
     assert refusals(model, values) == places

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks import spark
-from tasks.config import SparkConfig
+from tasks.config.storage import SparkConfig
+from tasks.spark import session as spark
 
 
 @pytest.mark.parametrize(

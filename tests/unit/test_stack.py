@@ -16,7 +16,7 @@ from deployments import stack_processes
 from deployments.local_stack import local_stack
 from deployments.login import OWN_STRING, auth_file, auth_string
 from deployments.stack_processes import LocalStack
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
 from tests.processes import free_port

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tasks import tracking
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
-from tasks.storage import local_path, resolve_storage
+from tasks.paths import local_path
+from tasks.storage import resolve_storage
 
 
 def test_everything_lies_under_the_home(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_installed_wheel_has_what_ranks_and_executors_import(installed: Path, tmp_path: Path) -> None:
     """From another folder, with the checkout out of reach, UDF and rank come from the wheel and import."""
     program = """
-from tasks.distributed.rank import run_rank
+from tasks.launch.rank import run_rank
 from tasks.predict.batch import make_predictor
 import flows, sys, tasks
 assert callable(run_rank) and callable(make_predictor)

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cache
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, TableRef
 from tests.unit.cache.conftest import ROWS

@@ -21,7 +21,7 @@ from tasks.cache.manifest import (
     verify_files,
     write_manifest,
 )
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.cache.materialize import Content, cache_key, check_content
 from tasks.cache.sizes import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
 

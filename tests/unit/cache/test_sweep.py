@@ -12,7 +12,8 @@ import pytest
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
 from tasks.cache.sweep import remove_unnamed, sweep_caches
 from tasks.cache.use import CacheUse
-from tasks.config import CacheConfig, TrainConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
 from tasks.refs import TableRef
 from tests.processes import ROOT
 

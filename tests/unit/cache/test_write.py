@@ -13,10 +13,10 @@ from PIL import Image
 
 from tasks.cache.manifest import CacheFile
 from tasks.cache.write import PADDING, CacheFileWriter, make_writer
-from tasks.config import CacheConfig
-from tasks.etl.decode import BadImage, decode_pixels
+from tasks.config.cache import CacheConfig
+from tasks.decode import BadImage, decode_pixels
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.worker_log import PROGRESS_MARK, WORKER_MARK
+from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 
 SIDE = 16
 CACHE = CacheConfig(image_size=SIDE)

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from deployments.fetch_jars import DELTA_DIGESTS
-from tasks.jvm import DELTA_JARS
+from tasks.spark.jvm import DELTA_JARS
 from tasks.storage import Storage
 from tests.processes import ROOT, plain_environment, run_python
 
@@ -170,7 +170,7 @@ def test_without_deltas_jars_spark_fetches_nothing(tmp_path: Path, storage: Stor
     code = """
 import sys
 from tasks.config import SparkConfig, StorageConfig
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import resolve_storage
 with spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))):
     pass

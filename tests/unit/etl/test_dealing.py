@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.config import EtlConfig, StorageConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import StorageConfig
 from tasks.etl.edges import Edges
 from tasks.etl.extract import split_of
 from tasks.etl.outcomes import Comparison
-from tasks.etl.relations import Relations
 from tasks.etl.stratify import ORDER, SplitRule
 from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL
 from tasks.storage import resolve_storage
+from tasks.tables.relations import Relations
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 

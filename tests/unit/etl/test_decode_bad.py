@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.etl.decode import (
+from tasks.decode import (
     MAX_PIXELS,
     BadImage,
     Reason,
     decode_image,
     decode_pixels,
 )
-from tasks.etl.structure import scan_problem
+from tasks.image_structure import scan_problem
 from tests.unit.etl.picture_bytes import (
     encoded,
     hidden_scan_bomb,

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.config import EtlConfig
-from tasks.etl.decode import fit_within
+from tasks.config.etl import EtlConfig
+from tasks.decode import fit_within
 from tasks.etl.edges import Edges
 from tasks.etl.extract import examine_picture, make_decoder, make_reader, read_picture
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
-from tasks.etl.parts import PartTarget
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
-from tasks.worker_log import PROGRESS_MARK, WORKER_MARK
+from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
+from tasks.tables.parts import PartTarget
 from tests.unit.etl.picture_bytes import scan_bomb
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
 

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from tasks import remote_file
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
 from tasks.etl.labels import name_paths, read_label_file
 from tasks.etl.listing import check_source, check_splits, list_images
-from tasks.patterns import compile_pattern, find_group
+from tasks.system import remote_file
 
 PYTHON_PATTERNS = [
     r"(\d+)",

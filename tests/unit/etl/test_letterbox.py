@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.etl.decode import (
+from tasks.decode import (
     decode_image,
     decode_pixels,
     encode_jpeg,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tasks.etl.outcomes import Comparison
-from tasks.etl.relations import Relations
 from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
+from tasks.tables.relations import Relations
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 NOW = THEN + timedelta(days=1)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.settings import (
+from tasks.schema import FILES, IMAGES
+from tasks.tables.properties import (
     check_columns,
     check_properties,
     continued,
@@ -16,7 +17,6 @@ from tasks.etl.settings import (
     table_properties,
     table_source,
 )
-from tasks.schema import FILES, IMAGES
 
 SOURCE = Path("/photos")
 MADE_WITH = table_properties(EtlConfig(), SOURCE)

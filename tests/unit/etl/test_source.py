@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.source import find_source, prepare_source
 from tasks.storage import Storage

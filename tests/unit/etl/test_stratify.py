@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.etl.stratify import ORDER, Counts, SplitRule, deal_classes
 from tasks.schema import TEST, TRAIN, VAL
 

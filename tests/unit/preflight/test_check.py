@@ -9,12 +9,15 @@ import pytest
 import torch
 import torchvision
 
-from tasks.config import CacheConfig, Choices, FineTuneStage, TrainConfig, TuneConfig, TuneRun
+from tasks.config.cache import CacheConfig
+from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.preflight.check import check_search_sizes, check_split_size
-from tasks.preflight.trainable import check_search, check_training
+from tasks.model.precision import computes_bf16
+from tasks.preflight.check import check_split_size
+from tasks.preflight.trainable import check_training
 from tasks.refs import TableRef
-from tasks.train.precision import computes_bf16
+from tasks.tune.check import check_search, check_search_sizes
 
 SMALL = CacheConfig(image_size=32)
 

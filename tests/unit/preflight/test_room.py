@@ -11,14 +11,16 @@ import pyarrow as pa
 import pytest
 
 from tasks.cache.manifest import read_manifest, write_manifest
-from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
-from tasks.etl.settings import table_properties
 from tasks.etl.source import Source, prepare_source
 from tasks.preflight.room import check_room
 from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.storage import Storage, resolve_storage
+from tasks.tables import snapshots
+from tasks.tables.properties import table_properties
 from tests.conftest import write_pictures
 from tests.integration.hand_made import hand_made_cache
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import worker_log
 from tasks.progress import count
 from tasks.progress.count import Standing, advance, counted, heard_by
 from tasks.progress.epochs import EpochProgress
-from tasks.spark_progress import EndedParts, EndedTasks, num_tasks
-from tasks.worker_log import WorkerCount, forward_worker_lines
+from tasks.spark import worker_log
+from tasks.spark.progress import EndedParts, EndedTasks, num_tasks
+from tasks.spark.worker_log import WorkerCount, forward_worker_lines
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def test_an_ended_task_is_counted_on_the_driver_whatever_became_of_its_lines(
 ) -> None:
     """Those of a cluster stay on its machines; a task that was run again counts once."""
     ended, on_worker = EndedTasks(), SimpleNamespace(partitionId=lambda: 3)
-    monkeypatch.setattr("tasks.spark_progress.TaskContext.get", lambda: on_worker)
-    monkeypatch.setattr("tasks.worker_log.TaskContext.get", lambda: on_worker)
+    monkeypatch.setattr("tasks.spark.progress.TaskContext.get", lambda: on_worker)
+    monkeypatch.setattr("tasks.spark.worker_log.TaskContext.get", lambda: on_worker)
     held: list[EndedParts] = [ended.zero(())]
     accumulator = SimpleNamespace(add=lambda term: held.append(ended.addInPlace(held[-1], term)))
     for images in (4, 7):
@@ -131,7 +131,7 @@ def test_an_ended_task_is_counted_on_the_driver_whatever_became_of_its_lines(
         of_task.add(images)
         of_task.close()
     assert held[-1] == (("etl", "3", 4), ("etl", "3", 7))
-    monkeypatch.setattr("tasks.spark_progress.TaskContext.get", lambda: None)
+    monkeypatch.setattr("tasks.spark.progress.TaskContext.get", lambda: None)
     with heard_by(heard.append), counted("etl", 10):
         assert ended.addInPlace(ended.zero(()), held[-1]) == ()
         assert ended.addInPlace(ended.zero(()), (("etl", "0", 1),)) == ()

@@ -9,13 +9,14 @@ import torch
 import torchvision
 from torch import nn
 
-from tasks.config import FineTuneStage, GradientConfig, TrainConfig
+from tasks.config.sanity import GradientConfig
+from tasks.config.train import FineTuneStage, TrainConfig
 from tasks.errors import WrongInput
+from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity import first_batches
 from tasks.sanity.gradients import check_gradients, measure_gradients, not_finite, without_gradient
-from tasks.train.model import Classifier, build_classifier
-from tasks.train.stages import stages_of
+from tasks.train.phases import stages_of
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
 
@@ -66,7 +67,7 @@ def test_sums_are_in_the_format_of_a_training(
     make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the pictures' size and the device: a gradient that is a number in float32 alone is none of a training."""
-    monkeypatch.setattr("tasks.train.precision.computes_bf16", lambda device: True)
+    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
     formats = []
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")

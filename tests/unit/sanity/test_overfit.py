@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.config import OverfitConfig, TrainConfig
+from tasks.config.sanity import OverfitConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.sanity.overfit import check_overfitted, overfit_batch

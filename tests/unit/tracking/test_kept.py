@@ -6,12 +6,13 @@ from typing import cast
 import torch
 
 from tasks.cache.manifest import CacheManifest
-from tasks.config import CacheConfig, TrainConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, TableRef
 from tasks.tracking.kept import table_tags
 from tasks.tracking.runs import flat_params
+from tasks.train.phases import Setting
 from tasks.train.results import run_config, training_data
-from tasks.train.stages import Setting
 
 
 def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchvision
 
-from tasks.train.model import Classifier, build_classifier
+from tasks.model.network import Classifier, build_classifier
 
 SMALL = "shufflenet_v2_x0_5"
 """The smallest of torchvision's classifiers; it has batch norm."""

@@ -5,14 +5,14 @@ from dataclasses import fields
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
+from tasks.metrics.calibration import Calibration
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.metrics.mistakes import Mistake
+from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
-from tasks.train.calibration import Calibration
-from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.mistakes import Mistake
-from tasks.train.model_card import TrainingFacts
-from tasks.train.pretrained import weights_digest
-from tasks.train.progress import EpochMetrics
+from tasks.report.model_card import TrainingFacts
 
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
 """No picture is called a cat; 8 of 12 are right."""

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.config import CacheConfig, TrainConfig
+from tasks.collectives import SingleProcess
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
+from tasks.model.network import build_classifier
 from tasks.refs import CacheRef
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.model import build_classifier
+from tasks.train.phases import Setting, Trainable, prepare_stage, stages_of
 from tasks.train.progress import Progress
-from tasks.train.reduce import SingleProcess
-from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
 from tests.caches import write_cache
 from tests.unit.train.conftest import SMALL
 from tests.unit.train.tiny_training import CPU

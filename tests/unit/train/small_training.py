@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
+from tasks.collectives import SingleProcess
+from tasks.metrics.epoch import EpochMetrics
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import fit
-from tasks.train.pause import Pauses
-from tasks.train.progress import EpochMetrics, Progress
-from tasks.train.reduce import SingleProcess
+from tasks.train.progress import Progress
 from tasks.train.step import StepSettings
+from tasks.train.step_callback import Pauses
 
 MAX_EPOCHS = 5
 NUM_STEPS = 6

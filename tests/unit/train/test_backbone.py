@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from tasks.model.network import Classifier, build_classifier
 from tasks.train.features import backbone_digest, ends_in_head
-from tasks.train.model import Classifier, build_classifier
 from tests.unit.train.conftest import SMALL
 
 

@@ -10,14 +10,14 @@ from torch import nn
 from tasks.cache.held import HeldLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
+from tasks.collectives import Reducer, SingleProcess
+from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
+from tasks.model.network import Classifier
+from tasks.model.precision import computes_bf16
 from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
-from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.train.features import FORM, feature_loader, materialize_features
-from tasks.train.model import Classifier
-from tasks.train.precision import computes_bf16
-from tasks.train.reduce import Reducer, SingleProcess
 from tests.thread_ranks import ThreadRanks
 from tests.unit.train.conftest import SMALL
 

@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch.overrides import TorchFunctionMode
 
-from tasks.train.model import build_classifier
+from tasks.model.network import build_classifier
 
 MADE_EMPTY = (torch.empty, torch.zeros, torch.ones)
 """What layers make their weights with; what torchvision computes with is made by others."""

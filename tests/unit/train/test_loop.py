@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.train.evaluate import evaluate
+from tasks.collectives import Reducer, SingleProcess
+from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import train_one_epoch
-from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.step import StepSettings
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 from tests.unit.train.tiny_training import (

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.collectives import SingleProcess
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.model.network import build_classifier
 from tasks.refs import CacheRef, TableRef
-from tasks.train.model import build_classifier
-from tasks.train.reduce import SingleProcess
+from tasks.train.phases import Setting
 from tasks.train.results import run_config, run_name, run_tags, training_data
-from tasks.train.stages import Setting
 
 TRIAL, REPEAT = {"lakevision.trial": "3"}, {"lakevision.repeat_of": "abc"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.signals import interrupt_on
+from tasks.system.signals import interrupt_on
 from tests.unit.train.small_training import (
     MAX_EPOCHS,
     NUM_STEPS,

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torchvision.models import MobileNet_V2_Weights
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
+from tasks.model.device import choose_device, make_optimizer
 from tasks.refs import CacheRef
-from tasks.train.device import choose_device, make_optimizer
 from tasks.train.identity import run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
@@ -56,7 +57,7 @@ def test_other_default_weights_are_another_training(monkeypatch: pytest.MonkeyPa
     train = TrainConfig(model="mobilenet_v2", weights="DEFAULT")
     key = run_key(train, CACHE, None)
 
-    monkeypatch.setattr("tasks.train.model.default_weights", lambda name: MobileNet_V2_Weights.IMAGENET1K_V1)
+    monkeypatch.setattr("tasks.model.pretrained.default_weights", lambda name: MobileNet_V2_Weights.IMAGENET1K_V1)
     assert run_key(train, CACHE, None) != key
 
 

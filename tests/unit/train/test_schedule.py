@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.schedule import LearningRate, count_plateaus, learning_rate
 

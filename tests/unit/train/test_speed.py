@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.config import StorageConfig, TrainConfig
-from tasks.cores import num_cores
+from tasks.collectives import SingleProcess
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.model.precision import SAMPLE, forward_bytes
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.precision import SAMPLE, forward_bytes
-from tasks.train.reduce import SingleProcess
-from tasks.train.stages import Setting, prepare_stage, stages_of
+from tasks.system.cores import num_cores
+from tasks.train.phases import Setting, prepare_stage, stages_of
 from tasks.train.training import Training
 from tests.unit.train.conftest import SMALL
 from tests.unit.train.one_stage import begun, prepare, setting_of
@@ -82,7 +83,7 @@ def test_as_many_threads_compute_as_are_asked_for(
 
 def test_the_network_computes_in_the_chosen_format(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device has it."""
-    monkeypatch.setattr("tasks.train.precision.computes_bf16", lambda device: True)
+    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
     for precision, sums in (("bf16", torch.bfloat16), ("fp32", None)):
         setting = setting_of(cache, precision=precision, feature_cache=False)
         prepare(setting)
@@ -102,12 +103,12 @@ def test_the_network_is_compiled_where_that_is_asked_for(cache: CacheRef, *, wan
 
 def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features take next to no memory; a frozen backbone that runs in each epoch takes it for its largest layers."""
-    monkeypatch.setattr("tasks.train.precision.MIN_AUTO_STEPS", 1)
+    monkeypatch.setattr("tasks.model.precision.MIN_AUTO_STEPS", 1)
     picture = torch.zeros(32, 32, 3, dtype=torch.uint8)
 
     # Half of it is for the forward pass: that is for ten pictures.
     free = 2 * 10 * forward_bytes(setting_of(cache).classifier, picture, SAMPLE) / SAMPLE
-    monkeypatch.setattr("tasks.train.precision.free_memory", lambda: free)
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free)
     sizes = {}
     for feature_cache in (True, False):
         setting, progress = setting_of(cache, batch_size="auto", feature_cache=feature_cache), begun()

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.config import AugmentationConfig
-from tasks.train.augment import make_augment
+from tasks.collectives import SingleProcess
+from tasks.config.train import AugmentationConfig
+from tasks.model.augmentation import make_augment
 from tasks.train.loop import train_one_epoch
-from tasks.train.reduce import SingleProcess
 from tasks.train.step import StepSettings, step_seed
 from tests.unit.train.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
 

@@ -11,8 +11,8 @@ import torch
 import torchvision
 
 from tasks.errors import WrongInput
-from tasks.train.model import IMAGENET_CLASSES, build_classifier, load_weights
-from tasks.train.pretrained import weights_digest
+from tasks.model.network import IMAGENET_CLASSES, build_classifier, load_weights
+from tasks.model.pretrained import weights_digest
 from tests.unit.train.conftest import SMALL
 
 

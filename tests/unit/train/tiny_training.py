@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
+from tasks.collectives import Reducer, SingleProcess
+from tasks.metrics.epoch import EpochMetrics
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import fit
-from tasks.train.progress import EpochMetrics, Progress
-from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.progress import Progress
 
 CPU = torch.device("cpu")
 NUM_CLASSES = 3

@@ -11,10 +11,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tasks.config import FineTuneStage, Range, TrainConfig, TuneConfig
-from tasks.distributed.spec import RankSpec
-from tasks.errors import WrongInput
-from tasks.pool.ending import Cancelled
+from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.tune import Range, TuneConfig
+from tasks.errors import SubmittedRunCancelled, WrongInput
+from tasks.launch.spec import RankSpec
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials
@@ -175,7 +175,7 @@ def test_a_trial_that_a_person_cancels_is_given_up_and_the_search_goes_on(study:
     def cancelled(number: int) -> Exception | None:
         if number == 2:
             fail_trial(study, number, "TerminationSignal: ")
-        return Cancelled(f"trial {number} was cancelled") if number in {1, 2} else None
+        return SubmittedRunCancelled(f"trial {number} was cancelled") if number in {1, 2} else None
 
     run_trials(study, four, Trials(study, fails=cancelled).start, look_seconds=0, on_cancelled=ended.append)
 

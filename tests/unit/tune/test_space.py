@@ -8,8 +8,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from pydantic import ValidationError
 
 from tasks.cache.manifest import open_cache
-from tasks.config import Choices, FineTuneStage, Range, TrainConfig, TrialRun, TuneConfig, TuneRun
-from tasks.config.tune import NOT_SEARCHED
+from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.tune import NOT_SEARCHED, Choices, Range, TrialRun, TuneConfig, TuneRun
 from tasks.errors import WrongInput, explain
 from tasks.refs import CacheRef
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config

@@ -1,0 +1,42 @@
+"""Parameters of the promotion to champion."""
+
+from pydantic import Field
+
+from tasks.config.frozen import Settings
+from tasks.config.run import Run
+from tasks.config.storage import StorageConfig
+from tasks.config.values import ModelName, RunId
+
+
+class PromoteConfig(Settings):
+    """Which run becomes the champion."""
+
+    model_name: ModelName | None = Field(
+        None,
+        description="Name of the registered model; empty: named after the source, as lakevision-digits or "
+        "lakevision-photos-1a2b3c, one for each table",
+    )
+    min_test_accuracy: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="A run below this accuracy on the split `test` is not promoted; nor is one that is no better than "
+        "the champion",
+    )
+
+
+MODEL_NAME = {"model_name": ("promote", "model_name")}
+
+
+class PromoteRun(Run):
+    """Parameters of the flow `promote`."""
+
+    first = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
+
+    run_ids: list[RunId] = Field(
+        default_factory=list,
+        max_length=10_000,
+        description="MLflow runs to choose from; empty: the newest finished run and all on the same cache",
+    )
+    storage: StorageConfig = StorageConfig()
+    promote: PromoteConfig = PromoteConfig()

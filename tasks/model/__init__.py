@@ -1,0 +1,1 @@
+"""Networks, their number format, and the model package that inference reads."""

@@ -1,0 +1,1 @@
+"""Delta tables: written, versioned, read, and cut."""

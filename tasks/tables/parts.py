@@ -1,0 +1,171 @@
+"""Parquet files of the table `images`, written by Spark's Python workers themselves.
+
+So no picture passes through the JVM: it would be copied there as an Arrow batch, as a row, as a cached block and as a
+Parquet page, at more CPU time than decoding takes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+from uuid import uuid4
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from tasks.schema import IMAGES, IMAGES_ARROW
+from tasks.tables.rewriting import Mapper
+
+ROW_GROUP_BYTES = 16 << 20
+"""Content of a row group, plus one picture at most: what a worker holds, and what a reader of the table must."""
+
+PART_BYTES = 128 << 20
+"""Content of a file, plus one row group at most."""
+
+WRITER_OPTIONS: dict[str, Any] = {
+    # JPEG bytes do not compress, no two are equal, and their least and greatest help nobody.
+    "compression": {name: "NONE" if name == "content" else "ZSTD" for name in IMAGES.names},
+    "use_dictionary": ["label", "split"],
+    "write_statistics": [name for name in IMAGES.names if name != "content"],
+}
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Where the parts of one run belong.
+
+    Attributes:
+        folder: Path or URL of the table.
+        run: Hexadecimal; it is in the name of every part, by which those that nobody committed are found.
+        ingested_at: What the column of that name says of every picture of the run.
+    """
+
+    folder: str
+    run: str
+    ingested_at: datetime
+
+    def new_name(self) -> str:
+        """Return a name no other part has, also where a task is run again."""
+        task = TaskContext.get()
+        return f"part-{0 if task is None else task.partitionId():05d}-{self.run}-{uuid4().hex[:12]}.parquet"
+
+
+class PartWriter:
+    """Writes the pictures of one task, the same one under the same label and split once a file."""
+
+    def __init__(self, target: PartTarget) -> None:
+        self._target = target
+        self._name = ""
+        self._writer: pq.ParquetWriter | None = None
+        self._file: Any = None
+        self._written: set[tuple[str, str, str]] = set()
+        self._part_bytes = 0
+        self._rows: list[dict[str, Any]] = []
+        self._row_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        # What a task that failed has in its buffer is not worth a second failure; its parts are swept.
+        self._close(flush=kind is None)
+
+    def add(self, picture: dict[str, Any]) -> str:
+        """Take a row of `images` without `ingested_at`; return the name of the file it is in."""
+        if self._part_bytes >= PART_BYTES:
+            self._close()
+        if not self._name:
+            self._name = self._target.new_name()
+        key = (picture["sha256"], picture["label"], picture["split"])
+        if key not in self._written:
+            self._written.add(key)
+            self._rows.append(picture | {"ingested_at": self._target.ingested_at})
+            self._row_bytes += len(picture["content"])
+            if self._row_bytes >= ROW_GROUP_BYTES:
+                self._flush()
+        return self._name
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows of `images` as they are, as a row group of the file that is open."""
+        if self._writer is None:
+            self._name = self._name or self._target.new_name()
+            filesystem, root = fsspec.core.url_to_fs(self._target.folder)
+            self._file = filesystem.open(f"{root}/{self._name}", "wb")
+            self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
+        self._writer.write_batch(rows)
+
+    def _flush(self) -> None:
+        if self._rows:
+            self.write(pa.RecordBatch.from_pylist(self._rows, schema=IMAGES_ARROW))
+        self._part_bytes += self._row_bytes
+        self._rows, self._row_bytes = [], 0
+
+    def _close(self, *, flush: bool = True) -> None:
+        try:
+            if flush:
+                self._flush()
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._file is not None:
+                self._file.close()
+        self._name, self._writer, self._file = "", None, None
+        self._written, self._part_bytes = set(), 0
+
+    @property
+    def name(self) -> str:
+        """Name of the file that is open, empty where none is."""
+        return self._name
+
+
+REWRITE_ARROW = pa.schema(
+    {
+        "part": pa.string(),
+        "keep": pa.list_(pa.string()),
+        "dealt": pa.list_(pa.string()),
+        "splits": pa.list_(pa.string()),
+    }
+)
+"""What is written again: a part; the sha256 of the rows to keep, all where it is null; the sha256 of those whose split
+is another one than is written there, and that split."""
+
+
+REWRITTEN = "part string, rows long, was string"
+"""What a written part is called now, how many rows it has, and what it was called."""
+
+
+def make_rewriter(target: PartTarget) -> Mapper:
+    """Return the function for `mapInArrow` that writes parts again, with fewer rows or other splits.
+
+    Rows of REWRITE_ARROW in, of REWRITTEN out.
+    """
+
+    def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pylist([_rewrite(target, **row) for row in batch.to_pylist()])
+
+    return rewrite
+
+
+def _rewrite(
+    target: PartTarget, part: str, keep: list[str] | None, dealt: list[str], splits: list[str]
+) -> dict[str, Any]:
+    wanted = None if keep is None else pa.array(keep)
+    contents, others = pa.array(dealt, pa.string()), pa.array(splits, pa.string())
+    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    num_rows = 0
+    with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
+        parquet = pq.ParquetFile(file)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group).cast(IMAGES_ARROW)
+            if wanted is not None:
+                rows = rows.filter(pc.is_in(rows["sha256"], wanted))
+            split = pc.coalesce(others.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
+            rows = rows.set_column(IMAGES_ARROW.get_field_index("split"), IMAGES_ARROW.field("split"), split)
+            for batch in rows.combine_chunks().to_batches():
+                writer.write(batch)
+            num_rows += rows.num_rows
+        return {"part": writer.name, "rows": num_rows, "was": part}

@@ -1,0 +1,1 @@
+"""Names and values from outside, as log lines, errors and Markdown may show them."""

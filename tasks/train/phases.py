@@ -1,0 +1,231 @@
+"""The stages of a training: what learns in each, from which batches, and with what learning rate."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.cache.labels import count_labels
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import CacheManifest
+from tasks.collectives import Reducer
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.errors import listed
+from tasks.metrics.evaluate import Loader
+from tasks.model.augmentation import make_augment
+from tasks.model.device import make_optimizer
+from tasks.model.network import Classifier
+from tasks.model.precision import choose_precision, largest_batch
+from tasks.refs import CacheRef
+from tasks.schema import SPLITS, TEST, TRAIN, VAL
+from tasks.train.batches import check_data
+from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.progress import Progress
+from tasks.train.schedule import learning_rate
+from tasks.train.step import StepSettings
+
+logger = logging.getLogger("lakevision.train")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage."""
+
+    number: int
+    unfreeze_from: str | None
+    """First layer that learns; None: the head alone, or every layer where the backbone is not frozen."""
+    learning_rate: float
+    max_epochs: int
+
+
+def stages_of(train: TrainConfig) -> list[Stage]:
+    """Return the stages in their order."""
+    first = Stage(0, None, train.learning_rate, train.max_epochs)
+    return [first] + [
+        Stage(number, stage.unfreeze_from, stage.learning_rate, stage.max_epochs)
+        for number, stage in enumerate(train.fine_tune, 1)
+    ]
+
+
+@dataclass
+class Setting:
+    """All that the stages of one training share, on one rank."""
+
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache: CacheRef
+    manifest: CacheManifest
+    folder: str
+    """Folder or URL of the caches."""
+    classifier: Classifier
+    device: torch.device
+    reducer: Reducer
+
+    @cached_property
+    def precision(self) -> torch.dtype | None:
+        """Number format of the network's sums."""
+        return choose_precision(self.train.precision, self.device, self.manifest.image_size)
+
+    @cached_property
+    def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
+        """Pictures of each class by split."""
+        return {split: count_labels(self.cache.url, self.manifest, split) for split in SPLITS}
+
+    def pictures(self, split: str, batch_size: int) -> CacheLoader:
+        """Return this rank's loader of a split's pictures, shuffled where it is trained on."""
+        return CacheLoader(
+            self.cache.url,
+            self.manifest,
+            split,
+            batch_size,
+            seed=self.train.seed if split == TRAIN else None,
+            rank=self.reducer.rank,
+            num_ranks=self.reducer.num_ranks,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be trained, and say of the data what bounds the result.
+
+        Raises:
+            WrongInput: As `check_data`.
+        """
+        check_data(self.train, self.manifest, self.reducer.num_ranks)
+        if self.reducer.rank != 0:
+            return
+        for split in (VAL, TEST):
+            unseen = [
+                name
+                for name, here, learned in zip(
+                    self.manifest.classes, self.counts[split], self.counts[TRAIN], strict=True
+                )
+                if here and not learned
+            ]
+            if unseen:
+                logger.warning(
+                    "no picture of %s is in the split 'train', so those in '%s' cannot be recognised: add some",
+                    listed(unseen[:5], len(unseen)),
+                    split,
+                )
+
+    def class_weights(self) -> torch.Tensor | None:
+        """Return what each class counts in the loss, float32 (K,), or None where all count alike.
+
+        balanced: n / (K n_k), so that the weights of all pictures have the mean 1 (King and Zeng, "Logistic Regression
+        in Rare Events Data", 2001, section 4.2).
+        """
+        if self.train.class_weights == "none":
+            return None
+        counts = torch.from_numpy(self.counts[TRAIN]).double()
+        weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
+        return (weights * (counts > 0)).float().to(self.device)
+
+    def batch_size(self, model: nn.Module) -> int:
+        """Return the pictures a step of the model on each rank, the same on all of them."""
+        if self.train.batch_size != "auto":
+            return self.train.batch_size
+        size = largest_batch(
+            model,
+            self._example(model),
+            self.manifest.splits[TRAIN].rows,
+            self.reducer.num_ranks,
+            self.device,
+        )
+        return int(self.reducer.broadcast(size))
+
+    def _example(self, model: nn.Module) -> torch.Tensor:
+        """Return what the model takes of one picture: its pixels, or its features."""
+        if isinstance(model, Classifier):
+            return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
+        assert isinstance(model, nn.Linear), "features are what a linear head takes"
+        return torch.zeros(model.in_features)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """What a stage trains, and from what."""
+
+    model: nn.Module
+    """The whole network on pictures, or its head on features."""
+    loaders: dict[str, Loader]
+    optimizer: torch.optim.Optimizer
+    learning_rate: Callable[[int], float]
+    settings: StepSettings
+
+
+def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainable:
+    """Make ready what a stage trains; its optimizer is not yet the reducer's."""
+    train, classifier = setting.train, setting.classifier
+    if stage.unfreeze_from is not None:
+        classifier.unfreeze_from(stage.unfreeze_from)
+    classifier.precision = setting.precision
+    takes_features = _takes_features(setting, stage)
+    model = classifier.head if takes_features else classifier
+    # The one that was chosen once: by another process it would be by another free memory, and the order another.
+    batch_size = progress.batch_size = progress.batch_size or setting.batch_size(model)
+    loaders: dict[str, Loader]
+    if takes_features:
+        loaders = _feature_loaders(setting, batch_size)
+    else:
+        loaders = {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
+        if train.compile:
+            classifier.network.compile()
+    steps = loaders[TRAIN].num_steps
+    rate = learning_rate(
+        train,
+        setting.distributed,
+        steps,
+        batch_size=batch_size,
+        base=stage.learning_rate,
+        max_epochs=stage.max_epochs,
+        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
+        first_epoch=progress.first_epoch,
+    )
+    settings = StepSettings(
+        label_smoothing=train.label_smoothing,
+        max_gradient_norm=train.max_gradient_norm,
+        class_weights_K=setting.class_weights(),
+        augment=make_augment(train.augmentation, setting.manifest.image_size, len(setting.manifest.classes)),
+        seed=train.seed,
+    )
+
+    def of_stage(step: int) -> float:
+        return rate(step - progress.first_epoch * steps)
+
+    return Trainable(model, loaders, make_optimizer(train, model, stage.learning_rate), of_stage, settings)
+
+
+def _takes_features(setting: Setting, stage: Stage) -> bool:
+    if stage.unfreeze_from is not None or not setting.train.makes_features:
+        return False
+    return ends_in_head(setting.classifier, sample_images(setting.manifest.image_size).to(setting.device))
+
+
+def _feature_loaders(setting: Setting, batch_size: int) -> dict[str, Loader]:
+    url, features = materialize_features(
+        setting.train.model,
+        setting.classifier,
+        setting.cache,
+        setting.manifest,
+        (TRAIN, VAL),
+        setting.folder,
+        setting.device,
+        setting.precision,
+        setting.reducer,
+    )
+    return {
+        split: feature_loader(
+            url,
+            features,
+            split,
+            batch_size,
+            seed=setting.train.seed if split == TRAIN else None,
+            rank=setting.reducer.rank,
+            num_ranks=setting.reducer.num_ranks,
+        )
+        for split in (TRAIN, VAL)
+    }

@@ -1,0 +1,40 @@
+"""Refuse a search whose trials could not all be trained, before a cache is built for it."""
+
+from itertools import islice
+
+from tasks.config.tune import MOST_CORNERS, TuneRun, corners, with_values
+from tasks.preflight.check import train_rows
+from tasks.refs import TableRef
+from tasks.tune.space import fit_batches
+
+
+def check_search_sizes(config: TuneRun, images: TableRef) -> None:
+    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
+
+    Raises:
+        WrongInput: As `fit_batches`.
+    """
+    if rows := train_rows(images):
+        fit_batches(config.train, config.tune, rows)
+
+
+def check_search(config: TuneRun, *, here: bool = True) -> None:
+    """Refuse a search whose trials could not all be trained, before a cache is built for it.
+
+    Args:
+        config: The search.
+        here: Whether its trials run on this machine, as `check_training` has it.
+
+    Raises:
+        WrongInput: Names the setting, its value, and the way out.
+    """
+    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
+    from tasks.model.device import choose_device  # Here: they load torch.
+    from tasks.model.precision import choose_precision
+    from tasks.preflight.trainable import check_training
+
+    for device, precision in {(one.device, one.precision) for one in drawn if here}:
+        choose_precision(precision, choose_device(device, 0))
+    # Networks are built once each, whatever else of them is searched.
+    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
+        check_training(train, config.cache, here=here)

@@ -1,0 +1,137 @@
+"""The model package: from bytes to labels, and bad bytes to an error that costs the others nothing."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tasks.decode import decode_pixels
+from tasks.model.classifier import DESCRIPTION_FILE, WEIGHTS_FILE, ImageClassifier, Prediction, save_classifier
+from tasks.model.network import Classifier, build_classifier
+
+CPU = torch.device("cpu")
+MODEL = "shufflenet_v2_x0_5"
+CLASSES = ("ant", "bee", "cat")
+SIDE = 32
+BAD = {"text": b"no picture", "empty": b"", "cut": b"\x89PNG\r\n\x1a\n\x00\x00"}
+
+
+def picture(number: int) -> bytes:
+    """Return an encoded picture of noise, of a size of its own."""
+    samples = np.random.default_rng(number).integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(samples).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def new_classifier(model: str = MODEL) -> Classifier:
+    """Return a classifier of random weights, the same each time, that tells noise from noise."""
+    torch.manual_seed(4)
+    classifier = build_classifier(model, "none", len(CLASSES), freeze_backbone=False)
+    with torch.no_grad():
+        for parameter in classifier.head.parameters():
+            parameter.normal_(std=1.0)
+    return classifier
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageClassifier:
+    """A classifier as it comes out of a training, with batch norm statistics of its own."""
+    classifier = new_classifier().train()
+    with torch.no_grad():
+        classifier(torch.from_numpy(np.stack([decode_pixels(picture(number), SIDE) for number in range(8)])))
+    return ImageClassifier(classifier, CLASSES, SIDE, CPU)
+
+
+def alike(first: Prediction, second: Prediction) -> bool:
+    """Say whether two predictions have one label and, to rounding, one probability."""
+    return first.label == second.label and first.probability == pytest.approx(second.probability, abs=1e-5)
+
+
+def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> None:
+    """The most probable of the classes, with its share of the softmax."""
+    (found,) = model.predict([picture(1)])
+
+    with torch.no_grad():
+        logits = model._classifier(torch.tensor(decode_pixels(picture(1), SIDE)[None]))
+    probabilities = torch.softmax(logits[0], dim=0)
+    assert found.error is None
+    assert found.label == CLASSES[int(probabilities.argmax())]
+    assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
+
+
+def test_pictures_are_predicted_in_their_order(model: ImageClassifier) -> None:
+    """A batch gives what each picture gives alone, place by place."""
+    contents = [picture(number) for number in range(12)]
+
+    together = model.predict(contents)
+
+    assert len(together) == 12
+    assert all(alike(found, model.predict([content])[0]) for found, content in zip(together, contents, strict=True))
+    assert len({found.probability for found in together}) > 1
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_bad_bytes_get_an_error_and_cost_the_others_nothing(model: ImageClassifier, bad: bytes) -> None:
+    """A broken file among good ones has an error in its place; the good ones are predicted as without it."""
+    first, broken, second = model.predict([picture(1), bad, picture(2)])
+
+    assert (broken.label, broken.probability) == (None, None)
+    assert broken.error
+    assert alike(first, model.predict([picture(1)])[0])
+    assert alike(second, model.predict([picture(2)])[0])
+
+
+def test_error_says_why(model: ImageClassifier) -> None:
+    """The reason for machines comes first, as in the ledger of ETL."""
+    (found,) = model.predict([b""])
+
+    assert found == Prediction(None, None, "zero_bytes: the file is empty")
+
+
+def test_nothing_but_bad_bytes_is_predicted_too(model: ImageClassifier) -> None:
+    """A batch without one good picture gives as many errors, and none gives none."""
+    found = model.predict(list(BAD.values()))
+
+    assert len(found) == len(BAD)
+    assert all(prediction.error for prediction in found)
+    assert model.predict([]) == []
+
+
+@pytest.mark.parametrize("name", [MODEL, "squeezenet1_1", "mobilenet_v2"])
+def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> None:
+    """Weights, classes and image size come back, so that the predictions are equal to the last digit."""
+    classifier = new_classifier(name)
+    contents = [picture(number) for number in range(3)] + [b"bad"]
+    expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
+
+    save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64)
+    loaded = ImageClassifier.load(tmp_path / "model")
+
+    assert (loaded.classes, loaded.image_size) == (CLASSES, 64)
+    assert loaded.predict(contents) == expected
+
+
+def test_saved_model_is_weights_and_a_description(tmp_path: Path) -> None:
+    """Two files: tensors that load without running code, and JSON that a person can read."""
+    save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE)
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([WEIGHTS_FILE, DESCRIPTION_FILE])
+    assert torch.load(tmp_path / WEIGHTS_FILE, weights_only=True)
+    description = json.loads((tmp_path / DESCRIPTION_FILE).read_text())
+    assert description == {"model": MODEL, "classes": list(CLASSES), "image_size": SIDE}
+
+
+def test_model_is_loaded_from_a_training_with_a_frozen_backbone(tmp_path: Path) -> None:
+    """Whether the backbone was frozen is a matter of training: the package is the same."""
+    torch.manual_seed(4)
+    frozen = build_classifier(MODEL, "none", len(CLASSES), freeze_backbone=True)
+    expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([picture(1)])
+
+    save_classifier(tmp_path, MODEL, frozen.state_dict(), CLASSES, SIDE)
+
+    assert ImageClassifier.load(tmp_path).predict([picture(1)]) == expected

@@ -1,0 +1,70 @@
+"""Rows of a cache are named by the files of the source, from tables that are read without Spark."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from tasks.cache.manifest import CacheManifest, open_cache
+from tasks.refs import CacheRef, TableRef
+from tasks.report.image_names import NUM_NAMED, name_pictures, picture_files
+from tasks.schema import FILES_ARROW
+from tasks.storage import Storage
+
+THEN = datetime(2026, 1, 2, tzinfo=UTC)
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+@pytest.fixture
+def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheManifest:
+    """Return the manifest of a cache made of version 0 of `images`: 12 rows of train, d to o, and 2 of val."""
+    rows = [(letter, "train") for letter in "onmlkjihgfed"] + [("a", "val"), ("b", "val")]
+    pictures = {"sha256": [row[0] for row in rows], "label": ["cat"] * 14, "split": [row[1] for row in rows]}
+    deltalake.write_deltalake(storage.table("images"), pa.table(pictures))
+    files = [
+        {
+            "path": f"cat/{letter}.jpg",
+            "size": 1,
+            "modified_at": THEN,
+            "sha256": letter,
+            "outcome": "stored",
+            "seen_at": THEN,
+        }
+        for letter in "defghijklmn"
+    ]
+    files.append(files[0] | {"path": "cat/a copy.jpg", "outcome": "duplicate"})
+    deltalake.write_deltalake(storage.table("files"), pa.Table.from_pylist(files, schema=FILES_ARROW))
+    table = TableRef(path=storage.table("images"), version=0, table_id="0")
+    return open_cache(make_cache({"train": 12, "val": 2})).model_copy(update={"table": table})
+
+
+def test_rows_are_files_of_their_split_in_the_order_of_the_hashes(manifest: CacheManifest, storage: Storage) -> None:
+    """The first path of equal files, and the hash where no file is left."""
+    assert name_pictures(manifest, "train", [1, 0, 11], storage) == "cat/e.jpg, cat/a copy.jpg, o"
+
+
+def test_of_many_rows_the_first_are_named(manifest: CacheManifest, storage: Storage) -> None:
+    """And how many more there are is said."""
+    said = name_pictures(manifest, "train", list(range(12)), storage)
+    assert said.count(",") == NUM_NAMED - 1
+    assert said.endswith("cat/k.jpg and 4 more")
+
+
+def test_without_the_tables_rows_are_named(manifest: CacheManifest, storage: Storage) -> None:
+    """A version that is gone, or a table that only Spark can read."""
+    gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
+    assert name_pictures(gone, "train", [3, 1], storage) == "rows 3, 1 of the split 'train' in the cache"
+
+
+def test_for_a_table_every_row_has_its_file(manifest: CacheManifest, storage: Storage) -> None:
+    """None is left out, however many they are; without the tables there are no names."""
+    files = picture_files(manifest, "train", list(range(12)), storage)
+    assert files is not None
+    assert files[:2] == ["cat/a copy.jpg", "cat/e.jpg"]
+    assert files[11] == "o"
+    assert len(files) == 12
+    gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
+    assert picture_files(gone, "train", [3], storage) is None

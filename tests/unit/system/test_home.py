@@ -1,0 +1,88 @@
+"""The home folder and what its owner alone may read."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.config.storage import StorageConfig
+from tasks.storage import resolve_storage
+from tasks.system.home import is_shared, make_home, make_private_file
+from tasks.tracking import prepare_tracking
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a file or folder."""
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    """Let files be readable by all unless they are made otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def old_home(tmp_path: Path) -> Path:
+    """Return a home as versions wrote it that left everything open."""
+    home = tmp_path / "home"
+    for file in ("mlflow.db", "mlflow.db-wal", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db"):
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).touch()
+    (home / "tables").mkdir()
+    home.chmod(0o755)
+    return home
+
+
+def test_a_new_home_is_its_owner_s_alone(tmp_path: Path) -> None:
+    """Whatever the umask; nothing is said of it."""
+    home = tmp_path / "work" / "home"
+    assert make_home(home) is None
+    assert mode(home) == 0o700
+    assert make_home(home) is None
+
+
+def test_a_home_that_was_left_open_is_closed_and_that_is_said(tmp_path: Path) -> None:
+    """Folder and databases, once."""
+    home = old_home(tmp_path)
+    assert make_home(home) == f"'{home}' was open to other users of this machine: now it is its owner's alone"
+    assert mode(home) == 0o700
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
+    assert len(list(home.rglob("*.db*"))) == 5
+    assert make_home(home) is None
+
+
+def test_a_folder_with_other_files_in_it_stays_open_but_its_databases_do_not(tmp_path: Path) -> None:
+    """It is the user's own folder, which was there before."""
+    home = old_home(tmp_path)
+    (home / "thesis.tex").touch()
+    said = make_home(home)
+    assert mode(home) == 0o755
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
+    assert said is not None
+    assert "mlflow.db, mlflow.db-wal, prefect/prefect.db" in said
+
+
+@pytest.mark.parametrize("shared", [0o775, 0o2755, 0o1777])
+def test_a_home_that_is_shared_stays_as_it_is(tmp_path: Path, shared: int) -> None:
+    """Others work with the same tables and tracking."""
+    home = old_home(tmp_path)
+    home.chmod(shared)
+    assert is_shared(home)
+    assert make_home(home) is None
+    assert mode(home) == shared
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o644}
+    make_private_file(home / "new.db")
+    assert not (home / "new.db").exists()
+
+
+def test_the_tracking_database_of_a_new_home_is_its_owner_s_alone(tmp_path: Path) -> None:
+    """Also where nothing but the tracking is used, and where SQLite writes more files beside it."""
+    home = tmp_path / "home"
+    storage = resolve_storage(StorageConfig(home=str(home), tracking=f"sqlite:///{home}/mlflow.db"))
+    prepare_tracking(storage)
+    assert mode(home) == 0o700
+    assert {mode(file) for file in home.glob("mlflow.db*")} == {0o600}
+    assert (home / "mlflow.db").stat().st_size > 0

@@ -1,0 +1,164 @@
+"""The Parquet files that a Spark task writes, called here without Spark."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.schema import IMAGES, IMAGES_ARROW
+from tasks.tables import parts, rewriting
+from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, PartWriter, make_rewriter
+from tasks.tables.rewriting import map_files
+
+TODAY = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> PartTarget:
+    """Return where the parts go."""
+    return PartTarget(str(tmp_path), "5eed", TODAY)
+
+
+def picture(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, object]:
+    """Return a row of `images` as a reader makes it."""
+    return {
+        "sha256": f"{number:064x}",
+        "label": label,
+        "content": bytes([number % 256]) * num_bytes,
+        "width": 4,
+        "height": 3,
+        "split": "train",
+        "dhash": number,
+        "ingested_at": None,
+    }
+
+
+def test_a_part_has_the_columns_of_the_table_and_every_value(target: PartTarget) -> None:
+    """Its name holds the run; nothing else is in the folder."""
+    with PartWriter(target) as writer:
+        names = {writer.add(picture(number)) for number in range(3)}
+
+    (name,) = names
+    assert name.startswith("part-00000-5eed-")
+    assert [path.name for path in Path(target.folder).iterdir()] == [name]
+    table = pq.read_table(f"{target.folder}/{name}")
+    assert table.schema.equals(IMAGES_ARROW)
+    assert table.to_pylist() == [picture(number) | {"ingested_at": TODAY} for number in range(3)]
+
+
+def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker holds one row group, and no file grows without end."""
+    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
+    monkeypatch.setattr(parts, "PART_BYTES", 600)
+    with PartWriter(target) as writer:
+        names = [writer.add(picture(number)) for number in range(8)]
+
+    # Row groups of 3 pictures of 100 bytes; a part is full with 6.
+    groups = [
+        [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        for file in (pq.ParquetFile(f"{target.folder}/{name}") for name in dict.fromkeys(names))
+    ]
+    assert groups == [[3, 3], [2]]
+    assert names == [names[0]] * 6 + [names[6]] * 2
+
+
+def test_the_same_picture_is_once_in_a_part_and_another_label_is_another_row(target: PartTarget) -> None:
+    """Duplicates cost no room; which label is right is not decided here."""
+    with PartWriter(target) as writer:
+        name = [writer.add(picture(*row)) for row in ((1, "cat"), (1, "cat"), (1, "dog"))][-1]
+
+    table = pq.read_table(f"{target.folder}/{name}")
+    assert table["label"].to_pylist() == ["cat", "dog"]
+
+
+def test_content_has_no_statistics_and_is_not_compressed(target: PartTarget) -> None:
+    """Its least and greatest would put whole pictures into the footer."""
+    with PartWriter(target) as writer:
+        name = writer.add(picture(1))
+
+    group = pq.ParquetFile(f"{target.folder}/{name}").metadata.row_group(0)
+    columns = {group.column(number).path_in_schema: group.column(number) for number in range(group.num_columns)}
+    assert columns["content"].statistics is None
+    assert columns["content"].compression == "UNCOMPRESSED"
+    assert columns["sha256"].statistics.min == f"{1:064x}"
+
+
+def test_a_writer_without_pictures_makes_no_file(target: PartTarget) -> None:
+    """Neither does one that fails before its first row group is full."""
+    with PartWriter(target):
+        pass
+    with suppress(OSError), PartWriter(target) as writer:
+        writer.add(picture(1))
+        raise OSError
+
+    assert list(Path(target.folder).iterdir()) == []
+
+
+def test_rewriting_keeps_the_asked_pictures_in_a_new_part(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row group by row group; the old part stays as it is."""
+    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
+    with PartWriter(target) as writer:
+        (old,) = {writer.add(picture(number)) for number in range(8)}
+    keep = [f"{number:064x}" for number in (1, 2, 7)]
+
+    asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "dealt": [], "splits": []}])
+    ((new, num_rows, was),) = [
+        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+    ]
+    assert was == old
+
+    assert num_rows == 3
+    assert pq.read_table(f"{target.folder}/{new}")["sha256"].to_pylist() == keep
+    assert pq.ParquetFile(f"{target.folder}/{old}").metadata.num_rows == 8
+
+
+def test_rewriting_gives_pictures_the_split_that_they_were_dealt(
+    target: PartTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others keep theirs; without a list of rows to keep, all are kept."""
+    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
+    with PartWriter(target) as writer:
+        (old,) = {writer.add(picture(number)) for number in range(8)}
+    dealt = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
+
+    row = {"part": old, "keep": None, "dealt": list(dealt), "splits": list(dealt.values())}
+    asked = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
+    ((new, num_rows, was),) = [
+        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+    ]
+    assert was == old
+
+    assert num_rows == 8
+    table = pq.read_table(f"{target.folder}/{new}")
+    assert table.schema.equals(IMAGES_ARROW)
+    assert table["split"].to_pylist() == ["val", *["train"] * 6, "test"]
+    assert table.drop_columns(["split"]).equals(pq.read_table(f"{target.folder}/{old}").drop_columns(["split"]))
+
+
+def test_small_parts_are_written_again_by_the_driver(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Spark job takes half a second to start; there is no session here, so a job would fail."""
+    old = []
+    for number in range(3):
+        with PartWriter(target) as writer:
+            old.append(writer.add(picture(number)))
+    asked = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
+    size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
+
+    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size)
+    done = map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
+    assert [row["was"] for row in done] == old
+    for row in done:
+        assert pq.read_table(f"{target.folder}/{row['part']}").equals(pq.read_table(f"{target.folder}/{row['was']}"))
+
+    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size - 1)
+    with pytest.raises(AttributeError, match="createDataFrame"):
+        map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
+
+
+def test_the_columns_are_those_of_the_table() -> None:
+    """In order, none of them null but dhash."""
+    assert IMAGES_ARROW.names == IMAGES.names
+    assert [field.name for field in IMAGES_ARROW if field.nullable] == ["dhash"]

@@ -1,0 +1,194 @@
+"""Every kind of picture and every kind of damage that a folder of images holds."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.decode import decode_image, decode_pixels
+from tests.unit.etl.picture_bytes import encoded, noise
+
+WHITE = (255, 255, 255)
+ORIENTATION_TAG = 0x0112
+
+
+def with_orientation(orientation: int) -> Image.Exif:
+    """Return EXIF data with the given orientation and nothing else."""
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = orientation
+    return exif
+
+
+def test_grayscale_becomes_three_equal_channels() -> None:
+    """A gray level is the same in red, green and blue."""
+    levels = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+
+    pixels = np.asarray(decode_image(encoded(Image.fromarray(levels))))
+
+    assert np.array_equal(pixels, np.repeat(levels[:, :, None], 3, axis=2))
+
+
+def test_rgb_is_left_as_it_is() -> None:
+    """A lossless RGB picture comes back pixel for pixel."""
+    picture = noise(7, 5)
+
+    assert np.array_equal(np.asarray(decode_image(encoded(picture))), np.asarray(picture))
+
+
+def test_transparent_gray_lies_on_white() -> None:
+    """LA: what is fully transparent is white, half transparent black is mid gray, opaque stays."""
+    picture = Image.new("LA", (3, 1))
+    picture.putdata([(0, 0), (0, 128), (0, 255)])
+
+    decoded = decode_image(encoded(picture))
+
+    assert decoded.getpixel((0, 0)) == WHITE
+    assert decoded.getpixel((1, 0)) == (127, 127, 127)
+    assert decoded.getpixel((2, 0)) == (0, 0, 0)
+
+
+def test_transparent_rgba_lies_on_white() -> None:
+    """RGBA: the colour hidden under full transparency does not shine through."""
+    picture = Image.new("RGBA", (2, 1))
+    picture.putdata([(255, 0, 0, 0), (255, 0, 0, 255)])
+
+    decoded = decode_image(encoded(picture))
+
+    assert decoded.getpixel((0, 0)) == WHITE
+    assert decoded.getpixel((1, 0)) == (255, 0, 0)
+
+
+def test_transparent_palette_index_lies_on_white() -> None:
+    """P with a transparent index: that index is white, the others keep their palette colour."""
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([10, 20, 30, 40, 50, 60])
+    picture.putdata([0, 1])
+
+    decoded = decode_image(encoded(picture, transparency=0))
+
+    assert decoded.getpixel((0, 0)) == WHITE
+    assert decoded.getpixel((1, 0)) == (40, 50, 60)
+
+
+def test_opaque_palette_keeps_its_colours() -> None:
+    """P without transparency: every index becomes its palette colour."""
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([10, 20, 30, 40, 50, 60])
+    picture.putdata([0, 1])
+
+    decoded = decode_image(encoded(picture))
+
+    assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
+
+
+def test_transparent_colour_of_rgb_lies_on_white() -> None:
+    """RGB with one colour declared transparent: that colour is white."""
+    picture = Image.new("RGB", (2, 1), (1, 2, 3))
+    picture.putpixel((1, 0), (9, 9, 9))
+
+    decoded = decode_image(encoded(picture, transparency=(1, 2, 3)))
+
+    assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [WHITE, (9, 9, 9)]
+
+
+def test_cmyk_jpeg_becomes_rgb() -> None:
+    """Pure magenta ink is magenta light."""
+    decoded = decode_image(encoded(Image.new("CMYK", (16, 16), (0, 255, 0, 0)), "JPEG", quality=95))
+
+    assert decoded.mode == "RGB"
+    assert np.allclose(decoded.getpixel((8, 8)), (255, 0, 255), atol=4)
+
+
+def test_sixteen_bit_gray_keeps_its_upper_eight_bits() -> None:
+    """I;16: a ramp stays a ramp, where PIL's own conversion would clip nearly all of it to white."""
+    samples = (np.arange(256, dtype=np.uint16) << 8).reshape(16, 16)
+
+    pixels = np.asarray(decode_image(encoded(Image.fromarray(samples))))
+
+    assert np.array_equal(pixels[:, :, 0], np.arange(256).reshape(16, 16))
+    assert np.array_equal(pixels[:, :, 0], pixels[:, :, 2])
+
+
+def test_one_bit_picture_is_black_and_white() -> None:
+    """Mode 1 becomes 0 and 255."""
+    picture = Image.new("1", (2, 1))
+    picture.putpixel((1, 0), 1)
+
+    decoded = decode_image(encoded(picture))
+
+    assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), WHITE]
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turn"),
+    [
+        (1, None),
+        (2, Image.Transpose.FLIP_LEFT_RIGHT),
+        (3, Image.Transpose.ROTATE_180),
+        (4, Image.Transpose.FLIP_TOP_BOTTOM),
+        (5, Image.Transpose.TRANSPOSE),
+        (6, Image.Transpose.ROTATE_270),
+        (7, Image.Transpose.TRANSVERSE),
+        (8, Image.Transpose.ROTATE_90),
+    ],
+)
+def test_exif_orientation_is_applied(orientation: int, turn: Image.Transpose | None) -> None:
+    """A camera held on its side or upside down still gives an upright picture."""
+    stored = noise(6, 4)
+    upright = stored if turn is None else stored.transpose(turn)
+
+    decoded = decode_image(encoded(stored, exif=with_orientation(orientation)))
+
+    assert decoded.size == upright.size
+    assert np.array_equal(np.asarray(decoded), np.asarray(upright))
+
+
+def test_exif_orientation_of_a_jpeg_swaps_width_and_height() -> None:
+    """Orientation 6, the usual one of phones, turns a JPEG that is read at a reduced scale as well."""
+    lying = Image.new("RGB", (400, 200), "red")
+    lying.paste("blue", (0, 0, 200, 200))  # The left half is the top once the picture stands upright.
+    content = encoded(lying, "JPEG", exif=with_orientation(6))
+
+    pixels = decode_pixels(content, 40)
+
+    assert decode_image(content).size == (200, 400)
+    assert np.allclose(pixels[5, 20], (0, 0, 255), atol=8)
+    assert np.allclose(pixels[34, 20], (255, 0, 0), atol=8)
+
+
+def test_first_frame_of_an_animation_is_taken() -> None:
+    """An animated PNG is its first picture."""
+    first, second = Image.new("RGB", (4, 4), "green"), Image.new("RGB", (4, 4), "red")
+
+    decoded = decode_image(encoded(first, save_all=True, append_images=[second]))
+
+    assert decoded.getpixel((0, 0)) == (0, 128, 0)
+
+
+def test_odd_exif_does_not_get_in_the_way_of_turning() -> None:
+    """A tag of another type than its own, as cameras write them, costs neither the job nor the picture."""
+    exif = struct.pack("<2sHIH", b"II", 42, 8, 2)
+    exif += struct.pack("<HHII", 0x0112, 3, 1, 6)  # Orientation, SHORT: 6
+    exif += struct.pack("<HHI4s", 0x0128, 2, 4, b"abc\0")  # ResolutionUnit, a SHORT, given as text
+    exif += struct.pack("<I", 0)
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(buffer, format="JPEG", exif=b"Exif\0\0" + exif)
+
+    assert decode_image(buffer.getvalue()).size == (4, 6)
+
+
+def test_sixteen_bit_gray_with_a_transparent_level_keeps_its_upper_eight_bits() -> None:
+    """A tRNS chunk does not send 16-bit samples through PIL's clipping conversion."""
+    samples = (np.arange(256, dtype=np.uint16) << 8).reshape(16, 16)
+    buffer = io.BytesIO()
+    Image.fromarray(samples).save(buffer, format="PNG")
+    content, data = buffer.getvalue(), struct.pack(">H", 0x0100)
+    place = content.index(b"IDAT") - 4
+    chunk = struct.pack(">I", 2) + b"tRNS" + data + struct.pack(">I", zlib.crc32(b"tRNS" + data))
+
+    pixels = np.asarray(decode_image(content[:place] + chunk + content[place:]))
+
+    assert pixels[8, 8].tolist() == [136, 136, 136]
