@@ -35,9 +35,9 @@ def spec_of(train: TrainConfig, cache: CacheRef, storage: Storage, num_ranks: in
 @pytest.mark.parametrize(
     ("num_ranks", "batch_size", "said"),
     [
-        (None, 46, r"^train.batch_size is 46, and the split 'train' has 45 pictures: .* give at most 45, "),
-        (3, 16, r"^train.batch_size is 16 on each of 3 ranks, and the split 'train' has 45 pictures: .* at most 15, "),
-        (46, "auto", r"^distributed.num_ranks is 46, and the split 'train' has 45 pictures: give at most 45$"),
+        (None, 46, r"^train.batch_size is 46, but the split 'train' has 45 images, .* give at most 45, "),
+        (3, 16, r"^train.batch_size is 16 on each of 3 ranks, but the split 'train' has 45 images, .* at most 15, "),
+        (46, "auto", r"^distributed.num_ranks is 46, but the split 'train' has 45 images: give at most 45$"),
     ],
 )
 def test_more_than_the_split_has_is_refused_before_a_rank_is_started(
