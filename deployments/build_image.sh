@@ -36,7 +36,7 @@ docker) DOCKER_BUILDKIT=1 docker build "${build[@]}" "$@" . ;;
 buildah) buildah build --layers --force-rm "${build[@]}" "$@" . ;;
 esac
 
-# Small pictures, a net from random weights (no download), one epoch, two ranks: every stage of the DAG in minutes.
+# Small images, a net from random weights (no download), one epoch, two ranks: every stage of the DAG in minutes.
 smallest=(
     python -m flows.pipeline
     --cache.image_size 16

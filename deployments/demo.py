@@ -55,7 +55,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
     )
-    parser.add_argument("--image-size", type=int, default=None, help="side of the pictures in pixels")
+    parser.add_argument("--image-size", type=int, default=None, help="side of the images in pixels")
     parser.add_argument(
         "--port", type=int, default=None, help=f"of the Prefect server; {PREFECT_PORT}, or $LAKEVISION_PORT"
     )

@@ -7,7 +7,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.etl.task import ingest
 from tasks.launch.task import submit_train_distributed, train_single
 from tasks.orchestration.task import StageLog, run_stage
-from tasks.predict.task import predict_pictures
+from tasks.predict.task import predict_images
 from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
 from tasks.spark.session import keep_spark, leave_memory_to_training
@@ -32,9 +32,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
         champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)
         table = None if config.predict.table else etl.images
-        predictions = stages.run(
-            predict_pictures, config.predict, config.promote, storage, config.spark, table, champion
-        )
+        predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)
     return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)
 
 

@@ -82,7 +82,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or image.mode == "I":
-        # 16 bits a sample: keep the upper 8. PIL's own conversion clips at 255, which turns a picture white.
+        # 16 bits a sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
         samples = np.asarray(image).astype(np.uint32)
         return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -128,7 +128,7 @@ def decode_image(
 def decode_sized(
     content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode as `decode_image`; return the image, and the width and height (pixels, upright) of the whole picture.
+    """Decode as `decode_image`; return the image, and the width and height (pixels, upright) of the whole image.
 
     Raises:
         BadImage: With the reason why the bytes are not a usable image.
@@ -155,7 +155,7 @@ def decode_sized(
     width, height = image.size
     try:
         if box is not None and image.format == "JPEG" and max(image.size) > box:
-            # By the sides it will have, not by the box: a wide picture may go down to 1/2 long before both its
+            # By the sides it will have, not by the box: a wide image may go down to 1/2 long before both its
             # sides are twice the box.
             image.draft("RGB", fitted_size(image.size, box))
         image.load()
@@ -200,7 +200,7 @@ def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
         uint8 array of shape (side, side, 3), HWC.
 
     Raises:
-        BadImage: As `decode_image`; the size is not refused here: it was, or was not, when the picture was ingested.
+        BadImage: As `decode_image`; the size is not refused here: it was, or was not, when the image was ingested.
     """
     return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
 

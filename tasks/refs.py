@@ -39,7 +39,7 @@ class EtlReport(Ref):
     changed: bool
     """False where nothing was new and nothing was committed."""
     classes: dict[str, dict[str, int]]
-    """Stored pictures by label and split."""
+    """Stored images by label and split."""
 
 
 class CacheRef(Ref):
@@ -147,8 +147,8 @@ class OverfitReport(Ref):
 
     losses: list[float]
     """Mean cross-entropy before each step, nats; the last one is that after the last step."""
-    pictures: int
-    """Pictures of the batch."""
+    num_images: int
+    """Images of the batch."""
 
 
 class ParameterGradient(Ref):

@@ -35,7 +35,7 @@ IMAGES = StructType(
         StructField("ingested_at", TimestampType(), nullable=False),
     ]
 )
-"""One row a picture; sha256 is that of the original file, width and height (pixels) the original's.
+"""One row an image; sha256 is that of the original file, width and height (pixels) the original's.
 
 dhash is the perceptual hash by which near-duplicates are found: 64 bits as a signed integer.
 """
@@ -69,7 +69,7 @@ PREDICTION = StructType(
         StructField("error", StringType()),
     ]
 )
-"""What a model says of one picture: its label and probability (0-1), or why there is none."""
+"""What a model says of one image: its label and probability (0-1), or why there is none."""
 
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 
@@ -82,7 +82,7 @@ PREDICTIONS = StructType(
         StructField("predicted_at", TimestampType(), nullable=False),
     ]
 )
-"""One row a picture and model version."""
+"""One row an image and model version."""
 
 LISTING_ARROW = pa.schema(
     [
@@ -95,8 +95,8 @@ LISTING_ARROW = pa.schema(
 )
 """What the listing of a source knows of a file before it is read; split is null where the content decides it."""
 
-HELD_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
-"""What says that a file and a row of `images` are the same picture."""
+IMAGE_KEYS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
+"""What says that a file and a row of `images` are the same image."""
 
 READ_ARROW = pa.schema(
     [
@@ -107,7 +107,7 @@ READ_ARROW = pa.schema(
         ("detail", pa.string()),
     ]
 )
-"""What reading and decoding a file adds; `part` names the file with its picture.
+"""What reading and decoding a file adds; `part` names the file with its image.
 
 Where reason is set, part is null, and else split is not.
 """
@@ -119,7 +119,7 @@ def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] =
     Nothing is nullable and raw contents have one width, so that a column is a plain block of bytes in the file.
 
     Args:
-        row_bytes: Size of one picture's uint8 HWC pixels or float32 features; None where the column holds JPEG files.
+        row_bytes: Size of one image's uint8 HWC pixels or float32 features; None where the column holds JPEG files.
         content: What the first column holds.
     """
     kind = pa.binary() if row_bytes is None else pa.binary(row_bytes)

@@ -30,7 +30,7 @@ def write_cache(
     rows_per_group: int,
     groups_per_file: int,
 ) -> CacheRef:
-    """Write a whole cache of `rows` pictures a split."""
+    """Write a whole cache of `rows` images a split."""
     Path(url).mkdir(parents=True)
     rows_per_file = rows_per_group * groups_per_file
     splits = {}

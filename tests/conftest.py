@@ -14,8 +14,8 @@ from tasks.storage import Storage, resolve_storage
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 
 
-def write_pictures(folder: Path, per_class: int, side: int = 24, first: int = 0) -> None:
-    """Write noisy one-colour pictures into three class folders; no two are equal."""
+def write_images(folder: Path, per_class: int, side: int = 24, first: int = 0) -> None:
+    """Write noisy one-colour images into three class folders; no two are equal."""
     for label, colour in COLOURS.items():
         (folder / label).mkdir(parents=True, exist_ok=True)
         for number in range(first, first + per_class):
@@ -26,11 +26,11 @@ def write_pictures(folder: Path, per_class: int, side: int = 24, first: int = 0)
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Callable[..., Path]:
+def make_images(tmp_path: Path) -> Callable[..., Path]:
     """Return a maker of source folders with three classes."""
 
     def make(per_class: int = 20, side: int = 24, name: str = "source") -> Path:
-        write_pictures(tmp_path / name, per_class, side)
+        write_images(tmp_path / name, per_class, side)
         return tmp_path / name
 
     return make

@@ -1,4 +1,4 @@
-"""Batches while they are filled: reading threads put each picture where it will leave the loader, in one copy."""
+"""Batches while they are filled: reading threads put each image where it will leave the loader, in one copy."""
 
 import sys
 import threading
@@ -18,12 +18,12 @@ class Part(NamedTuple):
     """What this rank wants of one row group."""
 
     rows_in_group: Integers
-    """Ascending, shape (pictures,)."""
+    """Ascending, shape (images,)."""
     rows: Integers
     """Their row numbers in the split, to check what was read."""
     places: list[Pixels]
-    """Where each picture's pixels go: writable uint8 of shape (pixel bytes,)."""
-    pictures: Integers
+    """Where each image's pixels go: writable uint8 of shape (pixel bytes,)."""
+    images: Integers
     """Their numbers in the share, to hand the labels over."""
 
 
@@ -34,7 +34,7 @@ class BatchMemory:
     ask its host. Pinned memory is torch's own to reuse, for only torch knows when a copy to the GPU is done with it.
 
     Attributes:
-        shape: Of a batch: pictures, and bytes of a picture.
+        shape: Of a batch: images, and bytes of an image.
         pin: Whether what goes to a GPU lies in page-locked memory.
     """
 
@@ -66,7 +66,7 @@ class BatchMemory:
 
 
 class Assembly:
-    """The batches of one epoch on one rank, from the first picture placed to the moment they are handed out."""
+    """The batches of one epoch on one rank, from the first image placed to the moment they are handed out."""
 
     def __init__(self, share: Share, rows_per_group: int, memory: BatchMemory) -> None:
         self._share = share
@@ -85,16 +85,16 @@ class Assembly:
     def part(self, group: int) -> Part:
         """Return what is wanted of a row group, and make room for it."""
         index = self._index[group]
-        pictures = self._share.pictures[self._share.bounds[index] : self._share.bounds[index + 1]]
-        rows = self._share.rows[pictures]
-        steps, slots = np.divmod(pictures, self._share.batch_size)
+        images = self._share.images[self._share.bounds[index] : self._share.bounds[index + 1]]
+        rows = self._share.rows[images]
+        steps, slots = np.divmod(images, self._share.batch_size)
         batches = {step: self._batch(step) for step in np.unique(steps).tolist()}
         places = [batches[step][slot] for step, slot in zip(steps.tolist(), slots.tolist(), strict=True)]
-        return Part(rows - group * self._rows_per_group, rows, places, pictures)
+        return Part(rows - group * self._rows_per_group, rows, places, images)
 
     def set_labels(self, part: Part, labels: Integers) -> None:
         """Hand over the labels of a part."""
-        self._labels.numpy()[part.pictures] = labels
+        self._labels.numpy()[part.images] = labels
 
     def take(self, step: int) -> tuple[torch.Tensor, torch.Tensor, Integers]:
         """Give a whole batch away: pixels (B, pixel bytes), labels and row numbers (B,)."""

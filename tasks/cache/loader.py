@@ -12,18 +12,18 @@ import torch
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import Share, count_steps, epoch_order, share_of
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.reader import open_reader
-from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
 from tasks.errors import WrongInput
 from tasks.paths import local_path
 
 
 class Batch(NamedTuple):
-    """Pictures of one step on one rank; padding is already left out, so that B may be less than asked for, or 0."""
+    """Images of one step on one rank; padding is already left out, so that B may be less than asked for, or 0."""
 
     inputs: torch.Tensor
-    """Pictures: uint8, shape (B, H, W, 3). Features of a frozen backbone: float32, shape (B, F)."""
+    """Images: uint8, shape (B, H, W, 3). Features of a frozen backbone: float32, shape (B, F)."""
     labels_B: torch.Tensor
     """int64 class indices, shape (B,)."""
     rows_B: npt.NDArray[np.int64]
@@ -39,8 +39,8 @@ def _file_url(url: str, name: str) -> str:
 class CacheLoader:
     """Batches of one split for one rank: the same number of steps on every rank, nothing dropped or doubled.
 
-    The order of an epoch is the same on any number of ranks. A position counts its pictures over all ranks, so that
-    a training may go on from one with another number of ranks or another batch size, and still sees every picture
+    The order of an epoch is the same on any number of ranks. A position counts its images over all ranks, so that
+    a training may go on from one with another number of ranks or another batch size, and still sees every image
     exactly once: see `epoch`.
     """
 
@@ -64,17 +64,17 @@ class CacheLoader:
             url: Folder or URL of the cache.
             manifest: What `open_cache` returned for it.
             split: train, val or test.
-            batch_size: Pictures a step on this rank.
+            batch_size: Images a step on this rank.
             seed: Shuffle, differently in each epoch, identically for the same seed; None keeps the order.
             rank: This rank.
             num_ranks: Number of ranks.
             pool_megabytes: Memory of the batches that are being filled, whatever the size of the split; half of it is
-                the window within which pictures are mixed. Another value is another order.
+                the window within which images are mixed. Another value is another order.
             workers_count: petastorm's reading threads, which decode as well.
             pin_memory: Batches in page-locked memory, from which a copy to a GPU need not be waited for; None where
                 there is a GPU.
         """
-        self._use = CacheUse(url)
+        self._use = CacheReadLock(url)
         self._given = (url, manifest, split)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
@@ -106,7 +106,7 @@ class CacheLoader:
 
     @property
     def num_rows(self) -> int:
-        """Pictures of the split, over all ranks."""
+        """Images of the split, over all ranks."""
         return self._split.rows
 
     @property
@@ -119,11 +119,11 @@ class CacheLoader:
         return count_steps(self._split.rows - start, self.batch_size, self._num_ranks)
 
     def position(self, step: int, start: int = 0) -> int:
-        """Return the position in the epoch before step `step` of those from `start` on: pictures of all ranks."""
+        """Return the position in the epoch before step `step` of those from `start` on: images of all ranks."""
         return min(self._split.rows, start + step * self.batch_size * self._num_ranks)
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many pictures all ranks together have in step `step` of an epoch, or of what is left of it."""
+        """Return how many images all ranks together have in step `step` of an epoch, or of what is left of it."""
         return self.position(step + 1, start) - self.position(step, start)
 
     def share(self, number: int, start: int = 0) -> Share:
@@ -135,7 +135,7 @@ class CacheLoader:
         split = self._split
         if not 0 <= start <= split.rows:
             raise WrongInput(
-                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
+                f"start is {start}, an epoch of {split.rows} images has no such position: give 0 to its size"
             )
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
         return share_of(order, self.batch_size, self.rank, self._num_ranks, start)
@@ -145,7 +145,7 @@ class CacheLoader:
 
         Args:
             number: Number of the epoch, which with the seed draws its order.
-            start: Position in the epoch to begin at. The pictures before it and those that come are the whole epoch,
+            start: Position in the epoch to begin at. The images before it and those that come are the whole epoch,
                 each once, with any number of ranks and any batch size, before and after.
 
         Raises:

@@ -51,7 +51,7 @@ class CacheSplit(BaseModel):
 
     @property
     def padding(self) -> int:
-        """Number of rows that are no picture."""
+        """Number of rows that are no image."""
         return self.row_groups * self.rows_per_group - self.rows
 
 
@@ -61,7 +61,7 @@ class FeatureSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     source: str
-    """Digest of the cache with the pictures."""
+    """Digest of the cache with the images."""
     backbone: str
     """Digest of architecture and weights."""
     precision: str
@@ -97,12 +97,12 @@ class CacheManifest(BaseModel):
 
     @property
     def image_size(self) -> int:
-        """Side of the pictures, in pixels."""
+        """Side of the images, in pixels."""
         return self.settings.image_size
 
     @property
     def pixel_bytes(self) -> int:
-        """Size of one picture's pixels, uint8 HWC."""
+        """Size of one image's pixels, uint8 HWC."""
         return self.settings.pixel_bytes
 
     @property

@@ -19,9 +19,9 @@ from tasks.cache.manifest import (
     whole_cache,
     write_manifest,
 )
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.sizes import FILE_BYTES, cache_bytes, check_disk, rows_per_group
 from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
-from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
@@ -32,8 +32,8 @@ from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark.progress import count_ended_tasks, num_tasks
 from tasks.spark.session import BROADCAST_ROWS, spark_session
 from tasks.storage import Storage
-from tasks.system.disk import check_writable, full_disk_named
-from tasks.system.locks import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
 
 logger = logging.getLogger("lakevision.cache")
@@ -85,7 +85,7 @@ def check_content(content: Content, table: TableRef) -> None:
     for split, rows in content.rows.items():
         if rows == 0:
             raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures (where "
+                f"the split '{split}' of '{table.path}' version {table.version} has no images: add images (where "
                 f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
             )
 
@@ -97,9 +97,9 @@ def cache_key(content: Content, cache: CacheConfig) -> str:
 
 
 def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig) -> DataFrame:
-    """Return split, file, row, label_index and content: each picture's place in the cache.
+    """Return split, file, row, label_index and content: each image's place in the cache.
 
-    Pictures are ordered by sha256, which is as good as shuffled and the same on every machine.
+    Images are ordered by sha256, which is as good as shuffled and the same on every machine.
     """
     groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
     per_file = {split: max(1, FILE_BYTES // (rows * cache.pixel_bytes)) * rows for split, rows in groups.items()}
@@ -133,7 +133,7 @@ def materialize_cache(
         DiskFull: The disk was full before the cache was whole; nothing of it is left.
     """
     ref, built = _find_or_build(cache, table, storage, config)
-    with CacheUse(ref.url):
+    with CacheReadLock(ref.url):
         sweep_caches(storage.cache, cache)
     return ref, built
 
@@ -152,7 +152,7 @@ def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         # One builds, the others wait, then find its cache.
-        with take_turn(url, spark), full_disk_named(storage.cache, storage.home):
+        with exclusive_lock(url, spark), translate_disk_full(storage.cache, storage.home):
             if found := whole_cache(url, cache):
                 logger.info("%s is there already: nothing to build", url)
                 return found, False

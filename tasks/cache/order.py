@@ -1,7 +1,7 @@
 """The order of an epoch: a function of seed and epoch alone, cut into steps and shared out to any number of ranks.
 
 Row groups are drawn first, then the rows of a window of row groups are mixed, window after window. What the first p
-pictures of an epoch are is therefore known without reading one, whatever the number of ranks: a position is one number.
+images of an epoch are is therefore known without reading one, whatever the number of ranks: a position is one number.
 """
 
 from dataclasses import dataclass
@@ -25,24 +25,24 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reads of an epoch: its pictures are numbered from 0 in the order they leave the loader."""
+    """What one rank reads of an epoch: its images are numbered from 0 in the order they leave the loader."""
 
     rows: Integers
-    """Row number of each picture, shape (pictures,)."""
+    """Row number of each image, shape (images,)."""
     batch_size: int
-    """Pictures of every step but the last."""
+    """Images of every step but the last."""
     num_steps: int
     groups: Integers
     """Row groups to read, in the order of reading."""
     bounds: Integers
-    """Where the pictures of each row group begin in `pictures`, and the end of the last: shape (row groups + 1,)."""
-    pictures: Integers
-    """Numbers of the pictures by row group, within one by row: shape (pictures,)."""
+    """Where the images of each row group begin in `images`, and the end of the last: shape (row groups + 1,)."""
+    images: Integers
+    """Numbers of the images by row group, within one by row: shape (images,)."""
     whole_after: Integers
     """How many row groups have to be read before a step is whole, shape (steps,)."""
 
     def count(self, step: int) -> int:
-        """Return how many pictures the rank has in a step."""
+        """Return how many images the rank has in a step."""
         return max(0, min(self.batch_size, len(self.rows) - step * self.batch_size))
 
 
@@ -60,7 +60,7 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
     """Return the order of an epoch.
 
     Args:
-        rows: Pictures of the split; row group g holds the rows from g * rows_per_group on.
+        rows: Images of the split; row group g holds the rows from g * rows_per_group on.
         rows_per_group: Size of a row group.
         window: Row groups whose rows are mixed.
         seed: Draws the order; None keeps the order of the rows.
@@ -83,16 +83,16 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
 
 
 def count_steps(rows: int, batch_size: int, num_ranks: int) -> int:
-    """Return how many steps `rows` pictures are, the same on every rank."""
+    """Return how many steps `rows` images are, the same on every rank."""
     return -(-rows // (batch_size * num_ranks))
 
 
 def share_of(order: EpochOrder, batch_size: int, rank: int, num_ranks: int, start: int = 0) -> Share:
     """Return what one rank reads from position `start` of the epoch on.
 
-    A step is the next batch_size * num_ranks pictures of the order, the last one what is left. Within a step, ranks
-    take the pictures by the place of their row group, so that a rank reads about 1 / num_ranks of the row groups and
-    not some rows of each; the pictures of a step, and so its gradient, are the same ones however they are shared.
+    A step is the next batch_size * num_ranks images of the order, the last one what is left. Within a step, ranks
+    take the images by the place of their row group, so that a rank reads about 1 / num_ranks of the row groups and
+    not some rows of each; the images of a step, and so its gradient, are the same ones however they are shared.
     """
     left = order.rows[start:]
     num_steps = count_steps(len(left), batch_size, num_ranks)
@@ -111,14 +111,14 @@ def share_of(order: EpochOrder, batch_size: int, rank: int, num_ranks: int, star
             ]
         )
     places = order.group_places[left // order.rows_per_group]
-    pictures = np.lexsort((left, places))
-    groups, bounds = _runs(left[pictures] // order.rows_per_group)
-    # By picture the number of row groups up to its own; a step needs the most of its pictures.
+    images = np.lexsort((left, places))
+    groups, bounds = _runs(left[images] // order.rows_per_group)
+    # By image the number of row groups up to its own; a step needs the most of its images.
     needed = np.empty(len(left), dtype=np.int64)
-    needed[pictures] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
+    needed[images] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
     whole_after = np.zeros(num_steps, dtype=np.int64)
     np.maximum.at(whole_after, np.arange(len(left)) // batch_size, needed)
-    return Share(left, batch_size, num_steps, groups, bounds, pictures, whole_after)
+    return Share(left, batch_size, num_steps, groups, bounds, images, whole_after)
 
 
 def _runs(values: Integers) -> tuple[Integers, Integers]:

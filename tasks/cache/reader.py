@@ -107,7 +107,7 @@ def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count
 
     Args:
         urls: The Parquet files, absolute paths or URLs, in the order that numbers their row groups.
-        work: Where the pictures go.
+        work: Where the images go.
         groups: The row groups to read, in this order.
         workers_count: Reading threads.
         ahead: Row groups read before they are asked for.

@@ -1,4 +1,4 @@
-"""Single pictures of a cache, for a report to a person: no epoch is read."""
+"""Single images of a cache, for a report to a person: no epoch is read."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 
 
-def read_pictures(url: str, manifest: CacheManifest, split: str, rows: Sequence[int]) -> torch.Tensor:
-    """Return the pictures of a few rows of a split, uint8 (len(rows), H, W, 3), in the order of `rows`.
+def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[int]) -> torch.Tensor:
+    """Return the images of a few rows of a split, uint8 (len(rows), H, W, 3), in the order of `rows`.
 
     Raises:
         CacheDamaged: What is read is not what was written.
     """
     size = manifest.image_size
-    pictures = torch.empty((len(rows), size, size, 3), dtype=torch.uint8)
+    images = torch.empty((len(rows), size, size, 3), dtype=torch.uint8)
     for place, row in enumerate(rows):
-        # Of as many ranks as pictures are left from a position on, the first one reads exactly that picture.
+        # Of as many ranks as images are left from a position on, the first one reads exactly that image.
         left = manifest.splits[split].rows - row
         loader = CacheLoader(url, manifest, split, 1, num_ranks=left, workers_count=1, pin_memory=False)
         for batch in loader.epoch(0, row):
-            pictures[place] = batch.inputs[0]
-    return pictures
+            images[place] = batch.inputs[0]
+    return images

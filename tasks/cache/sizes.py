@@ -16,7 +16,7 @@ MIN_ROW_GROUPS = 64
 """Row groups a split is cut into at least, where it has the rows: room for shuffling, and for as many ranks."""
 
 JPEG_SHARE = 0.25
-"""A JPEG picture's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
+"""A JPEG image's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
 
 
 def rows_in_group(rows: int, row_bytes: int, group_bytes: int) -> int:
@@ -25,14 +25,14 @@ def rows_in_group(rows: int, row_bytes: int, group_bytes: int) -> int:
 
 
 def rows_per_group(rows: int, cache: CacheConfig) -> int:
-    """Return how many of a split's pictures a row group has."""
+    """Return how many of a split's images a row group has."""
     return rows_in_group(rows, cache.pixel_bytes, cache.row_group_megabytes << 20)
 
 
 def cache_bytes(rows: int, cache: CacheConfig) -> int:
-    """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    picture_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
-    return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
+    """Return about how many bytes the cache of `rows` images takes, padding included."""
+    image_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
+    return int(rows * image_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
 def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -> None:

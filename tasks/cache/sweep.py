@@ -19,7 +19,7 @@ import filelock
 import fsspec
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
-from tasks.cache.use import use_file
+from tasks.cache.read_lock import lock_file
 from tasks.config.cache import CacheConfig
 from tasks.paths import local_path
 
@@ -105,7 +105,7 @@ def remove_unnamed(url: str, manifest: CacheManifest) -> None:
 
 
 def _held(path: Path) -> _Held:
-    used = use_file(str(path))
+    used = lock_file(str(path))
     marks = [file.stat().st_mtime for file in (path / MANIFEST, used) if file is not None and file.exists()]
     return _Held(max(marks, default=0.0), path, sum(file.stat().st_size for file in path.iterdir()))
 
@@ -113,7 +113,7 @@ def _held(path: Path) -> _Held:
 @contextmanager
 def _nobody_reads(path: Path) -> Iterator[bool]:
     """Say whether no reader holds the cache, and let none in meanwhile."""
-    file = use_file(str(path))
+    file = lock_file(str(path))
     assert file is not None
     descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

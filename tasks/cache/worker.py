@@ -72,7 +72,7 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
             try:
                 labels, rows = self._place(table, part)
             except (RuntimeError, ValueError) as error:
-                raise CacheDamaged(f"{piece.path} has a damaged picture in row group {piece.row_group}") from error
+                raise CacheDamaged(f"{piece.path} has a damaged image in row group {piece.row_group}") from error
         if not np.array_equal(rows[part.rows_in_group], part.rows):
             raise CacheDamaged(f"{piece.path} has other rows in row group {piece.row_group} than were written")
         self._work.assembly.set_labels(part, labels[part.rows_in_group])

@@ -23,7 +23,7 @@ from tasks.spark.progress import EndedParts
 from tasks.spark.worker_log import WorkerCount, say
 
 PADDING = -1
-"""Label and row number of a row that is no picture."""
+"""Label and row number of a row that is no image."""
 
 
 class _DigestingFile:
@@ -134,7 +134,7 @@ class RowFileWriter:
 
 
 class CacheFileWriter(RowFileWriter):
-    """Writes the pictures of one cache file in the cache's format."""
+    """Writes the images of one cache file in the cache's format."""
 
     def __init__(self, url: str, split: str, number: int, cache: CacheConfig, rows_per_group: int) -> None:
         schema = cache_schema(cache.pixel_bytes if cache.format == "uint8" else None)
@@ -142,7 +142,7 @@ class CacheFileWriter(RowFileWriter):
         self._cache = cache
 
     def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
-        """Append one picture, uint8 HWC."""
+        """Append one image, uint8 HWC."""
         self.add_content(self._encode(pixels), label, row)
 
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -176,21 +176,21 @@ def make_writer(
         current: tuple[str, int] | None = None
         parts: list[dict[str, Any]] = []
         for batch in batches:
-            for picture in batch.to_pylist():
-                place = (picture["split"], picture["file"])
+            for image in batch.to_pylist():
+                place = (image["split"], image["file"])
                 if writer is None or place != current:
                     if writer is not None:
                         parts.append(_part(writer))
                     writer = CacheFileWriter(url, *place, cache, rows_per_group[place[0]])
                     current = place
-                pixels = decode_pixels(picture["content"], cache.image_size)
-                writer.add(pixels, picture["label_index"], picture["row"])
+                pixels = decode_pixels(image["content"], cache.image_size)
+                writer.add(pixels, image["label_index"], image["row"])
                 count.add(1)
         if writer is not None:
             parts.append(_part(writer))
         count.close()
         if parts:
-            say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} pictures")
+            say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
             yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
 
     return write

@@ -4,22 +4,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.run import SparkRun
 from tasks.config.values import KeepDays, TableVersion
 
 
-class CacheConfig(Settings):
+class CacheConfig(FrozenConfig):
     """From one Delta version to decoded pixels in Parquet, read with petastorm."""
 
-    image_size: int = Field(
-        224, ge=16, le=1024, description="Side of the square pictures that training sees, in pixels"
-    )
+    image_size: int = Field(224, ge=16, le=1024, description="Side of the square images that training sees, in pixels")
     format: Literal["uint8", "jpeg"] = Field(
         "uint8", description="uint8: raw pixels, the fastest; jpeg: about a tenth of the disk, decoded while training"
     )
     jpeg_quality: int = Field(
-        90, ge=50, le=100, description="Quality of the pictures in a cache of format jpeg, by libjpeg's scale"
+        90, ge=50, le=100, description="Quality of the images in a cache of format jpeg, by libjpeg's scale"
     )
     row_group_megabytes: int = Field(
         4, ge=1, le=256, description="Upper bound of one row group's pixels, the unit of reading, in MB"
@@ -38,7 +36,7 @@ class CacheConfig(Settings):
 
     @property
     def pixel_bytes(self) -> int:
-        """Size of one picture's pixels, uint8 HWC."""
+        """Size of one image's pixels, uint8 HWC."""
         return self.image_size**2 * 3
 
     def decisive(self) -> dict[str, str | int]:

@@ -5,12 +5,12 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.config.cache import IMAGE_SIZE
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
 from tasks.config.values import YEAR_SECONDS
 
 
-class DistributedConfig(Settings):
+class DistributedConfig(FrozenConfig):
     """The same training under Horovod, submitted to a GPU work pool."""
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")

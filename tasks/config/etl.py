@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.form import Schema, always, must_be, when, when_given
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
 from tasks.credentials import Url
@@ -16,8 +16,8 @@ BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
 
 
-class LabelConfig(Settings):
-    """Where the label of a picture comes from."""
+class LabelConfig(FrozenConfig):
+    """Where the label of an image comes from."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
         *(
@@ -88,7 +88,7 @@ def _short(value: str) -> str:
     return shown(value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}...")
 
 
-class EtlConfig(Settings):
+class EtlConfig(FrozenConfig):
     """From a folder of images to the Delta tables `images` and `files`."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
@@ -102,7 +102,7 @@ class EtlConfig(Settings):
     )
     labels: LabelConfig = LabelConfig()
     stored_side: int = Field(
-        512, ge=16, le=16384, description="Pictures with a longer side than this (pixels) are scaled down to it"
+        512, ge=16, le=16384, description="Images with a longer side than this (pixels) are scaled down to it"
     )
     split_by: Literal["stratified", "content", "folder", "file"] = Field(
         "stratified",
@@ -111,17 +111,17 @@ class EtlConfig(Settings):
         "column split of labels.file. A table that was made with content goes on with it",
     )
     val_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `val` (split_by stratified or content)"
+        0.1, ge=0.0, lt=1.0, description="Share of the images in the split `val` (split_by stratified or content)"
     )
     test_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the pictures in the split `test` (split_by stratified or content)"
+        0.1, ge=0.0, lt=1.0, description="Share of the images in the split `test` (split_by stratified or content)"
     )
     split_seed: int = Field(
         1, ge=0, lt=2**53, description="Seed of the split; the same images and seed give the same split"
     )
     deleted: Literal["remove", "keep"] = Field(
         "remove",
-        description="What becomes of the picture of a deleted file: it leaves the table images, or stays; the ledger "
+        description="What becomes of the image of a deleted file: it leaves the table images, or stays; the ledger "
         "says deleted either way",
     )
     max_bad_fraction: float = Field(
@@ -134,25 +134,23 @@ class EtlConfig(Settings):
         0,
         ge=0,
         le=1_000_000_000,
-        description="The run fails, tables unchanged, when a class has fewer usable pictures than this in all splits "
+        description="The run fails, tables unchanged, when a class has fewer usable images than this in all splits "
         "together; 0 sets no bound",
     )
     near_duplicate_bits: int = Field(
         3,
         ge=0,
         le=8,
-        description="Pictures in different splits whose 64-bit perceptual hashes differ in at most so many bits are "
+        description="Images in different splits whose 64-bit perceptual hashes differ in at most so many bits are "
         "reported as near-duplicates",
     )
     max_pixels: int = Field(
         89_478_485,
         ge=256,
         le=178_956_970,
-        description="Pictures with more pixels than this (by their header) are quarantined, never decoded",
+        description="Images with more pixels than this (by their header) are quarantined, never decoded",
     )
-    min_side: int = Field(
-        2, ge=1, le=1024, description="Pictures with a shorter side than this (pixels) are quarantined"
-    )
+    min_side: int = Field(2, ge=1, le=1024, description="Images with a shorter side than this (pixels) are quarantined")
     replace_source: bool = Field(
         False, description="Let a source or labels other than those the tables were made from replace their contents"
     )

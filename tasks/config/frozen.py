@@ -12,7 +12,7 @@ from tasks.config.form import Schema, describe
 from tasks.config.values import check_no_control, check_text
 
 
-class Settings(BaseModel):
+class FrozenConfig(BaseModel):
     """A frozen group of settings that refuses names it does not know."""
 
     model_config = ConfigDict(
@@ -50,12 +50,12 @@ class Settings(BaseModel):
         return reference
 
 
-def all_models() -> list[type[Settings]]:
+def all_models() -> list[type[FrozenConfig]]:
     """Return the models of all settings, flows' parameters included, by import of every module of this package."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(module.name)
-    found = [Settings]
+    found = [FrozenConfig]
     for model in found:
         # Others may be derived elsewhere, as the parser of the command line is.
         found += [one for one in model.__subclasses__() if one.__module__.startswith(f"{package}.")]

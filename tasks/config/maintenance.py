@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.run import TABLES, SparkRun
 
 
-class MaintainConfig(Settings):
+class MaintainConfig(FrozenConfig):
     """Compaction and clean-up of the Delta tables."""
 
     vacuum_hours: int = Field(

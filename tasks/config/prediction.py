@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.credentials import Url
 
 
-class PredictConfig(Settings):
+class PredictConfig(FrozenConfig):
     """Batch inference with the champion."""
 
     table: Url | None = Field(
@@ -20,7 +20,7 @@ class PredictConfig(Settings):
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
-    batch_size: int = Field(64, ge=1, le=4096, description="Pictures a forward pass")
+    batch_size: int = Field(64, ge=1, le=4096, description="Images a forward pass")
 
 
 class PredictRun(SparkRun):

@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.run import Run
 from tasks.config.storage import StorageConfig
 from tasks.config.values import ModelName, RunId
 
 
-class PromoteConfig(Settings):
+class PromoteConfig(FrozenConfig):
     """Which run becomes the champion."""
 
     model_name: ModelName | None = Field(

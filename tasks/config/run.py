@@ -7,11 +7,11 @@ from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from tasks.config.form import Schema, first_screen, must_be_said
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 
 
-class Run(Settings):
+class Run(FrozenConfig):
     """What a flow takes: groups of settings, of which those in `first` may be given without their group's name."""
 
     first: ClassVar[Mapping[str, tuple[str, str]]] = {}

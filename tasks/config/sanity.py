@@ -2,20 +2,20 @@
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.train import TrainRun
 
 
-class OverfitConfig(Settings):
+class OverfitConfig(FrozenConfig):
     """A training on one batch alone, which a model that can learn at all learns by heart."""
 
     max_steps: int = Field(200, ge=1, le=100_000, description="Steps on the one batch at most")
-    loss_share: float = Field(
+    target_loss_ratio: float = Field(
         0.1, gt=0.0, lt=1.0, description="The loss has to fall below this share of what it was before the first step"
     )
 
 
-class GradientConfig(Settings):
+class GradientConfig(FrozenConfig):
     """A look at the gradients of the first batches."""
 
     num_batches: int = Field(

@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.values import Memory, SparkMaster
 from tasks.credentials import SparkSettings, Url
 
 
-class StorageConfig(Settings):
+class StorageConfig(FrozenConfig):
     """Where a run writes. Every place may be a folder or a URL; what is empty lies under `home`."""
 
     home: Url | None = Field(
@@ -29,7 +29,7 @@ class StorageConfig(Settings):
     )
 
 
-class SparkConfig(Settings):
+class SparkConfig(FrozenConfig):
     """The Spark session of ETL, cache and inference."""
 
     master: SparkMaster = Field("local[*]", description="Spark master URL")

@@ -6,24 +6,24 @@ from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.form import Schema, must_be, unless_given, when
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.run import SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId
 
 
-class AugmentationConfig(Settings):
-    """Random changes of the training pictures, made on the training device; the other splits are never changed."""
+class AugmentationConfig(FrozenConfig):
+    """Random changes of the training images, made on the training device; the other splits are never changed."""
 
-    flip: bool = Field(False, description="Mirror half of the pictures, left to right")
+    flip: bool = Field(False, description="Mirror half of the images, left to right")
     resized_crop: float = Field(
-        1.0, gt=0.0, le=1.0, description="Least share of a picture's area that is cut out and scaled up; 1: no crops"
+        1.0, gt=0.0, le=1.0, description="Least share of an image's area that is cut out and scaled up; 1: no crops"
     )
     rand_augment: int = Field(
-        0, ge=0, le=10, description="Random changes of colour and shape a picture (RandAugment); 0: none"
+        0, ge=0, le=10, description="Random changes of colour and shape an image (RandAugment); 0: none"
     )
-    mixup: float = Field(0.0, ge=0.0, le=10.0, description="Alpha of MixUp: pictures and labels are blended; 0: none")
+    mixup: float = Field(0.0, ge=0.0, le=10.0, description="Alpha of MixUp: images and labels are blended; 0: none")
     cutmix: float = Field(
-        0.0, ge=0.0, le=10.0, description="Alpha of CutMix: a patch comes from another picture; 0: none"
+        0.0, ge=0.0, le=10.0, description="Alpha of CutMix: a patch comes from another image; 0: none"
     )
 
     @property
@@ -32,7 +32,7 @@ class AugmentationConfig(Settings):
         return self != AugmentationConfig()
 
 
-class FineTuneStage(Settings):
+class FineTunePhase(FrozenConfig):
     """A stage after the frozen backbone's: it begins with the best weights so far."""
 
     unfreeze_from: str = Field(
@@ -44,7 +44,7 @@ class FineTuneStage(Settings):
     max_epochs: int = Field(5, ge=1, le=10_000, description="Upper bound of this stage's epochs")
 
 
-class TrainConfig(Settings):
+class TrainConfig(FrozenConfig):
     """One training run, on one process or on many ranks."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
@@ -88,17 +88,17 @@ class TrainConfig(Settings):
         "none", description="balanced: a class counts in the training loss by how rare it is"
     )
     augmentation: AugmentationConfig = AugmentationConfig()
-    fine_tune: list[FineTuneStage] = Field(
+    fine_tune: list[FineTunePhase] = Field(
         default_factory=list,
         max_length=100,
         description="Stages after the frozen backbone's, each with more layers that learn",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        32, description="Pictures a step on each rank; auto: the largest that fits the device's memory"
+        32, description="Images a step on each rank; auto: the largest that fits the device's memory"
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="How the learning rate follows the pictures a step on a rank: 32 have train.learning_rate, more "
+        description="How the learning rate follows the images a step on a rank: 32 have train.learning_rate, more "
         "have a higher one, fewer a lower one",
     )
     warmup_epochs: float | None = Field(
@@ -106,7 +106,7 @@ class TrainConfig(Settings):
         ge=0.0,
         le=10_000.0,
         description="Epochs over which the learning rate of each stage rises at first: to one that is scaled up from "
-        "that of 32 pictures, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the "
+        "that of 32 images, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the "
         "stage, else 0",
     )
     max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
@@ -132,13 +132,13 @@ class TrainConfig(Settings):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for "
-        "pictures of 128 pixels or more; tf32: fp32 with shorter factors, on GPUs",
+        "images of 128 pixels or more; tf32: fp32 with shorter factors, on GPUs",
     )
     compile: bool = Field(
         False, description="Compile the network (torch.compile): minutes at the start, faster steps; needs a compiler"
     )
     feature_cache: bool = Field(
-        True, description="Run a frozen backbone once a picture and train the head on what it gave"
+        True, description="Run a frozen backbone once an image and train the head on what it gave"
     )
     checkpoint_seconds: int = Field(
         300,
@@ -205,7 +205,7 @@ class TrainConfig(Settings):
 
     @property
     def makes_features(self) -> bool:
-        """Whether the first stage may learn from features made once: those of augmented pictures change each epoch."""
+        """Whether the first stage may learn from features made once: those of augmented images change each epoch."""
         return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on
 
     @property

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, always, when, when_given
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
@@ -38,7 +38,7 @@ MOST_CORNERS = 20_000
 """Combinations of extreme values that are checked before the search, a second's work; a trial checks its own again."""
 
 
-class Range(Settings):
+class Range(FrozenConfig):
     """Numbers from `low` to `high`, both included; whole ones where the setting takes no other."""
 
     rules: ClassVar[tuple[Schema, ...]] = (when("log", True, {"properties": {"low": {"exclusiveMinimum": 0}}}),)
@@ -56,7 +56,7 @@ class Range(Settings):
         return self
 
 
-class Choices(Settings):
+class Choices(FrozenConfig):
     """Values of which one is chosen."""
 
     choices: list[bool | int | float | str | None] = Field(
@@ -86,7 +86,7 @@ DEFAULT_SEARCH: dict[str, Space] = {
 }
 
 
-class TuneConfig(Settings):
+class TuneConfig(FrozenConfig):
     """A search for the best settings of a training."""
 
     rules: ClassVar[tuple[Schema, ...]] = (

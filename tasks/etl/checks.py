@@ -17,7 +17,7 @@ Shown = Annotated[str, AfterValidator(printable)]
 
 
 class NearPair(BaseModel):
-    """Two pictures in different splits that look alike; paths are relative to the source."""
+    """Two images in different splits that look alike; paths are relative to the source."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,7 +42,7 @@ class BadFile(BaseModel):
 
 
 class DataChecks(BaseModel):
-    """What one version of the tables holds. Sizes are in pixels, of the original pictures."""
+    """What one version of the tables holds. Sizes are in pixels, of the original images."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ class DataChecks(BaseModel):
     leaked: int
     """Contents in more than one split."""
     near_duplicates: int
-    """Pairs of pictures in different splits that look alike."""
+    """Pairs of images in different splits that look alike."""
     near_duplicates_complete: bool
     near_duplicate_bits: int
     nearest: list[NearPair]
@@ -65,7 +65,7 @@ class DataChecks(BaseModel):
 
     @property
     def class_sizes(self) -> dict[str, int]:
-        """Pictures by label, over all splits."""
+        """Images by label, over all splits."""
         return {label: sum(counts.values()) for label, counts in self.classes.items()}
 
     @property
@@ -98,7 +98,7 @@ class DataChecks(BaseModel):
         smallest, largest = (choose(sizes, key=lambda label: sizes[label], default="") for choose in (min, max))
         by_split = {split: sum(counts.get(split, 0) for counts in self.classes.values()) for split in SPLITS}
         facts = [
-            ("pictures", sum(sizes.values()), _listed(by_split)),
+            ("images", sum(sizes.values()), _listed(by_split)),
             (
                 "classes",
                 len(sizes),

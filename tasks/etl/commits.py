@@ -26,7 +26,7 @@ IMAGES_PROPERTIES = {"delta.enableChangeDataFeed": "true", **KEEP_LOG}
 def write_images(
     spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Insert pictures that are stored now and not there yet, delete those that no file and no kept picture stands for.
+    """Insert images that are stored now and not there yet, delete those that no file and no kept image stands for.
 
     The parts that the workers wrote are committed as they lie there. What is to be deleted is taken out in a commit
     before it: of the files that were there only those that hold it are written again. A commit that does both would
@@ -60,7 +60,7 @@ def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Tabl
     insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
     gone = spark.createDataFrame(surplus)
     change = insert.withColumn("gone", F.lit(False)).unionByName(
-        # A picture that moved to another class folder or split is deleted as what it was and inserted as what it is:
+        # An image that moved to another class folder or split is deleted as what it was and inserted as what it is:
         # one row of the merge must do both, so the insert updates.
         gone.join(insert, on="sha256", how="left_anti").withColumn("gone", F.lit(True)),
         allowMissingColumns=True,

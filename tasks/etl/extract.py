@@ -21,16 +21,16 @@ from tasks.tables.parts import PartTarget, PartWriter
 from tasks.tables.rewriting import Mapper
 
 STORED_QUALITY = 90
-"""Of pictures that are stored scaled down, on libjpeg's scale."""
+"""Of images that are stored scaled down, on libjpeg's scale."""
 
 MAX_FILE_BYTES = 256 << 20
-"""A larger file is not read: it is no picture within MAX_PIXELS, and would take a worker's memory."""
+"""A larger file is not read: it is no image within MAX_PIXELS, and would take a worker's memory."""
 
 
 def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) -> str:
-    """Return the split of a picture, a function of its content and the seed alone.
+    """Return the split of an image, a function of its content and the seed alone.
 
-    Adding pictures moves none, and neither does another partitioning (as `randomSplit` would).
+    Adding images moves none, and neither does another partitioning (as `randomSplit` would).
     """
     draw = draw_of(sha256, seed)
     if draw < test_fraction:
@@ -39,7 +39,7 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
 
 
 def _read_whole(file: Path) -> bytes:
-    """Return the content of a file that nobody wrote to meanwhile: halves of two pictures are none.
+    """Return the content of a file that nobody wrote to meanwhile: halves of two images are none.
 
     Raises:
         OSError: It changed; what it is now, the next run reads. Or it is too large.
@@ -69,15 +69,15 @@ def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[R
     return None
 
 
-def read_picture(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
-    """Read one file and examine it as `examine_picture`; `root` is the source's real path."""
+def read_image(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
+    """Read one file and examine it as `examine_image`; `root` is the source's real path."""
     try:
         if not is_inside(str(file), root):
             raise PermissionError("a link that leads out of the source")
         content = _read_whole(file)
     except OSError as error:
         return _unreadable(split, str(error))
-    return examine_picture(content, label, split, etl)
+    return examine_image(content, label, split, etl)
 
 
 def _nothing(split: str | None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _unreadable(split: str | None, detail: str) -> dict[str, Any]:
     return _nothing(split) | {"reason": Reason.UNREADABLE.value, "detail": detail}
 
 
-def examine_picture(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
+def examine_image(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
     """Return sha256, split, content, width, height and dhash, or the reason why a file is quarantined.
 
     `split` is the predefined one, or None where the content decides. Where images are dealt (`stratified`) only the
@@ -100,25 +100,25 @@ def examine_picture(content: bytes, label: str | None, split: str | None, etl: E
     if unlabelled := _unlabelled(label, split, etl):
         return row | {"reason": unlabelled[0].value, "detail": unlabelled[1]}
     try:
-        stored = store_picture(content, etl.stored_side, etl.max_pixels, etl.min_side)
+        stored = store_image(content, etl.stored_side, etl.max_pixels, etl.min_side)
     except BadImage as bad:
         return row | {"reason": bad.reason.value, "detail": bad.detail}
     row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
     return row | stored._asdict()
 
 
-class StoredPicture(NamedTuple):
-    """What is stored of a picture."""
+class StoredImage(NamedTuple):
+    """What is stored of an image."""
 
     content: bytes
     width: int
-    """Of the file's own picture, upright, in pixels; so is height."""
+    """Of the file's own image, upright, in pixels; so is height."""
     height: int
     dhash: int
-    """64-bit perceptual hash of the picture as it is stored, as a signed integer."""
+    """64-bit perceptual hash of the image as it is stored, as a signed integer."""
 
 
-def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredPicture:
+def store_image(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredImage:
     """Return what is stored of a file.
 
     Decoded in any case, since only that finds damage; the bytes stay as they are where no side exceeds `stored_side`.
@@ -129,10 +129,10 @@ def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS
     image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
     if max(width, height) > stored_side:
         image = fit_within(image, stored_side)
-        # Whole chroma: half of it would be lost a second time where the picture is scaled down later.
+        # Whole chroma: half of it would be lost a second time where the image is scaled down later.
         content = encode_jpeg(image, STORED_QUALITY, "4:4:4")
-    # Of the scaled picture, a few bits at most are others, and it costs a third.
-    return StoredPicture(content, width, height, dhash(image))
+    # Of the scaled image, a few bits at most are others, and it costs a third.
+    return StoredImage(content, width, height, dhash(image))
 
 
 def make_reader(
@@ -144,7 +144,7 @@ def make_reader(
 ) -> Mapper:
     """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
 
-    The pictures themselves go into parts of `target`, those near an edge of two splits into parts of their own.
+    The images themselves go into parts of `target`, those near an edge of two splits into parts of their own.
     `ended` is told of each task that ends.
     """
     driver = os.getpid()
@@ -153,7 +153,7 @@ def make_reader(
         root = os.path.realpath(source)
 
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
-            return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
+            return read_image(source / listed["path"], listed["label"], listed["split"], root, etl)
 
         return _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
 
@@ -172,7 +172,7 @@ def make_decoder(
         content, unreadable = listed.pop("content"), listed.pop("unreadable")
         if unreadable is not None:
             return _unreadable(listed["split"], unreadable)
-        return examine_picture(content, listed["label"], listed["split"], etl)
+        return examine_image(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()
     return lambda batches: _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
@@ -185,7 +185,7 @@ def _examine_all(
     edges: Edges | None,
     count: WorkerCount,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
+    """Yield the rows once all parts are closed: what Spark knows of an image, it can read."""
     rows: list[dict[str, Any]] = []
     with PartWriter(target) as sure, PartWriter(target) as unsure:
         for batch in batches:

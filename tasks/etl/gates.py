@@ -24,7 +24,7 @@ class FileCounts:
     Attributes:
         outcomes: By outcome.
         reasons: Quarantined ones by reason.
-        images: Pictures that the table `images` will have, by label; a label with unusable files only has 0.
+        images: Images that the table `images` will have, by label; a label with unusable files only has 0.
         classes: The same by label and split, without the zeros.
     """
 
@@ -39,14 +39,14 @@ class FileCounts:
         groups: Iterable[tuple[str | None, str | None, str, str | None, int]],
         kept: Iterable[tuple[str, str, int]],
     ) -> Self:
-        """Sum groups of files and pictures kept of deleted files.
+        """Sum groups of files and images kept of deleted files.
 
         Args:
             groups: Label, split, outcome, reason, number of files.
-            kept: Label, split, number of pictures.
+            kept: Label, split, number of images.
         """
         counts = cls()
-        pictures = list(kept)
+        stored = list(kept)
         for label, split, outcome, reason, number in groups:
             counts.outcomes[outcome] += number
             if outcome == QUARANTINED:
@@ -56,8 +56,8 @@ class FileCounts:
             if outcome == STORED:
                 assert label is not None
                 assert split is not None
-                pictures.append((label, split, number))
-        for label, split, number in sorted(pictures):
+                stored.append((label, split, number))
+        for label, split, number in sorted(stored):
             counts.images[label] += number
             by_split = counts.classes.setdefault(label, {})
             by_split[split] = by_split.get(split, 0) + number
@@ -80,17 +80,17 @@ def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
 
 
 def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
-    """Refuse classes with too few pictures to learn or to measure anything.
+    """Refuse classes with too few images to learn or to measure anything.
 
     Raises:
-        WrongInput: A class has fewer than `min_images_per_class` pictures, over all splits.
+        WrongInput: A class has fewer than `min_images_per_class` images, over all splits.
     """
     small = sorted((number, label) for label, number in counts.images.items() if number < etl.min_images_per_class)
     if small:
         named = listed([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         raise WrongInput(
-            f"{len(small)} of {len(counts.images)} classes have fewer usable pictures than etl.min_images_per_class "
-            f"{etl.min_images_per_class} ({named}): add pictures, take the classes out of the source, or lower "
+            f"{len(small)} of {len(counts.images)} classes have fewer usable images than etl.min_images_per_class "
+            f"{etl.min_images_per_class} ({named}): add images, take the classes out of the source, or lower "
             "the bound; the tables are as they were"
         )
 

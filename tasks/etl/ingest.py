@@ -26,7 +26,7 @@ from tasks.schema import (
     DUPLICATE,
     FILES,
     FILES_ARROW,
-    HELD_ARROW,
+    IMAGE_KEYS_ARROW,
     IMAGES,
     QUARANTINED,
     READ_ARROW,
@@ -35,8 +35,8 @@ from tasks.schema import (
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.session import NeedsSpark, keep_spark, without_spark_first
 from tasks.storage import Storage
-from tasks.system.disk import check_writable, full_disk_named
-from tasks.system.locks import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, rewriting, snapshots
 from tasks.tables.parts import PartTarget
 from tasks.tables.properties import (
@@ -88,7 +88,7 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     made_with = next((there.properties for there in found.values() if there is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
-    rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
+    rows = {"images": IMAGE_KEYS_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
@@ -104,10 +104,10 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
 
 
 def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget) -> pa.Table:
-    """Read the listed files, their pictures into parts of `target`; return columns of READ_ARROW."""
+    """Read the listed files, their images into parts of `target`; return columns of READ_ARROW."""
     if not listing.num_rows:
         return READ_ARROW.empty_table()
-    # Pictures are decoded once, into parts; both tables are written from what is known of them.
+    # Images are decoded once, into parts; both tables are written from what is known of them.
     cores = spark.sparkContext.defaultParallelism
     rounds = -(-listing.num_rows // (FILES_A_TASK * cores))
     tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core waits for another's last task
@@ -183,7 +183,7 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
 
     def ingest(spark: SparkSession | None) -> EtlReport:
         nonlocal source  # listed again once, though it may be tried twice
-        with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
+        with exclusive_lock(storage.table("images"), spark), translate_disk_full(storage.tables, storage.home):
             source = list_again_if_old(spark, etl, source, storage)
             return _ingest(spark, etl, source, storage)
 

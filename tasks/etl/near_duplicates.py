@@ -1,4 +1,4 @@
-"""Near-duplicates: a perceptual hash of every picture, and the pairs of pictures in different splits that are close."""
+"""Near-duplicates: a perceptual hash of every image, and the pairs of images in different splits that are close."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from PIL import Image
 HASH_BITS = 64
 
 BUCKET_NEIGHBOURS = 1000
-"""With how many others of its bucket a hash is compared at most, so that n nearly plain pictures are not n-squared."""
+"""With how many others of its bucket a hash is compared at most, so that n nearly plain images are not n-squared."""
 
 _BITS_SET = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
 
 
 def dhash(image: Image.Image) -> int:
-    """Return the difference hash of a picture: 64 bits as a signed integer, since Spark has no unsigned one.
+    """Return the difference hash of an image: 64 bits as a signed integer, since Spark has no unsigned one.
 
-    The picture is averaged down to 9x8 gray cells; each bit says whether a cell is brighter than its left neighbour.
+    The image is averaged down to 9x8 gray cells; each bit says whether a cell is brighter than its left neighbour.
     Scaling, compression and brightness change few bits or none (Krawetz, "Kind of Like That", 2013).
     """
     cells = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
@@ -36,7 +36,7 @@ def _bands(max_bits: int) -> list[np.uint64]:
     """Return masks that part the 64 bits into max_bits + 1 bands.
 
     Two hashes that differ in at most max_bits bits agree in one band at least. Each takes its bits from all over the
-    picture, since neighbouring bits say much the same and would fill few buckets.
+    image, since neighbouring bits say much the same and would fill few buckets.
     """
     count = max_bits + 1
     return [np.uint64(sum(1 << bit for bit in range(band, HASH_BITS, count))) for band in range(count)]
@@ -44,10 +44,10 @@ def _bands(max_bits: int) -> list[np.uint64]:
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Pairs of pictures in different splits whose hashes are close.
+    """Pairs of images in different splits whose hashes are close.
 
     Attributes:
-        num_pairs: How many pairs of pictures.
+        num_pairs: How many pairs of images.
         complete: Whether all were counted; False where a bucket was too large to compare everything in it.
         closest: Pairs of hashes, the closest first, at most as many as were asked for.
         bits: In how many bits each of `closest` differs.
@@ -66,7 +66,7 @@ def find_near_duplicates(
 
     Args:
         hashes: Distinct hashes, shape (N,).
-        counts: How many pictures of each split have the hash, shape (N, number of splits).
+        counts: How many images of each split have the hash, shape (N, number of splits).
         max_bits: Largest Hamming distance that counts as near.
         num_listed: Length of the list of the closest pairs.
     """

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from tasks.decode import Reason
 from tasks.etl.stratify import Counts, SplitRule, deal_classes
-from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
+from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, QUARANTINED, STORED
 from tasks.tables.relations import Relations
 
 READ_AGAIN = (
@@ -115,7 +115,7 @@ WHERE outcomes.sha256 = got.sha256 AND outcomes.split IS NULL AND outcomes.reaso
 DEALT_ARROW = pa.schema([("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())])
 """Which split the images of a class get, by the rank of the first and the last (excluded)."""
 
-STORED_PICTURES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
+STORED_IMAGES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS
@@ -145,14 +145,14 @@ SELECT (SELECT count(*) FROM staged WHERE part IS NOT NULL)
 WHOLE_PARTS = "SELECT part, count(*), NULL FROM staged WHERE part IS NOT NULL GROUP BY part ORDER BY part"
 
 PARTS = """
--- Two predefined splits of one content are a conflict, of which nothing is stored: without them a picture is the same.
-WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
-firsts AS (SELECT sha256, label, min(part) AS part FROM pictures GROUP BY ALL),
+-- Two predefined splits of one content are a conflict, of which nothing is stored: without them an image is the same.
+WITH images AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
+firsts AS (SELECT sha256, label, min(part) AS part FROM images GROUP BY ALL),
 missing AS (FROM stored ANTI JOIN held USING (sha256, label, split)),
 wanted AS (FROM firsts SEMI JOIN missing USING (sha256, label))
 SELECT part, count(*),
     CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
-FROM pictures LEFT JOIN wanted w USING (sha256, label, part)
+FROM images LEFT JOIN wanted w USING (sha256, label, part)
 GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
 """
 
@@ -191,9 +191,9 @@ class Comparison:
             listing: Columns of LISTING_ARROW. Another label or predefined split than the ledger's makes a file new.
             ledger: Columns of FILES_ARROW; without a row where there is no table.
             held: sha256, label and split of every row of `images`. A file that the ledger calls stored and whose
-                picture is not there is new: a run was killed between its two commits, or somebody lost the table.
+                image is not there is new: a run was killed between its two commits, or somebody lost the table.
             replaced: Whether the ledger is of another source, where equal paths and times mean nothing.
-            keep_deleted: Whether pictures stay though their files are deleted.
+            keep_deleted: Whether images stay though their files are deleted.
             rule: How images that have no split yet are dealt; None where a file's content or the listing decides.
         """
         self._rule = rule
@@ -212,7 +212,7 @@ class Comparison:
         return int(self._relations.rows("SELECT count(*) FROM compared WHERE status = 'new'")[0][0])
 
     def is_in_line(self) -> bool:
-        """Say whether every file is unchanged, every picture held, and nothing held that nothing stands for."""
+        """Say whether every file is unchanged, every image held, and nothing held that nothing stands for."""
         query = """
             SELECT (SELECT count(*) FROM compared WHERE status <> 'unchanged') = 0
                AND (SELECT count(*) FROM compared WHERE outcome = $stored AND is_held)
@@ -249,7 +249,7 @@ class Comparison:
         # Where the content of a deleted file is back, the files that have it decide.
         self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
         self._relations.run(KEPT, {"keep": self._keep})
-        self._relations.run(STORED_PICTURES)
+        self._relations.run(STORED_IMAGES)
         if self._rule is not None:
             self._deal(self._rule)
 
@@ -271,7 +271,7 @@ class Comparison:
         return self._relations.rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
 
     def kept_groups(self) -> list[tuple[str, str, int]]:
-        """Return label, split and number of the pictures that stay though their files are deleted."""
+        """Return label, split and number of the images that stay though their files are deleted."""
         return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
 
     def parts(self) -> list[tuple[str, int, list[str] | None]]:
@@ -279,27 +279,27 @@ class Comparison:
 
         A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
         """
-        # Then every file that was read is a picture to insert, since every such picture was read.
+        # Then every file that was read is an image to insert, since every such image was read.
         ((all_are,),) = self._relations.rows(ALL_ARE_INSERTED)
         return self._relations.rows(WHOLE_PARTS if all_are else PARTS)
 
     def dealt_otherwise(self) -> dict[str, tuple[list[str], list[str]]]:
-        """Return, by part, sha256 and split of the pictures that were dealt another split than is written there."""
+        """Return, by part, sha256 and split of the images that were dealt another split than is written there."""
         if self._rule is None:
             return {}
         return {part: (contents, splits) for part, contents, splits in self._relations.rows(DEALT_OTHERWISE)}
 
     def surplus(self) -> pa.Table:
-        """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
+        """Return sha256 of the rows of `images` that no file and no image to keep stands for."""
         query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
-        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
+        return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
     def moved(self) -> pa.Table:
         """Return sha256 of the rows of `images` that have another label or split now."""
-        return self._relations.table(MOVED, pa.schema([HELD_ARROW.field("sha256")]))
+        return self._relations.table(MOVED, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
     def parts_with_moved(self) -> set[str]:
-        """Return the names of the parts with a picture that has another label or split in the table."""
+        """Return the names of the parts with an image that has another label or split in the table."""
         query = f"""
             SELECT DISTINCT min(part) FROM staged SEMI JOIN ({MOVED}) USING (sha256)
             WHERE part IS NOT NULL GROUP BY sha256, label

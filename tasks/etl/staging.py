@@ -111,10 +111,10 @@ class Chosen:
 
 
 def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> Chosen:
-    """Return the parts with exactly the pictures to insert.
+    """Return the parts with exactly the images to insert.
 
-    Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
-    again without them, and so are parts with pictures that were dealt another split than the worker could know.
+    Parts that hold others too (a duplicate in another part, a conflict, an image that is in the table) are written
+    again without them, and so are parts with images that were dealt another split than the worker could know.
     """
     found, dealt, moving = compared.parts(), compared.dealt_otherwise(), compared.parts_with_moved()
     done = [(part, rows, part) for part, rows, keep in found if keep is None and part not in dealt]

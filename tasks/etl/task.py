@@ -37,7 +37,7 @@ def publish_tables(report: EtlReport, checks: DataChecks) -> None:
         in_cells({"class": label, **{split: counts.get(split, 0) for split in SPLITS}})
         for label, counts in report.classes.items()
     ]
-    about = f"{report.stored} pictures by class and split, {report.quarantined} files quarantined ({version})"
+    about = f"{report.stored} images by class and split, {report.quarantined} files quarantined ({version})"
     create_table_artifact(table=counts, key="data-set", description=about)
     create_table_artifact(
         table=[in_cells(row) for row in checks.rows()], key="data-validation", description=f"What is in {version}"

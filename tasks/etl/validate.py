@@ -24,7 +24,7 @@ logger = logging.getLogger("lakevision.etl")
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
-PICTURES_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
+MEASURED_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
 
 HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int64()) for split in SPLITS)])
 
@@ -49,7 +49,7 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
         WrongInput: A content is in more than one split, which no run of the ETL writes.
     """
     with Relations(storage) as tables:
-        tables.add("images", snapshots.read_columns(spark, report.images, PICTURES_ARROW))
+        tables.add("images", snapshots.read_columns(spark, report.images, MEASURED_ARROW))
         tables.add("files", snapshots.read_columns(spark, report.files, FILES_ARROW))
         _check_leakage(tables, report)
         found = tables.rows(
@@ -89,21 +89,21 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
     leaked = len(tables.rows("SELECT sha256 FROM images GROUP BY sha256 HAVING count(DISTINCT split) > 1"))
     if leaked:
         raise WrongInput(
-            f"{leaked} pictures of '{report.images.path}' version {report.images.version} are in more than one split, "
+            f"{leaked} images of '{report.images.path}' version {report.images.version} are in more than one split, "
             "so no accuracy on them can be believed: something else than the ETL wrote this table; restore an earlier "
             f"version, or ingest again into {OTHER_TABLES}"
         )
 
 
 def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
-    # Distinct hashes and their counts, 32 bytes a picture, where a join of all with all fits nowhere.
+    # Distinct hashes and their counts, 32 bytes an image, where a join of all with all fits nowhere.
     table = tables.table(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST})
     counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
     return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
 
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
-    """Name one picture a side for each listed pair of hashes: the first by sha256 of two splits that differ."""
+    """Name one image a side for each listed pair of hashes: the first by sha256 of two splits that differ."""
     hashes = sorted({value for pair in near.closest for value in pair})
     by_hash: dict[int, list[tuple[str, str, str]]] = {}
     for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:

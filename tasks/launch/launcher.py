@@ -119,7 +119,7 @@ def launch_ranks(
         stop: Ends the ranks when it is set; for who trains in a thread, which no signal reaches.
 
     Raises:
-        WrongInput: More ranks or a larger batch than there are pictures, a rank refused its input, or diverged.
+        WrongInput: More ranks or a larger batch than there are images, a rank refused its input, or diverged.
         DiskFull: A disk was full.
         TrackingAway, RunDeleted: The tracking server does not answer, or the MLflow run is not there any more.
         RankFailed: A rank failed otherwise; carries its last lines.

@@ -16,8 +16,8 @@ from tasks.maintenance.kept import SAFE_AGE, list_files, removable_files, versio
 from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
-from tasks.system.disk import check_writable, full_disk_named
-from tasks.system.locks import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
 
 logger = logging.getLogger("lakevision.maintenance")
@@ -96,9 +96,9 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     with spark_session(spark_config, storage) as spark:
         _check_floor(config, spark)
         with (
-            take_turn(storage.table("images"), spark),
-            take_turn(storage.table("predictions"), spark),
-            full_disk_named(storage.tables, storage.home),
+            exclusive_lock(storage.table("images"), spark),
+            exclusive_lock(storage.table("predictions"), spark),
+            translate_disk_full(storage.tables, storage.home),
         ):
             # Looked up now that nobody else is at the tables: a model may have been registered meanwhile.
             found = [path for path in paths if delta.check_table_path(path)]

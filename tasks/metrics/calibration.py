@@ -18,7 +18,7 @@ class Calibration:
     """
 
     counts: torch.Tensor
-    """Pictures."""
+    """Images."""
     correct: torch.Tensor
     """Those whose predicted class is the true one."""
     confidence: torch.Tensor
@@ -38,7 +38,7 @@ class Calibration:
     def error(self) -> float:
         """Expected calibration error (0-1): Guo et al. 2017, equation 3.
 
-        The mean over pictures of how far a bin's accuracy is from its mean probability; NaN of no pictures.
+        The mean over images of how far a bin's accuracy is from its mean probability; NaN of no images.
         """
         return float((self.correct - self.confidence).abs().sum() / self.counts.sum())
 

@@ -22,7 +22,7 @@ class Loader(Protocol):
         """Steps an epoch, the same on every rank."""
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many pictures all ranks together have in step `step` of those from position `start` on."""
+        """Return how many images all ranks together have in step `step` of those from position `start` on."""
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from position `start` on, `num_steps` of them from 0."""
@@ -37,11 +37,11 @@ class Evaluation:
     confusion_KK: torch.Tensor
     """int64 (K, K): rows are true classes, columns predicted ones."""
     top5_accuracy: float
-    """Share of pictures whose true class is among the five most probable; 1 where there are no more than five."""
+    """Share of images whose true class is among the five most probable; 1 where there are no more than five."""
 
     @property
     def accuracy(self) -> float:
-        """Share of pictures whose most probable class is the true one."""
+        """Share of images whose most probable class is the true one."""
         return float(self.confusion_KK.diagonal().sum() / self.confusion_KK.sum())
 
     @property
@@ -52,7 +52,7 @@ class Evaluation:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the classes that have pictures: each counts alike, however few it has."""
+        """Mean F1 of the classes that have images: each counts alike, however few it has."""
         return float(self.class_f1[self.confusion_KK.sum(dim=1) > 0].mean())
 
 
@@ -62,7 +62,7 @@ class DetailedEvaluation(Evaluation):
 
     calibration: Calibration
     mistakes: tuple[Mistake, ...]
-    """The worst, by their loss; empty where every picture was classified rightly."""
+    """The worst, by their loss; empty where every image was classified rightly."""
 
 
 class _Sums:
@@ -95,7 +95,7 @@ class _Sums:
 def _logits(
     model: nn.Module, loader: Loader, device: torch.device
 ) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
-    """Yield every batch that has pictures, with its labels (B,) and logits (B, K) on the device."""
+    """Yield every batch that has images, with its labels (B,) and logits (B, K) on the device."""
     model.eval()
     for batch in loader.epoch(0):
         if len(batch.labels_B):
@@ -105,7 +105,7 @@ def _logits(
 
 
 def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer) -> Evaluation:
-    """Return loss, confusion matrix and top-5 accuracy over every picture of every rank, each counted once."""
+    """Return loss, confusion matrix and top-5 accuracy over every image of every rank, each counted once."""
     sums = _Sums(num_classes, device)
     with torch.inference_mode():
         for _batch, labels_B, logits_BK in _logits(model, loader, device):

@@ -1,4 +1,4 @@
-"""The worst mistakes on a split: the pictures a model was most surely wrong about, found over all ranks."""
+"""The worst mistakes on a split: the images a model was most surely wrong about, found over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from tasks.collectives import Reducer
 from tasks.text.printable import printable
 
 NUM_MISTAKES = 24
-"""Pictures of a gallery that a person still looks at one by one."""
+"""Images of a gallery that a person still looks at one by one."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One picture that was classified wrongly."""
+    """One image that was classified wrongly."""
 
     row: int
     """Number of its row in the split."""
@@ -77,11 +77,11 @@ def mistake_table(
 
     Args:
         mistakes: The worst first.
-        names: The picture of each mistake, as a file's path or its sha256; None where the tables cannot be read.
+        names: The image of each mistake, as a file's path or its sha256; None where the tables cannot be read.
         classes: Class names by index.
     """
     return {
-        "picture": list(map(printable, names)) if names is not None else [f"row {mistake.row}" for mistake in mistakes],
+        "image": list(map(printable, names)) if names is not None else [f"row {mistake.row}" for mistake in mistakes],
         "row": [mistake.row for mistake in mistakes],
         "true": [printable(classes[mistake.true]) for mistake in mistakes],
         "predicted": [printable(classes[mistake.predicted]) for mistake in mistakes],

@@ -1,4 +1,4 @@
-"""Random changes of training pictures on the device they are trained on."""
+"""Random changes of training images on the device they are trained on."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,17 @@ def make_augment(
 ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None:
     """Return what changes a batch, or None where nothing is changed.
 
-    torchvision's transforms draw once a call: each picture is given to them alone, MixUp and CutMix get the batch. All
-    draw from torch's own generator, so that a seed set before a step gives the same pictures again.
+    torchvision's transforms draw once a call: each image is given to them alone, MixUp and CutMix get the batch. All
+    draw from torch's own generator, so that a seed set before a step gives the same images again.
 
     Args:
         settings: What is changed.
-        image_size: Side of the pictures, in pixels.
+        image_size: Side of the images, in pixels.
         num_classes: K.
 
     Returns:
-        From pictures, uint8 (B, H, W, 3), and labels, int64 (B,), to pictures of the same shape, uint8 or, blended,
-        float32 of 0 to 255, and labels, or where pictures are blended the shares of the classes, float32 (B, K).
+        From images, uint8 (B, H, W, 3), and labels, int64 (B,), to images of the same shape, uint8 or, blended,
+        float32 of 0 to 255, and labels, or where images are blended the shares of the classes, float32 (B, K).
     """
     if not settings.is_on:
         return None

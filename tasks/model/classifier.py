@@ -19,7 +19,7 @@ from tasks.model.weights import WithoutMemory, load_state
 
 @dataclass(frozen=True)
 class Prediction:
-    """The label of one picture and its probability (0-1), or why there is none."""
+    """The label of one image and its probability (0-1), or why there is none."""
 
     label: str | None
     probability: float | None
@@ -27,7 +27,7 @@ class Prediction:
 
 
 class ImageClassifier:
-    """A trained classifier on encoded pictures."""
+    """A trained classifier on encoded images."""
 
     def __init__(self, classifier: Classifier, classes: Sequence[str], image_size: int, device: torch.device) -> None:
         self._classifier = fold_batch_norm(classifier.to(device))
@@ -36,22 +36,22 @@ class ImageClassifier:
         self._device = device
 
     def predict(self, contents: Sequence[bytes]) -> list[Prediction]:
-        """Predict each picture; one that cannot be decoded gets an error, and costs the others nothing.
+        """Predict each image; one that cannot be decoded gets an error, and costs the others nothing.
 
         Args:
             contents: Whole image files.
         """
         predictions: list[Prediction | None] = [None] * len(contents)
-        pictures = []
+        images = []
         places = []
         for place, content in enumerate(contents):
             try:
-                pictures.append(decode_pixels(content, self.image_size))
+                images.append(decode_pixels(content, self.image_size))
                 places.append(place)
             except BadImage as bad:
                 predictions[place] = Prediction(None, None, str(bad))
-        if pictures:
-            images_BHWC = torch.from_numpy(np.stack(pictures)).to(self._device)
+        if images:
+            images_BHWC = torch.from_numpy(np.stack(images)).to(self._device)
             with torch.inference_mode():
                 probabilities_BK = torch.softmax(self._classifier(images_BHWC).float(), dim=1).cpu()
             best_B, index_B = probabilities_BK.max(dim=1)

@@ -45,7 +45,7 @@ def _is_fused(inputs: torch.Tensor, dtype: torch.dtype) -> bool:
     return (
         inputs.device.type == "cpu"
         and inputs.dim() == 4
-        and len(inputs) > 1  # A lone picture is convolved faster by itself (LOG.md).
+        and len(inputs) > 1  # A lone image is convolved faster by itself (LOG.md).
         and dtype in FUSED_TYPES
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and bool(torch.backends.mkldnn.enabled)

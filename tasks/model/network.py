@@ -74,7 +74,7 @@ class Classifier(nn.Module):
         return self
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
-        """Return logits, float32 (B, K), of uint8 pictures (B, H, W, 3)."""
+        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
         inputs = normalize(images_BHWC)
         with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
             logits = self.network(inputs)
@@ -207,5 +207,5 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
 
 
 def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, a lone picture's twice: batch norm has no variance of one value."""
+    """Return the inputs, a lone image's twice: batch norm has no variance of one value."""
     return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

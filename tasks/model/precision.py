@@ -1,4 +1,4 @@
-"""In what number format the network computes, and how many pictures a step may have on the device at hand."""
+"""In what number format the network computes, and how many images a step may have on the device at hand."""
 
 import logging
 import weakref
@@ -35,7 +35,7 @@ MIN_AUTO_STEPS = 20
 """Steps that `batch_size` auto leaves an epoch: of fewer, an optimizer makes little."""
 
 SAMPLE = 8
-"""Pictures of the forward pass that is measured on a CPU."""
+"""Images of the forward pass that is measured on a CPU."""
 
 
 def computes_bf16(device: torch.device) -> bool:
@@ -47,8 +47,8 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 MIN_BF16_SIDE = 128
-"""Side of the pictures, in pixels, from which auto computes in bfloat16 on a CPU: on feature maps of one pixel, where
-small pictures end, oneDNN gives gradients of a convolution's weights that are no numbers (resnet18 at 16 pixels)."""
+"""Side of the images, in pixels, from which auto computes in bfloat16 on a CPU: on feature maps of one pixel, where
+small images end, oneDNN gives gradients of a convolution's weights that are no numbers (resnet18 at 16 pixels)."""
 
 
 def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF16_SIDE) -> torch.dtype | None:
@@ -59,7 +59,7 @@ def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF
     Args:
         wanted: auto, fp32, tf32 or bf16.
         device: Where it is trained.
-        image_size: Side of the pictures, in pixels.
+        image_size: Side of the images, in pixels.
 
     Raises:
         WrongInput: bf16 or tf32 is asked for, and the device has no instructions for it.
@@ -88,13 +88,13 @@ def precision_name(precision: torch.dtype | None, device: torch.device) -> str:
 
 
 def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ranks: int, device: torch.device) -> int:
-    """Return the largest power of two of pictures that a step fits into the memory of the device.
+    """Return the largest power of two of images that a step fits into the memory of the device.
 
     Args:
         model: What is trained, on its device.
-        example: What it takes of one picture, (H, W, 3) or (F,), of the dtype it takes.
-        num_rows: Pictures of the split `train`, of which an epoch still makes MIN_AUTO_STEPS steps.
-        num_ranks: Ranks that share the pictures, and on a CPU the memory.
+        example: What it takes of one image, (H, W, 3) or (F,), of the dtype it takes.
+        num_rows: Images of the split `train`, of which an epoch still makes MIN_AUTO_STEPS steps.
+        num_ranks: Ranks that share the images, and on a CPU the memory.
         device: Where it is trained.
     """
     bound = max(1, min(MAX_AUTO_BATCH, num_rows // (MIN_AUTO_STEPS * num_ranks)))
@@ -104,14 +104,14 @@ def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ra
         free = free_memory() * MEMORY_SHARE / num_ranks
         fits = int(free / max(1, forward_bytes(model, example, SAMPLE) / SAMPLE))
     size = 1 << (max(1, min(bound, fits)).bit_length() - 1)
-    logger.info("train.batch_size auto: %d pictures a step (%d fit, an epoch allows %d)", size, fits, bound)
+    logger.info("train.batch_size auto: %d images a step (%d fit, an epoch allows %d)", size, fits, bound)
     return size
 
 
-def _loss(model: nn.Module, example: torch.Tensor, num_pictures: int, device: torch.device) -> torch.Tensor:
-    inputs = torch.zeros(num_pictures, *example.shape, dtype=example.dtype, device=device)
-    labels = torch.zeros(num_pictures, dtype=torch.int64, device=device)
-    return functional.cross_entropy(model(at_least_two(inputs))[:num_pictures], labels)  # As a step has it.
+def _loss(model: nn.Module, example: torch.Tensor, num_images: int, device: torch.device) -> torch.Tensor:
+    inputs = torch.zeros(num_images, *example.shape, dtype=example.dtype, device=device)
+    labels = torch.zeros(num_images, dtype=torch.int64, device=device)
+    return functional.cross_entropy(model(at_least_two(inputs))[:num_images], labels)  # As a step has it.
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its class
@@ -161,22 +161,22 @@ def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.named_buffers()}
 
 
-def forward_bytes(model: nn.Module, example: torch.Tensor, num_pictures: int) -> int:
+def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> int:
     """Return the most bytes that all tensors of a forward pass take at once on a CPU, its inputs among them.
 
     What is kept for the backward pass, and what lives from one layer to the next: a frozen backbone keeps nothing, and
-    its largest layers need their memory all the same. Of n times the pictures it is at most n times as much. Weights
+    its largest layers need their memory all the same. Of n times the images it is at most n times as much. Weights
     and batch norm stay as they are.
 
     Args:
         model: What is trained, on a CPU.
         example: As `largest_batch` has it.
-        num_pictures: Pictures of the pass.
+        num_images: Images of the pass.
     """
     before, live = _buffers(model), _LiveBytes(model.state_dict().values())
     model.train()
     with live:  # Within a mode torch runs what an earlier stage compiled as it is.
-        _loss(model, example, num_pictures, torch.device("cpu"))
+        _loss(model, example, num_images, torch.device("cpu"))
     _restore(model, before)
     return live.peak
 

@@ -11,7 +11,7 @@ from tasks.model.classifier import ImageClassifier
 
 
 class ImagePyfunc(PythonModel):  # type: ignore[misc]  # MLflow is not followed
-    """A column `content` of encoded pictures in, columns label, probability and error out."""
+    """A column `content` of encoded images in, columns label, probability and error out."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the weights, once."""

@@ -126,7 +126,7 @@ class SubmittedRun:
         self._asked = -POLL_SECONDS
         self._said_no_worker = self._said_busy = self._final = False
 
-    def ended(self) -> bool:
+    def poll(self) -> bool:
         """Say whether the run has completed; say early when no worker takes it, and give up after the timeouts.
 
         However often this is called, the server is asked every POLL_SECONDS.
@@ -224,7 +224,7 @@ class SubmittedRun:
             Exception: As `ended`.
         """
         try:
-            while not self.ended():
+            while not self.poll():
                 time.sleep(POLL_SECONDS)
         except BaseException:
             # Cancelled, timed out or failed: what was submitted ends with us.

@@ -1,4 +1,4 @@
-"""Batch inference: the model package in a Spark iterator pandas UDF, over the pictures that have no prediction yet."""
+"""Batch inference: the model package in a Spark iterator pandas UDF, over the images that have no prediction yet."""
 
 import logging
 import os
@@ -30,8 +30,8 @@ from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, without_spark_first
 from tasks.spark.worker_log import WorkerCount, say
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
-from tasks.system.disk import check_writable, full_disk_named
-from tasks.system.locks import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
 from tasks.tables.relations import Relations
 
@@ -43,11 +43,11 @@ KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PRE
 def make_predictor(
     package: str, batch_size: int, num_threads: int, ended: Accumulator[EndedParts] | None = None
 ) -> Callable[[str], Column]:
-    """Return the iterator pandas UDF: encoded pictures in, structs of PREDICTION out.
+    """Return the iterator pandas UDF: encoded images in, structs of PREDICTION out.
 
     Args:
         package: Name under which SparkContext.addFile sent the model package.
-        batch_size: Pictures a forward pass.
+        batch_size: Images a forward pass.
         num_threads: Compute threads of one Python worker.
         ended: Told of each task that ends.
     """
@@ -81,15 +81,15 @@ def make_predictor(
 def _pending(
     spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
 ) -> tuple[pa.Table, int]:
-    """Return sha256 of the pictures without a prediction by this model version, and how many pictures there are.
+    """Return sha256 of the images without a prediction by this model version, and how many images there are.
 
     Raises:
-        WrongInput: A picture has no sha256, the key of its prediction.
+        WrongInput: An image has no sha256, the key of its prediction.
     """
-    pictures = snapshots.read_columns(spark, table, SHA256_ARROW)
-    if nulls := pictures["sha256"].null_count:
+    keys = snapshots.read_columns(spark, table, SHA256_ARROW)
+    if nulls := keys["sha256"].null_count:
         raise WrongInput(
-            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {pictures.num_rows} rows: "
+            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {keys.num_rows} rows: "
             "it is the key of a prediction, so give every row one"
         )
     done = snapshots.newest_snapshot(spark, predictions)
@@ -98,12 +98,12 @@ def _pending(
         by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
         held = snapshots.read_columns(spark, done.table, KEYS_ARROW, by_model)
     with Relations(storage) as relations:
-        relations.add("pictures", pictures)
+        relations.add("images", keys)
         relations.add("predictions", held)
-        return relations.table("FROM pictures ANTI JOIN predictions USING (sha256)", SHA256_ARROW), pictures.num_rows
+        return relations.table("FROM images ANTI JOIN predictions USING (sha256)", SHA256_ARROW), keys.num_rows
 
 
-def check_pictures(columns: Iterable[str], path: str) -> None:
+def check_images(columns: Iterable[str], path: str) -> None:
     """Refuse a table without the columns that inference reads.
 
     Raises:
@@ -125,7 +125,7 @@ def predict_batch(
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every picture that has no prediction by this model version, and merge the result into `predictions`.
+    """Predict every image that has no prediction by this model version, and merge the result into `predictions`.
 
     Where none lacks one, Spark does not start.
 
@@ -151,7 +151,7 @@ def predict_batch(
     check_writable(predictions, "predict.predictions")
 
     def run(spark: SparkSession | None) -> PredictReport:
-        with take_turn(predictions, spark), full_disk_named(predictions, storage.home):
+        with exclusive_lock(predictions, spark), translate_disk_full(predictions, storage.home):
             images = table or snapshots.latest(spark, path)
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
@@ -173,27 +173,27 @@ def _predict(
     predict: PredictConfig,
     storage: Storage,
 ) -> PredictReport:
-    check_pictures(snapshots.columns_of(spark, table), table.path)
-    pending, num_pictures = _pending(spark, table, predictions, model, storage)
+    check_images(snapshots.columns_of(spark, table), table.path)
+    pending, num_images = _pending(spark, table, predictions, model, storage)
     errors, seconds = 0, 0.0
     if pending.num_rows:
         if spark is None:
             raise NeedsSpark
         began = time.perf_counter()
-        pictures = snapshots.read_version(spark, table).select("sha256", "content")
-        if pending.num_rows < num_pictures:
+        contents = snapshots.read_version(spark, table).select("sha256", "content")
+        if pending.num_rows < num_images:
             chosen = spark.createDataFrame(pending)
             chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
-            pictures = pictures.join(chosen, on="sha256", how="left_semi")
+            contents = contents.join(chosen, on="sha256", how="left_semi")
         with TemporaryDirectory(prefix="lakevision-model-") as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
             num = pending.num_rows
             with counted("predict", num):
-                errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size, num)
+                errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size, num)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
-    logger.info("%d pictures predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
+    logger.info("%d images predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
     return PredictReport(
         predictions=written,
         model=model,
@@ -222,7 +222,7 @@ def _predict_pending(
     batch_size: int,
     num_pending: int,
 ) -> int:
-    """Predict and merge, in one commit; return how many pictures have an error instead of a label."""
+    """Predict and merge, in one commit; return how many images have an error instead of a label."""
     parallelism = spark.sparkContext.defaultParallelism
     num_threads = max(1, num_cores() // parallelism)
     predictor = make_predictor(package, batch_size, num_threads, count_ended_tasks(spark.sparkContext))

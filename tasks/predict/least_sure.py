@@ -38,11 +38,11 @@ def least_sure(
     if files is not None:
         ledger = snapshots.read_columns(spark, files.table, LEDGER_ARROW, {"outcome": STORED})
     with Relations(storage) as relations:
-        relations.add("pictures", snapshots.read_columns(spark, table, SHA256_ARROW))
+        relations.add("images", snapshots.read_columns(spark, table, SHA256_ARROW))
         relations.add("predicted", snapshots.read_columns(spark, predictions, PREDICTED_ARROW, by_model))
         relations.add("ledger", ledger)
         rows = relations.rows(
-            "SELECT coalesce(path, sha256), label, probability, error FROM predicted SEMI JOIN pictures USING (sha256) "
+            "SELECT coalesce(path, sha256), label, probability, error FROM predicted SEMI JOIN images USING (sha256) "
             "LEFT JOIN (SELECT sha256, min(path) AS path FROM ledger GROUP BY sha256) USING (sha256) "
             "ORDER BY error IS NULL, probability, sha256 LIMIT $most",
             {"most": NUM_SHOWN},

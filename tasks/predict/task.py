@@ -29,7 +29,7 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 
 
 @stage("predict", cache_key=_key)
-def predict_pictures(
+def predict_images(
     predict: PredictConfig,
     promote: PromoteConfig,
     storage: Storage,
@@ -37,10 +37,10 @@ def predict_pictures(
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every picture that has no prediction by the champion yet."""
+    """Predict every image that has no prediction by the champion yet."""
     report = predict_batch(predict, promote, storage, spark, table, model)
     publish_predictions(report)
-    return report if report.predicted else skipped(report, "every picture has a prediction by this model version")
+    return report if report.predicted else skipped(report, "every image has a prediction by this model version")
 
 
 def publish_predictions(report: PredictReport) -> None:

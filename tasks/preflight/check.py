@@ -27,7 +27,7 @@ SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
 def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> None:
-    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it.
+    """Refuse more ranks or a larger batch than a table version has images, before a cache is built from it.
 
     Of a table that only Spark can read nothing is said here: its cache is looked at before the ranks start.
 
@@ -44,7 +44,7 @@ def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> No
 
 
 def train_rows(images: TableRef) -> int:
-    """Return the pictures of the split `train`, or 0 where nothing can be said of them here.
+    """Return the images of the split `train`, or 0 where nothing can be said of them here.
 
     The split is empty, which the cache refuses; Spark is needed; the version's files are gone, of which there may be a
     cache; or another program wrote them in a form that Spark alone reads.

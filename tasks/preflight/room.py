@@ -14,7 +14,7 @@ from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source
 from tasks.paths import resolved
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, HELD_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import existing_folder
@@ -51,7 +51,7 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
 
     Files that ETL reads again in every run, such as those without permission, are taken to be as they were.
     """
-    schemas = {"images": HELD_ARROW, "files": FILES_ARROW}
+    schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
     found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
     for there in filter(None, found.values()):
         etl = continued(etl, there.properties)

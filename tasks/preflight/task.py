@@ -32,5 +32,5 @@ def check_trainable(train: TrainConfig, cache: CacheConfig, tracked: Storage | N
 
 @stage("check-batches", timeout_seconds=1800)
 def check_batches_fit(train: TrainConfig, images: TableRef, distributed: DistributedConfig | None = None) -> None:
-    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it."""
+    """Refuse more ranks or a larger batch than a table version has images, before a cache is built from it."""
     check_split_size(train, distributed.num_ranks if distributed else 1, images)

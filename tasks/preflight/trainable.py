@@ -1,4 +1,4 @@
-"""Refuse what cannot be trained, by building the network and looking at one picture; loads torch."""
+"""Refuse what cannot be trained, by building the network and looking at one image; loads torch."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True)
 
     Args:
         train: What is to be trained.
-        cache: Its pictures.
+        cache: Its images.
         here: Whether on this machine; else nothing is said of device, precision and compiler.
 
     Raises:

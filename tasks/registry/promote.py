@@ -15,7 +15,7 @@ from tasks.registry.compare import champion_accuracy, counted
 from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
-from tasks.system.locks import take_turn
+from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
 
@@ -52,7 +52,7 @@ def promote_best(
     best = tested[choose_best(accuracies, promote.min_test_accuracy)]
     _check_one_table(list(tested.values()))
     name = promote.model_name or _derived_name(best, storage)
-    with take_turn(_lock_place(storage, name)):
+    with exclusive_lock(_lock_place(storage, name)):
         earlier = tracking.registered_version(storage, best.run, name)
         challenge = _Challenge(best, accuracies, name, promote.model_name is not None, earlier, storage)
         decision = None

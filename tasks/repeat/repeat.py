@@ -18,7 +18,7 @@ from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.repeat.original_run import FirstTraining, read_training
 from tasks.storage import Storage
-from tasks.train.provenance import changes, named, would_compute_on
+from tasks.train.provenance import changes, expected_provenance, named
 
 logger = logging.getLogger("lakevision.train")
 
@@ -41,7 +41,7 @@ def check_same_data(first: FirstTraining, cache: CacheRef) -> list[str]:
         )
     if manifest.digest == first.cache_digest:
         return []
-    return [f"the cache was {first.cache_digest} and is {manifest.digest}: pictures are decoded to other pixels"]
+    return [f"the cache was {first.cache_digest} and is {manifest.digest}: images are decoded to other pixels"]
 
 
 def differences_now(first: FirstTraining) -> list[str]:
@@ -53,8 +53,8 @@ def differences_now(first: FirstTraining) -> list[str]:
         WrongInput: The device or number format that it asks for is not there.
     """
     num_ranks = 1 if first.distributed is None else first.distributed.num_ranks
-    now = would_compute_on(first.train, first.cache.image_size, num_ranks, _gpu_obstacle(num_ranks))
-    found = changes(_computed_on(first), now)
+    now = expected_provenance(first.train, first.cache.image_size, num_ranks, _gpu_obstacle(num_ranks))
+    found = changes(_original_provenance(first), now)
     if first.gone_on is not None:
         found.append(f"MLflow run {first.run_id} was not computed in one way: {first.gone_on}")
     digest = weights_digest(first.train.model, first.train.weights)
@@ -65,7 +65,7 @@ def differences_now(first: FirstTraining) -> list[str]:
     return found
 
 
-def _computed_on(training: FirstTraining) -> dict[str, str]:
+def _original_provenance(training: FirstTraining) -> dict[str, str]:
     """Return what a training was begun on and with."""
     return named(
         device=training.device,
@@ -87,7 +87,7 @@ def _gpu_obstacle(num_ranks: int) -> str | None:
 
 def differences_of(first: FirstTraining, second: FirstTraining) -> list[str]:
     """Return what both trainings say of themselves and what is not alike; a sentence each."""
-    found = changes(_computed_on(first), _computed_on(second))
+    found = changes(_original_provenance(first), _original_provenance(second))
     if second.gone_on is not None:
         found.append(f"MLflow run {second.run_id} was not computed in one way: {second.gone_on}")
     before, now = first.batch_sizes, second.batch_sizes

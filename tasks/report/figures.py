@@ -38,7 +38,7 @@ def shorten(name: str, most: int) -> str:
 
 
 def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
-    """Draw the confusion matrix, each row as shares of its true class; numbers of pictures where there is room."""
+    """Draw the confusion matrix, each row as shares of its true class; numbers of images where there is room."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
@@ -48,7 +48,7 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
     axes = figure.subplots()
     shares_KK = confusion_KK.double() / confusion_KK.sum(dim=1, keepdim=True).clamp(min=1)
     # By the square root of the share: what a person looks for is pale cells beside a dark diagonal.
-    image = axes.imshow(shares_KK.numpy(), cmap="Blues", norm=PowerNorm(0.5, vmin=0.0, vmax=1.0))
+    drawn = axes.imshow(shares_KK.numpy(), cmap="Blues", norm=PowerNorm(0.5, vmin=0.0, vmax=1.0))
     # What a class has of the axis, in points of 1/72 inch; below 5 nobody reads a label, and every n-th is left.
     points = 0.85 * side * 72 / num_classes
     size = min(10.0, max(5.0, 0.8 * points))
@@ -64,13 +64,13 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
             if count:
                 colour = "white" if shares_KK[row, column] > 0.3 else "#303030"
                 axes.text(column, row, str(count), ha="center", va="center", fontsize=9, color=colour)
-    bar = figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8, aspect=30, pad=0.02)
+    bar = figure.colorbar(drawn, ax=axes, label="share of the true class", shrink=0.8, aspect=30, pad=0.02)
     bar.set_ticks([0.0, 0.05, 0.2, 0.5, 1.0])
     return figure
 
 
 def draw_calibration(calibration: Calibration) -> "Figure":
-    """Draw the reliability diagram: accuracy by the model's own probability, and how many pictures are in each bin."""
+    """Draw the reliability diagram: accuracy by the model's own probability, and how many images are in each bin."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 5.6), layout="constrained")
@@ -95,7 +95,7 @@ def draw_calibration(calibration: Calibration) -> "Figure":
     # Outside: a bar may be anywhere.
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     lower.bar(left, calibration.counts.numpy(), width, align="edge", color=QUIET_COLOUR, edgecolor="white")
-    lower.set(xlabel="probability of the predicted class", ylabel="pictures")
+    lower.set(xlabel="probability of the predicted class", ylabel="images")
     lower.yaxis.get_major_locator().set_params(integer=True, nbins=4)
     _tidy(upper, lower)
     return figure
@@ -135,14 +135,14 @@ def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "F
 
 
 def draw_mistakes(
-    pictures_NHWC: torch.Tensor, mistakes: Sequence[Mistake], names: Sequence[str], classes: Sequence[str]
+    images_NHWC: torch.Tensor, mistakes: Sequence[Mistake], names: Sequence[str], classes: Sequence[str]
 ) -> "Figure":
-    """Draw pictures that were classified wrongly: each with its name, its true and its predicted class.
+    """Draw images that were classified wrongly: each with its name, its true and its predicted class.
 
     Args:
-        pictures_NHWC: uint8, one a mistake.
+        images_NHWC: uint8, one a mistake.
         mistakes: The worst first.
-        names: What to call each picture.
+        names: What to call each image.
         classes: Class names by index.
     """
     from matplotlib.figure import Figure
@@ -160,13 +160,13 @@ def draw_mistakes(
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(mistakes) :]:
         axes.set_axis_off()
-    for axes, picture, mistake, name in zip(grid.flat, pictures_NHWC.numpy(), mistakes, names, strict=False):
-        axes.imshow(picture)
+    for axes, image, mistake, name in zip(grid.flat, images_NHWC.numpy(), mistakes, names, strict=False):
+        axes.imshow(image)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(QUIET_COLOUR)
         true, predicted = (shorten(classes[index], 22) for index in (mistake.true, mistake.predicted))
-        # Two lines above the picture, in two colours: what it is, and what it was taken for.
+        # Two lines above the image, in two colours: what it is, and what it was taken for.
         axes.annotate(
             f"{true} {mistake.true_probability:.2f}", (0.0, 1.0), (0, 14), fontsize=8, parse_math=False, **_ABOVE
         )

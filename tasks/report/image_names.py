@@ -4,26 +4,26 @@ from collections.abc import Sequence
 
 from tasks.cache.manifest import CacheManifest
 from tasks.errors import listed
-from tasks.schema import FILES_ARROW, HELD_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.tables import snapshots
 
 NUM_NAMED = 8
-"""Pictures that are named; a batch of a thousand helps nobody."""
+"""Images that are named; a batch of a thousand helps nobody."""
 
 
-def picture_files(manifest: CacheManifest, split: str, rows: Sequence[int], storage: Storage) -> list[str] | None:
+def image_files(manifest: CacheManifest, split: str, rows: Sequence[int], storage: Storage) -> list[str] | None:
     """Return the file of each row, as its path in the source, or its sha256 where no file has the content any more.
 
     Tables that only Spark can read are not asked, nor are versions that are gone: then it is None.
     """
     try:
-        images = snapshots.read_columns(None, manifest.table, HELD_ARROW, {"split": split})
+        images = snapshots.read_columns(None, manifest.table, IMAGE_KEYS_ARROW, {"split": split})
         ledger = snapshots.read_columns(None, snapshots.latest(None, storage.table("files")), FILES_ARROW)
     except (NeedsSpark, OSError, ValueError):
         return None
-    # The cache orders the pictures of a split by sha256.
+    # The cache orders the images of a split by sha256.
     hashes = sorted(images["sha256"].to_pylist())
     wanted = [hashes[row] for row in rows]
     paths: dict[str, str] = {}
@@ -32,10 +32,10 @@ def picture_files(manifest: CacheManifest, split: str, rows: Sequence[int], stor
     return [paths.get(sha256, sha256) for sha256 in wanted]
 
 
-def name_pictures(manifest: CacheManifest, split: str, rows: list[int], storage: Storage) -> str:
+def name_images(manifest: CacheManifest, split: str, rows: list[int], storage: Storage) -> str:
     """Say which files the rows are, of many the first; where they are not known, it is rows that are named."""
     shown = rows[:NUM_NAMED]
-    files = picture_files(manifest, split, shown, storage)
+    files = image_files(manifest, split, shown, storage)
     if files is None:
         return f"rows {listed([str(row) for row in shown], len(rows))} of the split '{split}' in the cache"
     return listed(files, len(rows))

@@ -28,8 +28,8 @@ NUM_WEAKEST = 5
 NUM_CONFUSIONS = 5
 NUM_LISTED_CLASSES = 30
 
-FEW_PICTURES = 10
-"""With fewer test pictures than this, one of them moves a class's recall by more than ten points."""
+FEW_IMAGES = 10
+"""With fewer test images than this, one of them moves a class's recall by more than ten points."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, c
 
     Args:
         facts: The training.
-        train_counts: Pictures of the split `train` by class.
+        train_counts: Images of the split `train` by class.
         run_id: The MLflow run.
         code_version: The commit of the code, where it is known.
     """
@@ -83,7 +83,7 @@ def _results(facts: TrainingFacts) -> str:
     rows.append(["calibration error", "", f"{test.calibration.error:.4f}"])
     total = int(test.confusion_KK.sum())
     if not total:
-        return "## Results\n\nThe split `test` has no pictures: nothing was measured."
+        return "## Results\n\nThe split `test` has no images: nothing was measured."
     low, high = wilson_interval(int(test.confusion_KK.diagonal().sum()), total)
     sure, accuracy = test.calibration.mean_confidence, test.accuracy
     verdict = "too sure of itself" if sure > accuracy else "not sure enough of itself"
@@ -91,7 +91,7 @@ def _results(facts: TrainingFacts) -> str:
         [
             "## Results",
             markdown_table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
-            f"On {total} test pictures the accuracy is {accuracy:.4f}; its 95 % interval (Wilson) goes from {low:.4f} "
+            f"On {total} test images the accuracy is {accuracy:.4f}; its 95 % interval (Wilson) goes from {low:.4f} "
             f"to {high:.4f}. The model gives its predictions a probability of {sure:.4f} on average: it is {verdict} "
             f"by {abs(sure - accuracy):.4f}. The calibration error is the expected one over {NUM_BINS} bins (Guo et "
             "al. 2017).",
@@ -105,7 +105,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     f1 = facts.test.class_f1
     weak = [index for index in f1.argsort(stable=True).tolist() if true[index] > 0 and f1[index] < 1][:NUM_WEAKEST]
     if not weak:
-        return "## Weakest classes\n\nNo test picture was classified wrongly."
+        return "## Weakest classes\n\nNo test image was classified wrongly."
     rows = [
         [
             markdown_text(classes[index]),
@@ -129,7 +129,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     return "\n\n".join(
         [
             "## Weakest classes",
-            markdown_table(["class", "train pictures", "test pictures", "precision", "recall", "F1"], rows),
+            markdown_table(["class", "train images", "test images", "precision", "recall", "F1"], rows),
             "The most frequent confusions:",
             "\n".join(confusions),
         ]
@@ -141,19 +141,19 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     names = listed([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
     points = [
-        f"It tells these classes apart: {names}. Every picture gets one of them, also one that shows none.",
-        f"Every picture is scaled to fit {size} x {size} pixels before the model sees it.",
-        "It was measured on pictures from the source it was trained on; of pictures from elsewhere nothing is known.",
-        f"The class with the fewest training pictures is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
+        f"It tells these classes apart: {names}. Every image gets one of them, also one that shows none.",
+        f"Every image is scaled to fit {size} x {size} pixels before the model sees it.",
+        "It was measured on images from the source it was trained on; of images from elsewhere nothing is known.",
+        f"The class with the fewest training images is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
         f"the one with the most is {markdown_text(classes[most])} ({train_counts[most]}).",
     ]
     counts = facts.test.confusion_KK.sum(dim=1).tolist()
     few = [
-        f"{markdown_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_PICTURES
+        f"{markdown_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_IMAGES
     ]
     if few:
         points.append(
-            f"Classes with fewer than {FEW_PICTURES} test pictures, whose figures therefore say little: "
+            f"Classes with fewer than {FEW_IMAGES} test images, whose figures therefore say little: "
             f"{listed(few[:NUM_LISTED_CLASSES], len(few))}."
         )
     return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
@@ -167,7 +167,7 @@ def _data(facts: TrainingFacts) -> str:
         ["version", str(manifest.table.version)],
         ["content digest", markdown_code(manifest.content_digest)],
         ["cache digest", markdown_code(facts.cache.digest)],
-        *([f"pictures of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
+        *([f"images of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
     ]
     return "## Data\n\n" + markdown_table(["what", "value"], rows)
 

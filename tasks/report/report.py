@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.cache.rows import read_pictures
+from tasks.cache.rows import read_images
 from tasks.metrics.evaluate import Evaluation
 from tasks.metrics.mistakes import mistake_table
 from tasks.report.event_file import write_event_file
@@ -17,7 +17,7 @@ from tasks.report.file_names import (
     MISTAKES_FILE,
     MODEL_CARD_FILE,
 )
-from tasks.report.image_names import picture_files
+from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.schema import TEST
 from tasks.storage import Storage
@@ -26,13 +26,13 @@ from tasks.tracking import TrackedRun
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
-    """Return pictures, precision, recall and F1 (0-1) of each of K classes; one never predicted has precision 0."""
+    """Return images, precision, recall and F1 (0-1) of each of K classes; one never predicted has precision 0."""
     hits = evaluation.confusion_KK.diagonal().double()
     true = evaluation.confusion_KK.sum(dim=1).double()
     predicted = evaluation.confusion_KK.sum(dim=0).double()
     return {
         "class": list(map(printable, classes)),
-        "pictures": true.long().tolist(),
+        "images": true.long().tolist(),
         "precision": (hits / predicted.clamp(min=1)).tolist(),
         "recall": (hits / true.clamp(min=1)).tolist(),
         "f1": evaluation.class_f1.tolist(),
@@ -45,11 +45,11 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
     Args:
         run: The MLflow run.
         facts: The training.
-        train_counts: Pictures of the split `train` by class.
-        storage: Where the tables lie that know the pictures' files.
+        train_counts: Images of the split `train` by class.
+        storage: Where the tables lie that know the images' files.
 
     Raises:
-        CacheDamaged: The pictures of the mistakes are not what was written.
+        CacheDamaged: The images of the mistakes are not what was written.
     """
     test, classes = facts.test, facts.manifest.classes
     run.log_table(class_table(test, classes), CLASSES_FILE)
@@ -67,11 +67,11 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
 
 
 def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
-    """Log gallery and table of the worst mistakes; the pictures are read now, since batches may be of features."""
+    """Log gallery and table of the worst mistakes; the images are read now, since batches may be of features."""
     mistakes, classes = facts.test.mistakes, facts.manifest.classes
     rows = [mistake.row for mistake in mistakes]
-    table = mistake_table(mistakes, picture_files(facts.manifest, TEST, rows, storage), classes)
+    table = mistake_table(mistakes, image_files(facts.manifest, TEST, rows, storage), classes)
     run.log_table(table, MISTAKES_FILE.replace(".png", ".json"))
-    pictures_NHWC = read_pictures(facts.cache.url, facts.manifest, TEST, rows)
-    names = [str(name) for name in table["picture"]]
-    run.log_figure(draw_mistakes(pictures_NHWC, mistakes, names, classes), MISTAKES_FILE)
+    images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
+    names = [str(name) for name in table["image"]]
+    run.log_figure(draw_mistakes(images_NHWC, mistakes, names, classes), MISTAKES_FILE)

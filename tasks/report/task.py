@@ -15,12 +15,12 @@ from tasks.report.file_names import (
     MISTAKES_FILE,
     MODEL_CARD_FILE,
 )
-from tasks.report.thumbnails import fit_pictures
+from tasks.report.thumbnails import fit_images
 from tasks.storage import Storage
 from tasks.text.markup import in_cells, markdown_link
 
-MAX_PICTURE_BYTES = 200_000
-"""Of all pictures together that go into a Prefect artifact, which is a row of its server's database."""
+MAX_IMAGE_BYTES = 200_000
+"""Of all images together that go into a Prefect artifact, which is a row of its server's database."""
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
@@ -58,7 +58,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         )
     if (card := tracking.read_artifact(storage, run, MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(
-            f"{card.decode()}\n{_pictures(run, storage, page)}",
+            f"{card.decode()}\n{_images(run, storage, page)}",
             key=f"{key}-model-card",
             description=f"MLflow run {run.run_id}",
         )
@@ -69,17 +69,17 @@ def four_digits(value: float) -> float:
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
-def _pictures(run: RunRef, storage: Storage, page: str | None) -> str:
+def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     """Return the figures of a run as Markdown, smaller where there is little room, and where they are in full.
 
     In the text itself, as data: an image artifact is no more than a URL, and MLflow may be a database that nobody
     serves, or a server that this process reaches and the reader's browser does not. Last, so that a UI that shows no
-    such picture still shows everything else.
+    such image still shows everything else.
     """
     names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}
-    shown = [f"![{name}]({uri})" for name, uri in fit_pictures(figures, MAX_PICTURE_BYTES).items()]
+    shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
     everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
     where = (
         "All figures in full, tables and event files are among the artifacts of "

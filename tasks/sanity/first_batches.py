@@ -15,7 +15,7 @@ from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import choose_precision
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
-from tasks.train.phases import Stage
+from tasks.train.phases import Phase
 from tasks.train.schedule import REFERENCE_BATCH
 
 
@@ -26,7 +26,7 @@ class FirstBatches:
     classifier: Classifier
     optimizer: torch.optim.Optimizer
     batches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Pictures (uint8, BHWC) and labels (int64, B) of each."""
+    """Images (uint8, BHWC) and labels (int64, B) of each."""
 
     def loss(self, batch: int) -> torch.Tensor:
         """Return the mean cross-entropy of a batch, nats, without label smoothing, whose loss never falls to 0."""
@@ -41,13 +41,13 @@ class FirstBatches:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), max_norm)
 
 
-def first_batches(train: TrainConfig, stage: Stage, cache: CacheRef, num_batches: int) -> FirstBatches:
+def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int) -> FirstBatches:
     """Build what a training would, and read its first batches; as many as there are, where there are fewer.
 
     Args:
         train: Model, optimizer, precision, batch size and seed, as a training has them.
-        stage: Which of its stages: what learns, and with what learning rate.
-        cache: Where the pictures come from.
+        phase: Which of its phases: what learns, and with what learning rate.
+        cache: Where the images come from.
         num_batches: How many.
 
     Raises:
@@ -58,8 +58,8 @@ def first_batches(train: TrainConfig, stage: Stage, cache: CacheRef, num_batches
     device = choose_device(train.device, 0)
     torch.manual_seed(train.seed)
     classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
-    if stage.unfreeze_from is not None:
-        classifier.unfreeze_from(stage.unfreeze_from)
+    if phase.unfreeze_from is not None:
+        classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = choose_precision(train.precision, device, manifest.image_size)
     batch_size = REFERENCE_BATCH if train.batch_size == "auto" else train.batch_size
     loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
@@ -68,4 +68,4 @@ def first_batches(train: TrainConfig, stage: Stage, cache: CacheRef, num_batches
         (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
         for batch in islice(loader.epoch(0), num_batches)
     ]
-    return FirstBatches(classifier.train(), make_optimizer(train, classifier, stage.learning_rate), batches)
+    return FirstBatches(classifier.train(), make_optimizer(train, classifier, phase.learning_rate), batches)

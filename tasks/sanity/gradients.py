@@ -10,7 +10,7 @@ from tasks.errors import WrongInput, listed
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity.first_batches import first_batches
 from tasks.train.non_finite import WAY_OUT
-from tasks.train.phases import stages_of
+from tasks.train.phases import phases_of
 
 logger = logging.getLogger("lakevision.sanity")
 
@@ -19,19 +19,19 @@ NUM_NAMED = 8
 
 
 def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
-    """Train on the first batches as the last stage does, and return what gradient each trained parameter got.
+    """Train on the first batches as the last phase does, and return what gradient each trained parameter got.
 
-    In the last one, since each stage of `train.fine_tune` lets more layers learn than the one before it.
+    In the last one, since each phase of `train.fine_tune` lets more layers learn than the one before it.
 
     Args:
         train: Model, optimizer, learning rate, precision, batch size and seed, as a training has them.
-        cache: Where the pictures come from.
+        cache: Where the images come from.
         gradients: How many batches.
 
     Raises:
         WrongInput: As `first_batches`.
     """
-    few = first_batches(train, stages_of(train)[-1], cache, gradients.num_batches)
+    few = first_batches(train, phases_of(train)[-1], cache, gradients.num_batches)
     trained = {name: value for name, value in few.classifier.named_parameters() if value.requires_grad}
     norms: dict[str, list[float]] = {name: [] for name in trained}
     for batch in range(len(few.batches)):

@@ -19,7 +19,7 @@ def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfi
 
     report = overfit_batch(train, cache, overfit)
     rows = [{"step": step, "loss": loss} for step, loss in enumerate(report.losses)]
-    create_table_artifact(table=rows, key="overfit-batch", description=f"Loss of one batch of {report.pictures}")
+    create_table_artifact(table=rows, key="overfit-batch", description=f"Loss of one batch of {report.num_images}")
     check_overfitted(report, train, overfit)
     return report
 

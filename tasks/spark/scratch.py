@@ -22,7 +22,7 @@ class Scratch:
     def __init__(self, root: Path) -> None:
         """Make the folder below `root`, and remove those whose process is gone.
 
-        Spark removes its own at the end, but nobody's after a kill: pictures on their way would fill the disk.
+        Spark removes its own at the end, but nobody's after a kill: images on their way would fill the disk.
         """
         root.mkdir(parents=True, exist_ok=True)
         self._root = root

@@ -27,7 +27,7 @@ logger = logging.getLogger("lakevision.spark")
 Result = TypeVar("Result")
 
 BROADCAST_ROWS = 1_000_000
-"""Up to so many rows of names and numbers (about 100 bytes each) go to every task, so that no picture is shuffled."""
+"""Up to so many rows of names and numbers (about 100 bytes each) go to every task, so that no image is shuffled."""
 
 SPARE_HEAPS = 4
 """An idle JVM stays beside a training where so many of its heaps are free: it has one of them, at most."""
@@ -54,7 +54,7 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
         "spark.sql.parquet.columnarReaderBatchSize": "128",
         "spark.hadoop.parquet.page.size.row.check.min": "4",
         "spark.hadoop.parquet.page.size.row.check.max": "64",
-        # A reader holds one row group: 128 MB of pictures in each of many workers is too much.
+        # A reader holds one row group: 128 MB of images in each of many workers is too much.
         "spark.hadoop.parquet.block.size": str(32 << 20),
         # JPEG bytes do not compress and no two are equal.
         "spark.sql.parquet.compression.codec": "zstd",

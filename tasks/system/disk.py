@@ -40,7 +40,7 @@ def check_writable(url: str, setting: str) -> None:
 
 
 @contextmanager
-def full_disk_named(*urls: str) -> Iterator[None]:
+def translate_disk_full(*urls: str) -> Iterator[None]:
     """Turn what a full disk makes of Spark and Python into one sentence.
 
     Args:

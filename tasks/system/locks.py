@@ -16,7 +16,7 @@ logger = logging.getLogger("lakevision.turns")
 
 
 @contextmanager
-def take_turn(url: str, spark: SparkSession | None = None) -> Iterator[None]:
+def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None]:
     """Have a local place to ourselves, after whoever has it now: what was seen of it before may have changed.
 
     The lock file beside it stays: one that another process waits for must not be replaced by a new one of its name.

@@ -16,7 +16,7 @@ class _State:
 def interrupt_on(*numbers: signal.Signals, once: bool = False) -> None:
     """Raise KeyboardInterrupt in the main thread when one of these signals comes; an ignored one stays ignored.
 
-    Within `held_back` the first one waits for its end. A second one does not.
+    Within `defer_signals` the first one waits for its end. A second one does not.
 
     Args:
         numbers: The signals.
@@ -40,7 +40,7 @@ def interrupt_on(*numbers: signal.Signals, once: bool = False) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let no signal of `interrupt_on` end the process meanwhile; what came does so afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Signals come to the main thread alone.
@@ -57,6 +57,6 @@ def held_back() -> Iterator[None]:
         raise KeyboardInterrupt(name)
 
 
-def is_asked_to_leave() -> bool:
-    """Say whether a signal waits for the end of `held_back`."""
+def shutdown_requested() -> bool:
+    """Say whether a signal waits for the end of `defer_signals`."""
     return _State.held is not None

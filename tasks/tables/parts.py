@@ -1,6 +1,6 @@
 """Parquet files of the table `images`, written by Spark's Python workers themselves.
 
-So no picture passes through the JVM: it would be copied there as an Arrow batch, as a row, as a cached block and as a
+So no image passes through the JVM: it would be copied there as an Arrow batch, as a row, as a cached block and as a
 Parquet page, at more CPU time than decoding takes.
 """
 
@@ -20,7 +20,7 @@ from tasks.schema import IMAGES, IMAGES_ARROW
 from tasks.tables.rewriting import Mapper
 
 ROW_GROUP_BYTES = 16 << 20
-"""Content of a row group, plus one picture at most: what a worker holds, and what a reader of the table must."""
+"""Content of a row group, plus one image at most: what a worker holds, and what a reader of the table must."""
 
 PART_BYTES = 128 << 20
 """Content of a file, plus one row group at most."""
@@ -40,7 +40,7 @@ class PartTarget:
     Attributes:
         folder: Path or URL of the table.
         run: Hexadecimal; it is in the name of every part, by which those that nobody committed are found.
-        ingested_at: What the column of that name says of every picture of the run.
+        ingested_at: What the column of that name says of every image of the run.
     """
 
     folder: str
@@ -54,7 +54,7 @@ class PartTarget:
 
 
 class PartWriter:
-    """Writes the pictures of one task, the same one under the same label and split once a file."""
+    """Writes the images of one task, the same one under the same label and split once a file."""
 
     def __init__(self, target: PartTarget) -> None:
         self._target = target
@@ -73,17 +73,17 @@ class PartWriter:
         # What a task that failed has in its buffer is not worth a second failure; its parts are swept.
         self._close(flush=kind is None)
 
-    def add(self, picture: dict[str, Any]) -> str:
+    def add(self, image: dict[str, Any]) -> str:
         """Take a row of `images` without `ingested_at`; return the name of the file it is in."""
         if self._part_bytes >= PART_BYTES:
             self._close()
         if not self._name:
             self._name = self._target.new_name()
-        key = (picture["sha256"], picture["label"], picture["split"])
+        key = (image["sha256"], image["label"], image["split"])
         if key not in self._written:
             self._written.add(key)
-            self._rows.append(picture | {"ingested_at": self._target.ingested_at})
-            self._row_bytes += len(picture["content"])
+            self._rows.append(image | {"ingested_at": self._target.ingested_at})
+            self._row_bytes += len(image["content"])
             if self._row_bytes >= ROW_GROUP_BYTES:
                 self._flush()
         return self._name

@@ -35,7 +35,7 @@ VERSION_PARAM = "version."
 BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
 """What the tags begin with that say which batch size was chosen in a stage, where that was left to the training."""
 
-GONE_ON_TAG = "lakevision.gone_on"
+RESUMED_WITH_CHANGES_TAG = "lakevision.resumed_with_changes"
 """Of a training that was gone on with on another device or processor, in another number format, with other threads,
 code or packages than its parameters and CODE_TAG say: which, from what to what."""
 

@@ -101,7 +101,7 @@ class TrackedRun:
         # An environment made by uv has no pip, which MLflow remarks on with every model.
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            # The signature is stated; an example picture in every model would add nothing to it.
+            # The signature is stated; an example image in every model would add nothing to it.
             warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
             mlflow.pyfunc.log_model(
                 name="model",

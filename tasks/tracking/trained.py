@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, GONE_ON_TAG, versions_in
+from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, RESUMED_WITH_CHANGES_TAG, versions_in
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
 REPEAT_TAG = "lakevision.repeat_of"
@@ -68,7 +68,7 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         code_version=run.data.tags.get(CODE_TAG),
         metrics=dict(run.data.metrics),
         batch_sizes=batch_sizes,
-        gone_on=run.data.tags.get(GONE_ON_TAG),
+        gone_on=run.data.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether the data have what a training asks of them: pictures for a step on every rank, classes for its metric."""
+"""Whether the data have what a training asks of them: images for a step on every rank, classes for its metric."""
 
 from tasks.cache.manifest import CacheManifest
 from tasks.config.train import TrainConfig

@@ -16,13 +16,13 @@ from tasks.metrics.epoch import EpochMetrics
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress, RunningEpoch
-from tasks.train.provenance import of_checkpoint
+from tasks.train.provenance import checkpoint_provenance
 
 logger = logging.getLogger("lakevision.train")
 
 CONTENT = (
-    *("config", "classes", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running"),
-    *("batch_size", "stopping", "history", "seconds", "computed_on", "tags"),
+    *("config", "classes", "model", "optimizer", "rank_buffers", "phase", "first_epoch", "next_epoch", "running"),
+    *("batch_size", "stopping", "history", "seconds", "provenance", "tags"),
 )
 """What a checkpoint holds."""
 
@@ -76,7 +76,7 @@ class Checkpoints:
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rank_buffers": own,
-            "stage": progress.stage,
+            "phase": progress.phase,
             "first_epoch": progress.first_epoch,
             "next_epoch": progress.next_epoch,
             "running": running,
@@ -84,7 +84,7 @@ class Checkpoints:
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
-            "computed_on": progress.computed_on,
+            "provenance": progress.provenance,
             "tags": progress.tags,
         }
         assert tuple(content) == CONTENT, "CONTENT says what a checkpoint holds"
@@ -98,8 +98,8 @@ class Checkpoints:
         Returns:
             Whether it was written.
         """
-        best = f"best-{progress.stage:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
-        name = f"step-{progress.stage:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
+        best = f"best-{progress.phase:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
+        name = f"step-{progress.phase:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if best and best != self._best_written:
@@ -203,7 +203,7 @@ def _save(content: dict[str, Any], file: IO[bytes]) -> None:
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:
     """Bring the progress to where the checkpoint was taken; the sums of all ranks go on on rank 0."""
-    progress.stage = content["stage"]
+    progress.phase = content["phase"]
     progress.first_epoch = content["first_epoch"]
     progress.next_epoch = content["next_epoch"]
     progress.batch_size = content["batch_size"]
@@ -214,12 +214,12 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
-    progress.computed_on = of_checkpoint(content["computed_on"])
+    progress.provenance = checkpoint_provenance(content["provenance"])
     progress.tags = content["tags"]
 
 
 def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Bring model and optimizer of the checkpoint's stage to where it was taken, on each rank to its own."""
+    """Bring model and optimizer of the checkpoint's phase to where it was taken, on each rank to its own."""
     model.load_state_dict(content["model"])
     optimizer.load_state_dict(content["optimizer"])
     own = content["rank_buffers"]

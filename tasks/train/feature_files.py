@@ -19,10 +19,10 @@ from tasks.schema import cache_schema
 logger = logging.getLogger("lakevision.train")
 
 BATCH = 64
-"""Pictures a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
+"""Images a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
 
 TELL_SECONDS = 30.0
-"""Between two lines that say how far the features are: of a million pictures, a CPU makes them for hours."""
+"""Between two lines that say how far the features are: of a million images, a CPU makes them for hours."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def feature_rows_per_group(rows: int, settings: FeatureSettings) -> int:
 def write_share(
     backbone: Classifier,
     source_url: str,
-    pictures: CacheManifest,
+    images: CacheManifest,
     split: str,
     url: str,
     device: torch.device,
@@ -55,7 +55,7 @@ def write_share(
 
     Rank 0 says now and then how far it is.
     """
-    rows = pictures.splits[split].rows
+    rows = images.splits[split].rows
     in_group = feature_rows_per_group(rows, settings)
     num_groups = -(-rows // in_group)
     begin, end = (
@@ -63,7 +63,7 @@ def write_share(
     )
     if begin == end:
         return []
-    loader = CacheLoader(source_url, pictures, split, BATCH)
+    loader = CacheLoader(source_url, images, split, BATCH)
     schema = cache_schema(4 * settings.num_features, "features")
     writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
     began = told = time.monotonic()
@@ -85,7 +85,7 @@ def write_share(
                     told = now
                     made, share = last + 1 - begin, end - begin
                     logger.info(
-                        "features of %d of %d pictures of the split '%s'%s, %.0f images/s",
+                        "features of %d of %d images of the split '%s'%s, %.0f images/s",
                         *(made, share, split, " that are rank 0's" if reducer.num_ranks > 1 else ""),
                         made / (now - began),
                     )

@@ -1,4 +1,4 @@
-"""A frozen backbone runs once a picture, not once a picture and epoch: its features are a cache like any other."""
+"""A frozen backbone runs once an image, not once an image and epoch: its features are a cache like any other."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import fsspec
 import torch
 
-from tasks.cache.held import HELD_BYTES, HeldLoader
+from tasks.cache.in_memory import IN_MEMORY_BYTES, InMemoryLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import (
     FORMAT,
@@ -29,10 +29,10 @@ from tasks.model.precision import precision_name
 from tasks.model.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.progress.count import counted
 from tasks.refs import CacheRef
-from tasks.system.disk import full_disk_named
-from tasks.system.locks import take_turn
+from tasks.system.disk import translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.train.feature_files import feature_rows_per_group, head_inputs, write_share
-from tasks.train.rank_zero import alone
+from tasks.train.rank_zero import run_on_rank_zero
 
 logger = logging.getLogger("lakevision.train")
 
@@ -41,14 +41,14 @@ FORM = 2
 
 
 def sample_images(side: int) -> torch.Tensor:
-    """Return two pictures of noise, uint8 (2, side, side, 3), the same every time: for `ends_in_head`."""
+    """Return two images of noise, uint8 (2, side, side, 3), the same every time: for `ends_in_head`."""
     return torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
-    """Say whether the logits are exactly the head's output on a flat vector, so that features stand for pictures.
+    """Say whether the logits are exactly the head's output on a flat vector, so that features stand for images.
 
-    Tried on pictures, not guessed: squeezenet, for one, pools after its last layer.
+    Tried on images, not guessed: squeezenet, for one, pools after its last layer.
     """
     with head_inputs(classifier) as seen:
         outputs: list[torch.Tensor] = []
@@ -81,20 +81,20 @@ def materialize_features(
     name: str,
     classifier: Classifier,
     source: CacheRef,
-    pictures: CacheManifest,
+    images: CacheManifest,
     splits: tuple[str, ...],
     folder: str,
     device: torch.device,
     precision: torch.dtype | None,
     reducer: Reducer,
 ) -> tuple[str, CacheManifest]:
-    """Run the backbone over the pictures of some splits, or find that done; every rank calls this and does its share.
+    """Run the backbone over the images of some splits, or find that done; every rank calls this and does its share.
 
     Args:
         name: Architecture of the classifier.
         classifier: Its backbone is what runs; it is not changed.
-        source: Cache of the pictures, whose manifest is `pictures`.
-        pictures: See `source`.
+        source: Cache of the images, whose manifest is `images`.
+        images: See `source`.
         splits: What is made.
         folder: Folder or URL of the caches.
         device: Where the backbone runs.
@@ -108,7 +108,7 @@ def materialize_features(
         WrongInput: The disk has no room for them.
         DiskFull: The disk was full before they were whole; nothing of them is left.
     """
-    size = pictures.image_size
+    size = images.image_size
     with head_inputs(classifier) as seen, torch.no_grad():
         classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
     settings = FeatureSettings(
@@ -123,40 +123,39 @@ def materialize_features(
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
     url = f"{folder.rstrip('/')}/{key}"
-    with full_disk_named(folder), ExitStack() as stack:
+    with translate_disk_full(folder), ExitStack() as stack:
 
         def look() -> CacheManifest | None:
-            stack.enter_context(take_turn(url))  # Another training may be making them.
+            stack.enter_context(exclusive_lock(url))  # Another training may be making them.
             return _whole(url, settings)
 
-        found = alone(reducer, look)
+        found = run_on_rank_zero(reducer, look)
         if found is not None:
             logger.info("%s has the features of this backbone already", url)
             return url, found
         if reducer.rank == 0:
             discard(url)  # What a killed or damaged build left.
-            num_pictures = sum(pictures.splits[split].rows for split in splits)
-            check_disk(url, num_pictures * (4 * settings.num_features + 16), "set train.feature_cache to false")
-            logger.info("%s: the frozen backbone runs over %d pictures, once", url, num_pictures)
+            num_images = sum(images.splits[split].rows for split in splits)
+            check_disk(url, num_images * (4 * settings.num_features + 16), "set train.feature_cache to false")
+            logger.info("%s: the frozen backbone runs over %d images, once", url, num_images)
             filesystem, root = fsspec.core.url_to_fs(url)
             filesystem.makedirs(root, exist_ok=True)
             stack.callback(_discard_half, url)
-            stack.enter_context(counted("features", num_pictures))
+            stack.enter_context(counted("features", num_images))
         reducer.broadcast(None)  # The folder is there.
         backbone = fold_batch_norm(classifier)
         backbone.precision = precision
         written = {
-            split: write_share(backbone, source.url, pictures, split, url, device, reducer, settings)
-            for split in splits
+            split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
         }
         everyone = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
-        manifest = pictures.model_copy(
+        manifest = images.model_copy(
             update={
                 "features": settings,
                 "splits": {
                     split: CacheSplit(
-                        rows=pictures.splits[split].rows,
-                        rows_per_group=feature_rows_per_group(pictures.splits[split].rows, settings),
+                        rows=images.splits[split].rows,
+                        rows_per_group=feature_rows_per_group(images.splits[split].rows, settings),
                         files=tuple(file for own in everyone for file in own[split]),
                     )
                     for split in splits
@@ -166,7 +165,7 @@ def materialize_features(
         if reducer.rank == 0:
             remove_unnamed(url, manifest)
             write_manifest(url, manifest)
-            logger.info("%s: features of %d pictures", url, sum(part.rows for part in manifest.splits.values()))
+            logger.info("%s: features of %d images", url, sum(part.rows for part in manifest.splits.values()))
         reducer.broadcast(None)  # Whole before any rank reads it.
     return url, manifest
 
@@ -192,7 +191,7 @@ def feature_loader(
     url: str, manifest: CacheManifest, split: str, batch_size: int, *, seed: int | None, rank: int, num_ranks: int
 ) -> CacheLoader:
     """Return the loader of features: from memory where they are few enough, else from the cache."""
-    held = manifest.splits[split].rows * manifest.row_bytes <= HELD_BYTES
-    return (HeldLoader if held else CacheLoader)(
+    held = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
+    return (InMemoryLoader if held else CacheLoader)(
         url, manifest, split, batch_size, seed=seed, rank=rank, num_ranks=num_ranks
     )

@@ -17,7 +17,7 @@ from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import Loader, evaluate
 from tasks.model.network import at_least_two, copy_of_state
-from tasks.system.signals import held_back
+from tasks.system.signals import defer_signals
 from tasks.train.non_finite import (
     WAY_OUT,
     FiniteWatch,
@@ -25,18 +25,18 @@ from tasks.train.non_finite import (
     describe_gradients,
     describe_loss,
     diverged_on,
-    is_look,
+    should_check_finite,
 )
 from tasks.train.progress import Progress, RunningEpoch
 from tasks.train.step import StepSettings, augmented, seed_step, step_seed, summed_loss
-from tasks.train.step_callback import NoPauses
+from tasks.train.step_callback import NullStepCallback
 
 logger = logging.getLogger("lakevision.train")
 
 
 @dataclass(frozen=True)
 class TrainedEpoch:
-    """What training on every picture once gave, over all ranks."""
+    """What training on every image once gave, over all ranks."""
 
     loss: float
     accuracy: float
@@ -57,11 +57,11 @@ def train_one_epoch(
     reducer: Reducer,
     settings: StepSettings = StepSettings(),
     running: RunningEpoch | None = None,
-    pauses: NoPauses = NoPauses(),
+    step_callback: NullStepCallback = NullStepCallback(),
     *,
     is_over: bool = False,
 ) -> TrainedEpoch:
-    """Train on every picture once, or on those that are left of the epoch.
+    """Train on every image once, or on those that are left of the epoch.
 
     Args:
         model: Takes a batch's inputs, gives logits (B, K).
@@ -73,7 +73,7 @@ def train_one_epoch(
         reducer: The other ranks.
         settings: What a step does beside the textbook's.
         running: Where the epoch stands, brought up to date after each step; None where it begins.
-        pauses: What may happen between two steps, the end of the epoch among it.
+        step_callback: What may happen between two steps, the end of the epoch among it.
         is_over: Whether the epoch has had its last step, in a process before this one.
 
     Raises:
@@ -99,7 +99,7 @@ def train_one_epoch(
             nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
 
     began = waiting_since = time.perf_counter()
-    with held_back():  # No step is torn: what asks to leave is heard between two.
+    with defer_signals():  # No step is torn: what asks to leave is heard between two.
         for step, batch in enumerate(() if is_over else loader.epoch(epoch, start), first_step):
             running.waited += time.perf_counter() - waiting_since
             set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
@@ -107,7 +107,7 @@ def train_one_epoch(
             seed = step_seed(settings.seed, epoch, step, reducer.rank)
             seed_step(device, seed)
             optimizer.zero_grad()
-            looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
+            looked_at, rows = should_check_finite(step, loader.num_steps, device), batch.rows_B.tolist()
             num_global_rows = loader.num_global_rows(step - first_step, start)
             if len(batch.labels_B):
                 inputs = batch.inputs.to(device, non_blocking=True)
@@ -119,15 +119,15 @@ def train_one_epoch(
                     problem = describe_loss(model, at_least_two(inputs), float(total.detach()), epoch, step)
                     # An infinite loss may have finite gradients: so that every rank knows, in the same step.
                     total = total * math.nan
-                # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
-                # gradients over ranks is exactly the gradient of the mean loss over all pictures of the step.
+                # Ranks may hold different numbers of images: divided by the ranks' mean number, the average of the
+                # gradients over ranks is exactly the gradient of the mean loss over all images of the step.
                 (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]
-            # A rank without pictures in this step takes part all the same, with gradients of zero.
+            # A rank without images in this step takes part all the same, with gradients of zero.
             reducer.step(optimizer, bound_gradients)
             running.position += num_global_rows
             running.steps = step + 1
             running.seconds += time.perf_counter() - began
-            leave = pauses.after_step()
+            leave = step_callback.after_step()
             # What happens between two steps, a checkpoint it may be, is neither training nor waiting for batches.
             began = waiting_since = time.perf_counter()
             if leave:
@@ -153,7 +153,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, each of which saw its own pictures."""
+    """Average batch norm's running statistics over the ranks, each of which saw its own images."""
     if reducer.num_ranks == 1:
         return
     for buffer in model.buffers():
@@ -161,8 +161,8 @@ def average_buffers(model: nn.Module, reducer: Reducer) -> None:
             buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
 
 
-def is_left(progress: Progress, max_epochs: int) -> bool:
-    """Say whether a stage of at most so many epochs has another one."""
+def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
+    """Say whether a phase of at most so many epochs has another one."""
     return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
 
 
@@ -181,28 +181,28 @@ def fit(
     reducer: Reducer,
     on_epoch: Callable[[EpochMetrics, Progress], None],
     settings: StepSettings = StepSettings(),
-    pauses: NoPauses = NoPauses(),
+    step_callback: NullStepCallback = NullStepCallback(),
 ) -> bool:
-    """Train a stage until early stopping, `max_epochs` or the end of the budget, then restore the best weights.
+    """Train a phase until early stopping, `max_epochs` or the end of the budget, then restore the best weights.
 
     Args:
-        learning_rate: From the step, counted over the stage's epochs, to the learning rate.
+        learning_rate: From the step, counted over the phase's epochs, to the learning rate.
         progress: Where to go on; brought up to date after each step and epoch.
-        max_epochs: Epochs of this stage.
+        max_epochs: Epochs of this phase.
         on_epoch: Called on every rank after each epoch.
         settings: What a step does beside the textbook's.
-        pauses: What may happen between two steps.
+        step_callback: What may happen between two steps.
 
     Returns:
         Whether the time budget is used up.
     """
-    is_over = pauses.is_over()
+    is_over = step_callback.is_over()
     # An epoch that has had a step is validated, also where the budget ran out before this process.
-    while (progress.running.steps or not is_over) and is_left(progress, max_epochs):
+    while (progress.running.steps or not is_over) and has_epochs_left(progress, max_epochs):
         epoch, running = progress.next_epoch, progress.running
-        with held_back():  # Who is asked to leave from the last step on does so when the epoch can be saved as trained.
+        with defer_signals():  # An interrupt after the last step waits until the epoch can be saved as trained.
             trained = train_one_epoch(
-                model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, pauses,
+                model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, step_callback,
                 is_over=is_over or running.is_trained,
             )  # fmt: skip
             if not running.is_trained:
@@ -228,14 +228,14 @@ def fit(
             train_seconds=running.seconds,
             validation_seconds=time.perf_counter() - began,
         )
-        with held_back():
+        with defer_signals():
             progress.history.append(metrics)
             if progress.stopping.update(epoch, getattr(metrics, monitor)):
                 progress.best_state = copy_of_state(model)
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)
-        is_over = pauses.is_over()
+        is_over = step_callback.is_over()
     if not progress.best_state:
         raise Diverged(f"{monitor} was no number in any of {progress.next_epoch} epochs: {WAY_OUT}")
     model.load_state_dict(progress.best_state)

@@ -10,7 +10,7 @@ from torch import nn
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
 
-STEPS_A_LOOK = 20
+CHECK_EVERY_STEPS = 20
 """On a GPU a look at a value waits for all work before it: there it is taken after so many steps, else after each."""
 
 WAY_OUT = "lower train.learning_rate, bound the gradients (train.max_gradient_norm), or set train.precision to fp32"
@@ -21,7 +21,7 @@ class FiniteWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), -1, dtype=torch.int64, device=device)
-        self._rows: deque[tuple[int, list[int]]] = deque(maxlen=STEPS_A_LOOK)
+        self._rows: deque[tuple[int, list[int]]] = deque(maxlen=CHECK_EVERY_STEPS)
 
     def see(self, step: int, gradient_norm: torch.Tensor, rows: list[int]) -> None:
         """Take in a step: the norm of its gradients, (), and the rows of the split `train` that it was on."""
@@ -34,13 +34,13 @@ class FiniteWatch:
         return None if first < 0 else first
 
     def rows_of(self, step: int) -> list[int]:
-        """Return the rows of one of the last STEPS_A_LOOK steps."""
+        """Return the rows of one of the last CHECK_EVERY_STEPS steps."""
         return next((rows for number, rows in self._rows if number == step), [])
 
 
-def is_look(step: int, num_steps: int, device: torch.device) -> bool:
+def should_check_finite(step: int, num_steps: int, device: torch.device) -> bool:
     """Say whether values are looked at after this step of an epoch."""
-    return device.type == "cpu" or step % STEPS_A_LOOK == STEPS_A_LOOK - 1 or step == num_steps - 1
+    return device.type == "cpu" or step % CHECK_EVERY_STEPS == CHECK_EVERY_STEPS - 1 or step == num_steps - 1
 
 
 def first_bad_layer(model: nn.Module, inputs: torch.Tensor) -> str:

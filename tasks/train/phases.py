@@ -1,4 +1,4 @@
-"""The stages of a training: what learns in each, from which batches, and with what learning rate."""
+"""The phases of a training: what learns in each, from which batches, and with what learning rate."""
 
 import logging
 from collections.abc import Callable
@@ -33,8 +33,8 @@ logger = logging.getLogger("lakevision.train")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage."""
+class Phase:
+    """One phase."""
 
     number: int
     unfreeze_from: str | None
@@ -43,18 +43,18 @@ class Stage:
     max_epochs: int
 
 
-def stages_of(train: TrainConfig) -> list[Stage]:
-    """Return the stages in their order."""
-    first = Stage(0, None, train.learning_rate, train.max_epochs)
+def phases_of(train: TrainConfig) -> list[Phase]:
+    """Return the phases in their order."""
+    first = Phase(0, None, train.learning_rate, train.max_epochs)
     return [first] + [
-        Stage(number, stage.unfreeze_from, stage.learning_rate, stage.max_epochs)
-        for number, stage in enumerate(train.fine_tune, 1)
+        Phase(number, phase.unfreeze_from, phase.learning_rate, phase.max_epochs)
+        for number, phase in enumerate(train.fine_tune, 1)
     ]
 
 
 @dataclass
-class Setting:
-    """All that the stages of one training share, on one rank."""
+class TrainingContext:
+    """All that the phases of one training share, on one rank."""
 
     train: TrainConfig
     distributed: DistributedConfig | None
@@ -73,11 +73,11 @@ class Setting:
 
     @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
-        """Pictures of each class by split."""
+        """Images of each class by split."""
         return {split: count_labels(self.cache.url, self.manifest, split) for split in SPLITS}
 
-    def pictures(self, split: str, batch_size: int) -> CacheLoader:
-        """Return this rank's loader of a split's pictures, shuffled where it is trained on."""
+    def images(self, split: str, batch_size: int) -> CacheLoader:
+        """Return this rank's loader of a split's images, shuffled where it is trained on."""
         return CacheLoader(
             self.cache.url,
             self.manifest,
@@ -107,7 +107,7 @@ class Setting:
             ]
             if unseen:
                 logger.warning(
-                    "no picture of %s is in the split 'train', so those in '%s' cannot be recognised: add some",
+                    "no image of %s is in the split 'train', so those in '%s' cannot be recognised: add some",
                     listed(unseen[:5], len(unseen)),
                     split,
                 )
@@ -115,7 +115,7 @@ class Setting:
     def class_weights(self) -> torch.Tensor | None:
         """Return what each class counts in the loss, float32 (K,), or None where all count alike.
 
-        balanced: n / (K n_k), so that the weights of all pictures have the mean 1 (King and Zeng, "Logistic Regression
+        balanced: n / (K n_k), so that the weights of all images have the mean 1 (King and Zeng, "Logistic Regression
         in Rare Events Data", 2001, section 4.2).
         """
         if self.train.class_weights == "none":
@@ -125,7 +125,7 @@ class Setting:
         return (weights * (counts > 0)).float().to(self.device)
 
     def batch_size(self, model: nn.Module) -> int:
-        """Return the pictures a step of the model on each rank, the same on all of them."""
+        """Return the images a step of the model on each rank, the same on all of them."""
         if self.train.batch_size != "auto":
             return self.train.batch_size
         size = largest_batch(
@@ -138,7 +138,7 @@ class Setting:
         return int(self.reducer.broadcast(size))
 
     def _example(self, model: nn.Module) -> torch.Tensor:
-        """Return what the model takes of one picture: its pixels, or its features."""
+        """Return what the model takes of one image: its pixels, or its features."""
         if isinstance(model, Classifier):
             return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
         assert isinstance(model, nn.Linear), "features are what a linear head takes"
@@ -147,75 +147,75 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trainable:
-    """What a stage trains, and from what."""
+    """What a phase trains, and from what."""
 
     model: nn.Module
-    """The whole network on pictures, or its head on features."""
+    """The whole network on images, or its head on features."""
     loaders: dict[str, Loader]
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
     settings: StepSettings
 
 
-def prepare_stage(setting: Setting, stage: Stage, progress: Progress) -> Trainable:
-    """Make ready what a stage trains; its optimizer is not yet the reducer's."""
-    train, classifier = setting.train, setting.classifier
-    if stage.unfreeze_from is not None:
-        classifier.unfreeze_from(stage.unfreeze_from)
-    classifier.precision = setting.precision
-    takes_features = _takes_features(setting, stage)
+def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
+    """Make ready what a phase trains; its optimizer is not yet the reducer's."""
+    train, classifier = context.train, context.classifier
+    if phase.unfreeze_from is not None:
+        classifier.unfreeze_from(phase.unfreeze_from)
+    classifier.precision = context.precision
+    takes_features = _takes_features(context, phase)
     model = classifier.head if takes_features else classifier
     # The one that was chosen once: by another process it would be by another free memory, and the order another.
-    batch_size = progress.batch_size = progress.batch_size or setting.batch_size(model)
+    batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)
     loaders: dict[str, Loader]
     if takes_features:
-        loaders = _feature_loaders(setting, batch_size)
+        loaders = _feature_loaders(context, batch_size)
     else:
-        loaders = {split: setting.pictures(split, batch_size) for split in (TRAIN, VAL)}
+        loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
             classifier.network.compile()
     steps = loaders[TRAIN].num_steps
     rate = learning_rate(
         train,
-        setting.distributed,
+        context.distributed,
         steps,
         batch_size=batch_size,
-        base=stage.learning_rate,
-        max_epochs=stage.max_epochs,
+        base=phase.learning_rate,
+        max_epochs=phase.max_epochs,
         history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
         first_epoch=progress.first_epoch,
     )
     settings = StepSettings(
         label_smoothing=train.label_smoothing,
         max_gradient_norm=train.max_gradient_norm,
-        class_weights_K=setting.class_weights(),
-        augment=make_augment(train.augmentation, setting.manifest.image_size, len(setting.manifest.classes)),
+        class_weights_K=context.class_weights(),
+        augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
     )
 
-    def of_stage(step: int) -> float:
+    def of_phase(step: int) -> float:
         return rate(step - progress.first_epoch * steps)
 
-    return Trainable(model, loaders, make_optimizer(train, model, stage.learning_rate), of_stage, settings)
+    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), of_phase, settings)
 
 
-def _takes_features(setting: Setting, stage: Stage) -> bool:
-    if stage.unfreeze_from is not None or not setting.train.makes_features:
+def _takes_features(context: TrainingContext, phase: Phase) -> bool:
+    if phase.unfreeze_from is not None or not context.train.makes_features:
         return False
-    return ends_in_head(setting.classifier, sample_images(setting.manifest.image_size).to(setting.device))
+    return ends_in_head(context.classifier, sample_images(context.manifest.image_size).to(context.device))
 
 
-def _feature_loaders(setting: Setting, batch_size: int) -> dict[str, Loader]:
+def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loader]:
     url, features = materialize_features(
-        setting.train.model,
-        setting.classifier,
-        setting.cache,
-        setting.manifest,
+        context.train.model,
+        context.classifier,
+        context.cache,
+        context.manifest,
         (TRAIN, VAL),
-        setting.folder,
-        setting.device,
-        setting.precision,
-        setting.reducer,
+        context.folder,
+        context.device,
+        context.precision,
+        context.reducer,
     )
     return {
         split: feature_loader(
@@ -223,9 +223,9 @@ def _feature_loaders(setting: Setting, batch_size: int) -> dict[str, Loader]:
             features,
             split,
             batch_size,
-            seed=setting.train.seed if split == TRAIN else None,
-            rank=setting.reducer.rank,
-            num_ranks=setting.reducer.num_ranks,
+            seed=context.train.seed if split == TRAIN else None,
+            rank=context.reducer.rank,
+            num_ranks=context.reducer.num_ranks,
         )
         for split in (TRAIN, VAL)
     }

@@ -14,7 +14,7 @@ class ReportedEpoch(EpochMetrics):
     """An epoch as whoever watches the training is told of it."""
 
     ends_training: bool
-    """No epoch comes after it: all are trained, patience has run out in the last stage, or the time budget is used."""
+    """No epoch comes after it: all are trained, patience has run out in the last phase, or the time budget is used."""
 
 
 @dataclass
@@ -22,32 +22,32 @@ class RunningEpoch:
     """An epoch between two steps: where it stands, and its sums so far."""
 
     position: int = 0
-    """Pictures of all ranks that were trained on."""
+    """Images of all ranks that were trained on."""
     steps: int = 0
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
-    """Summed loss, correct predictions and pictures of this rank, float64 (3,), on the training device."""
+    """Summed loss, correct predictions and images of this rank, float64 (3,), on the training device."""
     gradient_norms: torch.Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     """Sum over the steps, float64 (), on the training device."""
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds of it spent waiting for batches."""
     is_trained: bool = False
-    """Every picture was seen, or the budget is used up: what lacks is the validation."""
+    """Every image was seen, or the budget is used up: what lacks is the validation."""
 
 
 @dataclass
 class Progress:
-    """Where a training stands, over all its stages."""
+    """Where a training stands, over all its phases."""
 
     stopping: EarlyStopping
-    stage: int = 0
+    phase: int = 0
     """0 is the first; each entry of `train.fine_tune` is another."""
     first_epoch: int = 0
-    """First epoch of the stage."""
+    """First epoch of the phase."""
     next_epoch: int = 0
-    """The epoch that runs, or comes next; epochs count over all stages."""
+    """The epoch that runs, or comes next; epochs count over all phases."""
     batch_size: int | None = None
-    """Pictures a step on each rank in this stage; None until it is chosen."""
+    """Images a step on each rank in this phase; None until it is chosen."""
     running: RunningEpoch = field(default_factory=RunningEpoch)
     history: list[EpochMetrics] = field(default_factory=list)
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class Progress:
     """Time of training and validation of the epochs that ended, over all starts."""
     classes: tuple[str, ...] = ()
     """Names of what it tells apart, in the order of the logits."""
-    computed_on: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
     """What the last start was computed on and with, as `tasks.train.provenance` names it."""
     tags: dict[str, str] = field(default_factory=dict)
     """What the MLflow run is to say of the training, by tag."""
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ResumePoint:
     """Where a training begins."""
 
     finished: RunRef | None = None

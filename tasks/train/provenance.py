@@ -46,7 +46,9 @@ def named(
     return {name: value for name, value in found.items() if value is not None} | dict(versions)
 
 
-def computed_on(device: torch.device, precision: torch.dtype | None, num_threads: int | None = None) -> dict[str, str]:
+def current_provenance(
+    device: torch.device, precision: torch.dtype | None, num_threads: int | None = None
+) -> dict[str, str]:
     """Return what this process computes on and with; None: as many threads as torch has in it."""
     return named(
         device=str(device),
@@ -58,14 +60,14 @@ def computed_on(device: torch.device, precision: torch.dtype | None, num_threads
     )
 
 
-def would_compute_on(
+def expected_provenance(
     train: TrainConfig, image_size: int, num_ranks: int, gpu_obstacle: str | None = None
 ) -> dict[str, str]:
     """Return what ranks that were started on this machine now would compute on and with.
 
     Args:
         train: Settings of the training.
-        image_size: Side of the cache's pictures, in pixels.
+        image_size: Side of the cache's images, in pixels.
         num_ranks: Ranks that share the machine's cores.
         gpu_obstacle: Why they cannot use GPUs, where they cannot.
 
@@ -74,16 +76,16 @@ def would_compute_on(
     """
     device = choose_device(train.device, 0, gpu_obstacle)
     precision = choose_precision(train.precision, device, image_size)
-    return computed_on(device, precision, train.num_threads or max(1, num_cores() // num_ranks))
+    return current_provenance(device, precision, train.num_threads or max(1, num_cores() // num_ranks))
 
 
-def begun_with(run: tracking.TrackedRun) -> dict[str, str]:
+def recorded_provenance(run: tracking.TrackedRun) -> dict[str, str]:
     """Return what an MLflow run said when it was opened; of a new one that is the code alone."""
     said = {name: run.params.get(name) for name in ("device", "processor", "precision", "num_threads")}
     return named(**said, code=run.code_version, versions=tracking.versions_in(run.params))
 
 
-def of_checkpoint(stored: Mapping[str, str] | str) -> dict[str, str]:
+def checkpoint_provenance(stored: Mapping[str, str] | str) -> dict[str, str]:
     """Return what a checkpoint says that it was computed on; older ones have the text 'cpu in float32' or none."""
     if not isinstance(stored, str):
         return dict(stored)

@@ -12,13 +12,13 @@ TELL_SECONDS = 5.0
 """Between two messages that rank 0 is still busy; Horovod ends ranks that wait for another for minutes."""
 
 
-def alone(reducer: Reducer, work: Callable[[], T]) -> T:
+def run_on_rank_zero(reducer: Reducer, work: Callable[[], T]) -> T:
     """Do something on rank 0, and return what it gave on every rank; all of them call this.
 
     What it raises ends rank 0, and the launcher the others.
     """
     if reducer.rank != 0:
-        return wait_for_rank_0(reducer)  # type: ignore[no-any-return]
+        return wait_for_rank_zero(reducer)  # type: ignore[no-any-return]
     if reducer.num_ranks == 1:
         return work()
     finished = threading.Event()
@@ -38,7 +38,7 @@ def alone(reducer: Reducer, work: Callable[[], T]) -> T:
     return value
 
 
-def wait_for_rank_0(reducer: Reducer) -> Any:
+def wait_for_rank_zero(reducer: Reducer) -> Any:
     """Return what rank 0's work gave, on a rank that has none of its own to hand over."""
     while True:
         is_done, value = reducer.broadcast(None)

@@ -22,16 +22,24 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
-from tasks.tracking import FLOW_SOURCE_TAG, GONE_ON_TAG, REPEAT_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
-from tasks.train.phases import Setting
+from tasks.tracking import (
+    FLOW_SOURCE_TAG,
+    REPEAT_TAG,
+    RESUMED_WITH_CHANGES_TAG,
+    TABLE_ID_TAG,
+    TRIAL_TAG,
+    TrackedRun,
+    TrainingData,
+)
+from tasks.train.phases import TrainingContext
 from tasks.train.progress import Progress
 
 logger = logging.getLogger("lakevision.train")
 
 
-def training_data(setting: Setting) -> TrainingData:
+def training_data(context: TrainingContext) -> TrainingData:
     """Return which version of which table the run is trained on, and where its images came from."""
-    manifest = setting.manifest
+    manifest = context.manifest
     rows = {split: part.rows for split, part in manifest.splits.items()}
     return TrainingData(manifest.table, manifest.content_digest, rows, source_of(manifest.table))
 
@@ -45,34 +53,34 @@ def source_of(table: TableRef) -> str | None:
     return without_credentials(source) if source else None
 
 
-def run_name(setting: Setting, tags: Mapping[str, str]) -> str:
+def run_name(context: TrainingContext, tags: Mapping[str, str]) -> str:
     """Return what the list of runs calls the run: the network, its image size, and what is special about the run."""
-    ranks = [] if setting.distributed is None else [f"{setting.reducer.num_ranks} ranks"]
+    ranks = [] if context.distributed is None else [f"{context.reducer.num_ranks} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
     repeated = ["repeated"] if REPEAT_TAG in tags else []
-    return ", ".join([f"{setting.train.model} {setting.manifest.image_size} px", *ranks, *trial, *repeated])
+    return ", ".join([f"{context.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
 
 
-def run_tags(setting: Setting, tags: Mapping[str, str]) -> dict[str, str]:
+def run_tags(context: TrainingContext, tags: Mapping[str, str]) -> dict[str, str]:
     """Return the tags of the run: those given, the flow that trains as its source, and the table's id."""
     if TRIAL_TAG in tags or REPEAT_TAG in tags:
         flow = "tune" if TRIAL_TAG in tags else "repeat"
     else:
-        flow = "train" if setting.distributed is None else "train_distributed"
-    table_id = setting.manifest.table.table_id
+        flow = "train" if context.distributed is None else "train_distributed"
+    table_id = context.manifest.table.table_id
     own = {FLOW_SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
     return own | dict(tags)
 
 
-def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
+def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
     """Return all that decides a training, enough to do it again."""
-    manifest = setting.manifest
+    manifest = context.manifest
     return {
-        "train": setting.train.model_dump(),
-        "distributed": None if setting.distributed is None else setting.distributed.model_dump(),
+        "train": context.train.model_dump(),
+        "distributed": None if context.distributed is None else context.distributed.model_dump(),
         "cache": {
-            "url": setting.cache.url,
-            "digest": setting.cache.digest,
+            "url": context.cache.url,
+            "digest": context.cache.digest,
             "image_size": manifest.image_size,
             "settings": manifest.settings.decisive(),
         },
@@ -84,20 +92,20 @@ def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
             "source": data.source or "",
             "rows": dict(data.rows),
         },
-        "weights_digest": weights_digest(setting.train.model, setting.train.weights),
-        "num_ranks": setting.reducer.num_ranks,
-        "device": str(setting.device),
-        "processor": processor_name(setting.device),
-        "precision": precision_name(setting.precision, setting.device),
+        "weights_digest": weights_digest(context.train.model, context.train.weights),
+        "num_ranks": context.reducer.num_ranks,
+        "device": str(context.device),
+        "processor": processor_name(context.device),
+        "precision": precision_name(context.precision, context.device),
         "num_threads": torch.get_num_threads(),
     }
 
 
 def log_results(
-    run: TrackedRun, setting: Setting, progress: Progress, test: DetailedEvaluation, storage: Storage
+    run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation, storage: Storage
 ) -> None:
     """Log the metrics of the best epoch and of the split `test`, the report, and the model that was tested."""
-    manifest = setting.manifest
+    manifest = context.manifest
     best = progress.history[progress.stopping.best_epoch]
     run.log_metrics(
         {
@@ -115,22 +123,22 @@ def log_results(
         step=best.epoch,
     )
     facts = TrainingFacts(
-        train=setting.train,
-        distributed=setting.distributed,
-        cache=setting.cache,
+        train=context.train,
+        distributed=context.distributed,
+        cache=context.cache,
         manifest=manifest,
-        weights_digest=weights_digest(setting.train.model, setting.train.weights),
-        num_ranks=setting.reducer.num_ranks,
-        device=str(setting.device),
+        weights_digest=weights_digest(context.train.model, context.train.weights),
+        num_ranks=context.reducer.num_ranks,
+        device=str(context.device),
         history=progress.history,
         best_epoch=best.epoch,
         test=test,
         source=source_of(manifest.table),
-        gone_on=progress.tags.get(GONE_ON_TAG),
+        gone_on=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
-    log_report(run, facts, setting.counts[TRAIN].tolist(), storage)
+    log_report(run, facts, context.counts[TRAIN].tolist(), storage)
     with TemporaryDirectory() as scratch:
-        state = setting.classifier.state_dict()
-        save_classifier(Path(scratch), setting.train.model, state, manifest.classes, manifest.image_size)
+        state = context.classifier.state_dict()
+        save_classifier(Path(scratch), context.train.model, state, manifest.classes, manifest.image_size)
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)

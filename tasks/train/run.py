@@ -12,8 +12,8 @@ from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.progress import Beginning, ReportedEpoch
-from tasks.train.rank_zero import alone
+from tasks.train.progress import ReportedEpoch, ResumePoint
+from tasks.train.rank_zero import run_on_rank_zero
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
 
@@ -54,27 +54,27 @@ def train_model(
     training = Training(train, cache, storage, distributed, reducer, tags or {}, on_epoch, repetition)
     with ExitStack() as stack:
 
-        def begin() -> Beginning:
+        def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
             # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before
             # they start ranks; this lock is for plain calls, and for a rank that outlives its launcher.
             stack.enter_context(filelock.FileLock(training_lock(training.folder)))
             sweep_checkpoints(storage.checkpoints, train.keep_checkpoint_days)
             with tracking.away_named(storage):
-                return _find_beginning(training, storage)
+                return _find_resume_point(training, storage)
 
-        return training.run(alone(reducer, begin))
+        return training.run(run_on_rank_zero(reducer, begin))
 
 
-def _find_beginning(training: Training, storage: Storage) -> Beginning:
+def _find_resume_point(training: Training, storage: Storage) -> ResumePoint:
     """Return where a training begins, by what earlier processes left; the caller holds its lock."""
     finished = tracking.find_finished_run(storage, training.key)
     if finished is not None:
         remove_checkpoints(training.folder)  # The process may have been killed before it did so itself.
-        return Beginning(finished=finished)
+        return ResumePoint(finished=finished)
     name, resume = training.checkpoints.newest()
     if resume is None or not tracking.has_run(storage, resume):
         # Killed before its first checkpoint; or somebody deleted the run, and the training goes on in another.
         resume = tracking.find_begun_run(storage, training.key)
     tracking.end_abandoned_runs(storage, training.key, keep=resume)
-    return Beginning(checkpoint=name, resume=resume)
+    return ResumePoint(checkpoint=name, resume=resume)

@@ -56,13 +56,13 @@ PLATEAU_FACTOR = 0.1
 """What the learning rate falls to on a plateau, as a share: that of torch's ReduceLROnPlateau."""
 
 REFERENCE_BATCH = 32
-"""Pictures a step for which `train.learning_rate` is meant where it is scaled."""
+"""Images a step for which `train.learning_rate` is meant where it is scaled."""
 
 SCALED_WARMUP_EPOCHS = 5.0
 """Epochs of the warm-up to a rate that the batch scales up, where nobody chose: those of Goyal et al., of their 90."""
 
 SCALED_WARMUP_SHARE = 0.25
-"""What that warm-up has of a stage at most, so that the schedule has the rest."""
+"""What that warm-up has of a phase at most, so that the schedule has the rest."""
 
 WARMUP_START = 0.01
 """Where a warm-up to a rate that is not scaled up begins, as a share of it: that of torchvision's references
@@ -94,7 +94,7 @@ def count_plateaus(
 
 
 def scaled(rate: float, how: Literal["none", "linear", "sqrt"], factor: float) -> float:
-    """Return a rate for `factor` times the pictures a step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
+    """Return a rate for `factor` times the images a step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
     grown: dict[str, float] = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}
     return rate * grown[how]
 
@@ -102,7 +102,7 @@ def scaled(rate: float, how: Literal["none", "linear", "sqrt"], factor: float) -
 def learning_rate(
     train: TrainConfig,
     distributed: DistributedConfig | None,
-    steps_an_epoch: int,
+    steps_per_epoch: int,
     *,
     batch_size: int = REFERENCE_BATCH,
     base: float | None = None,
@@ -110,20 +110,20 @@ def learning_rate(
     history: Callable[[], Sequence[float]] = tuple,
     first_epoch: int = 0,
 ) -> Callable[[int], float]:
-    """Return the learning rate of a stage by its steps: scaled by batch size and ranks, after a warm-up.
+    """Return the learning rate of a phase by its steps: scaled by batch size and ranks, after a warm-up.
 
-    To a rate that is scaled up the warm-up begins with that of REFERENCE_BATCH pictures on one rank (Goyal et al.
+    To a rate that is scaled up the warm-up begins with that of REFERENCE_BATCH images on one rank (Goyal et al.
     2017, arXiv:1706.02677, section 2.2), to any other with WARMUP_START of it.
 
     Args:
         train: Names schedule and scaling.
         distributed: The ranks; None for one process.
-        steps_an_epoch: Steps of an epoch.
-        batch_size: Pictures a step on each rank.
-        base: Learning rate of the stage; None: `train.learning_rate`.
-        max_epochs: Epochs of the stage; None: `train.max_epochs`.
-        history: Returns the monitored metric of all epochs so far, those of earlier stages among them.
-        first_epoch: The stage's first epoch, by its number over all stages.
+        steps_per_epoch: Steps of an epoch.
+        batch_size: Images a step on each rank.
+        base: Learning rate of the phase; None: `train.learning_rate`.
+        max_epochs: Epochs of the phase; None: `train.max_epochs`.
+        history: Returns the monitored metric of all epochs so far, those of earlier phases among them.
+        first_epoch: The phase's first epoch, by its number over all phases.
     """
     base = train.learning_rate if base is None else base
     by_batch = peak = scaled(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
@@ -137,8 +137,8 @@ def learning_rate(
     rate = LearningRate(
         start=base if peak > base else WARMUP_START * peak,
         peak=peak,
-        warmup_steps=round(warmup_epochs * steps_an_epoch),
-        total_steps=epochs * steps_an_epoch,
+        warmup_steps=round(warmup_epochs * steps_per_epoch),
+        total_steps=epochs * steps_per_epoch,
         schedule="constant" if train.schedule == "plateau" else train.schedule,
     )
     if train.schedule != "plateau":

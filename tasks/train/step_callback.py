@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 
 from tasks.collectives import Reducer
-from tasks.system.signals import is_asked_to_leave
+from tasks.system.signals import shutdown_requested
 
 AGREE_SECONDS = 1.0
 """Ranks agree about this often: each time is a message of all to all, which no step should wait for."""
 
 
-class NoPauses:
+class NullStepCallback:
     """Nothing happens between two steps."""
 
     def is_over(self) -> bool:
@@ -24,7 +24,7 @@ class NoPauses:
         return False
 
 
-class Pauses(NoPauses):
+class StepCallback(NullStepCallback):
     """Decides after each step, alike on every rank; a single process decides after every step.
 
     Ranks decide together after a number of steps that rank 0's clock makes a second of. One that is asked to leave
@@ -99,4 +99,4 @@ class Pauses(NoPauses):
         return bool(own[0]), bool(own[1]), bool(own[2])
 
     def _wants_to_leave(self) -> bool:
-        return is_asked_to_leave()
+        return shutdown_requested()

@@ -1,4 +1,4 @@
-"""One training on one rank: its stages, its checkpoints, and what of it goes to MLflow."""
+"""One training on one rank: its phases, its checkpoints, and what of it goes to MLflow."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tasks.model.device import choose_device, make_deterministic
 from tasks.model.fold import fold_batch_norm
 from tasks.model.network import build_classifier, copy_of_state
 from tasks.refs import CacheRef, RunRef
-from tasks.report.image_names import name_pictures
+from tasks.report.image_names import name_images
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
@@ -29,13 +29,13 @@ from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.feature_files import BATCH
 from tasks.train.identity import check_fits, decisive_settings, run_key
-from tasks.train.loop import fit, is_left
-from tasks.train.phases import Setting, Trainable, prepare_stage, stages_of
-from tasks.train.progress import Beginning, Progress, ReportedEpoch
-from tasks.train.provenance import begun_with, changes, computed_on, note_of
-from tasks.train.rank_zero import alone, wait_for_rank_0
+from tasks.train.loop import fit, has_epochs_left
+from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
+from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
+from tasks.train.provenance import changes, current_provenance, note_of, recorded_provenance
+from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
-from tasks.train.step_callback import Pauses
+from tasks.train.step_callback import StepCallback
 
 logger = logging.getLogger("lakevision.train")
 
@@ -77,29 +77,29 @@ class Training:
         self._num_told = 0
         self._sent: set[int] = set()
 
-    def run(self, beginning: Beginning) -> RunRef:
+    def run(self, resume_point: ResumePoint) -> RunRef:
         """Train on this rank."""
-        if beginning.finished is not None:
-            logger.info("MLflow run %s has trained this already: nothing to train", beginning.finished.run_id)
-            return beginning.finished
-        setting = self._prepare()
+        if resume_point.finished is not None:
+            logger.info("MLflow run %s has trained this already: nothing to train", resume_point.finished.run_id)
+            return resume_point.finished
+        context = self._prepare()
         # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
-        checkpoint = None if beginning.checkpoint is None else self.checkpoints.load(beginning.checkpoint)
+        checkpoint = None if resume_point.checkpoint is None else self.checkpoints.load(resume_point.checkpoint)
         if checkpoint is not None:
-            check_fits(checkpoint, self._identity, setting.manifest.classes, self.folder)
+            check_fits(checkpoint, self._identity, context.manifest.classes, self.folder)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
-            logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
-        self.progress.classes = setting.manifest.classes
-        computed_before = self.progress.computed_on
-        self.progress.computed_on = computed_on(setting.device, setting.precision)
+            logger.info("going on at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
+        self.progress.classes = context.manifest.classes
+        computed_before = self.progress.provenance
+        self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
-            self._run_stages(setting, checkpoint)
-            self._test(setting)
-            run_of_rank_0: RunRef = wait_for_rank_0(self._reducer)
+            self._run_phases(context, checkpoint)
+            self._test(context)
+            run_of_rank_0: RunRef = wait_for_rank_zero(self._reducer)
             return run_of_rank_0
-        data = training_data(setting)
-        name, config, tags = run_name(setting, self._tags), run_config(setting, data), run_tags(setting, self._tags)
-        with tracking.tracked_run(self._storage, name, self.key, config, tags, beginning.resume) as run:
+        data = training_data(context)
+        name, config, tags = run_name(context, self._tags), run_config(context, data), run_tags(context, self._tags)
+        with tracking.tracked_run(self._storage, name, self.key, config, tags, resume_point.resume) as run:
             run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
@@ -110,14 +110,17 @@ class Training:
                 for tag, text in self.progress.tags.items():
                     self._sender.send_tag(tag, text)
             # What the checkpoint does not know is as the run was begun: its parameters cannot be changed.
-            changed = changes(begun_with(run) | computed_before, self.progress.computed_on)
+            changed = changes(recorded_provenance(run) | computed_before, self.progress.provenance)
             if changed:
                 why = "its weights may be those of neither" if checkpoint else "its parameters say how it was begun"
                 logger.warning("this training goes on otherwise than it was begun: %s; %s", "; ".join(changed), why)
-                self._tell(tracking.GONE_ON_TAG, note_of(self.progress.tags.get(tracking.GONE_ON_TAG), changed))
+                self._tell(
+                    tracking.RESUMED_WITH_CHANGES_TAG,
+                    note_of(self.progress.tags.get(tracking.RESUMED_WITH_CHANGES_TAG), changed),
+                )
             try:
-                self._run_stages(setting, checkpoint)
-                test = self._test(setting)
+                self._run_phases(context, checkpoint)
+                test = self._test(context)
             except BaseException:
                 # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
                 try:
@@ -125,19 +128,19 @@ class Training:
                 except Exception as error:
                     logger.warning("not all metrics were sent: %s", error)
                 raise
-            result = alone(self._reducer, lambda: self._end(run, setting, test))
+            result = run_on_rank_zero(self._reducer, lambda: self._end(run, context, test))
         remove_checkpoints(self.folder)
         return result
 
-    def _end(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> RunRef:
+    def _end(self, run: tracking.TrackedRun, context: TrainingContext, test: DetailedEvaluation) -> RunRef:
         """Send and log what is left, on rank 0."""
         assert self._sender is not None, "a run has a sender"
         self._send_new()  # Of the last epochs no checkpoint may have been written: the disk was full.
         self._sender.close()
-        log_results(run, setting, self.progress, test, self._storage)
+        log_results(run, context, self.progress, test, self._storage)
         return RunRef(run_id=run.run_id)
 
-    def _prepare(self) -> Setting:
+    def _prepare(self) -> TrainingContext:
         train, reducer = self._train, self._reducer
         manifest = open_cache(self._cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
@@ -150,32 +153,32 @@ class Training:
         if reducer.num_ranks == 1:
             # In the memory format of the cache's pixels; Horovod takes tensors in the other one alone.
             classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        setting = Setting(
+        context = TrainingContext(
             train, self._distributed, self._cache, manifest, self._storage.cache, classifier, device, reducer
         )
-        setting.check()
-        return setting
+        context.check()
+        return context
 
-    def _run_stages(self, setting: Setting, checkpoint: dict[str, Any] | None) -> None:
-        progress, classifier = self.progress, setting.classifier
-        for stage in stages_of(self._train):
-            if stage.number < progress.stage:
+    def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
+        progress, classifier = self.progress, context.classifier
+        for phase in phases_of(self._train):
+            if phase.number < progress.phase:
                 continue
-            if stage.number > progress.stage:
+            if phase.number > progress.phase:
                 # It begins with the best weights so far, and counts its own patience.
-                progress.stage, progress.first_epoch, progress.batch_size = stage.number, progress.next_epoch, None
+                progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state = copy_of_state(classifier)
-            trainable = prepare_stage(setting, stage, progress)
+            trainable = prepare_phase(context, phase, progress)
             if self._sender is not None and self._train.batch_size == "auto":
-                self._tell(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
-            if checkpoint is not None and checkpoint["stage"] == stage.number:
+                self._tell(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
+            if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
-            if self._fit(setting, stage.max_epochs, trainable):
+            if self._fit(context, phase.max_epochs, trainable):
                 break
 
-    def _fit(self, setting: Setting, max_epochs: int, trainable: Trainable) -> bool:
-        """Train a stage; say whether the time budget is used up."""
+    def _fit(self, context: TrainingContext, max_epochs: int, trainable: Trainable) -> bool:
+        """Train a phase; say whether the time budget is used up."""
         train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
 
@@ -188,16 +191,18 @@ class Training:
         def seconds_left() -> float:
             return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
 
-        pauses = Pauses(reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left)
+        step_callback = StepCallback(
+            reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left
+        )
 
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
-            pauses.saved()
+            step_callback.saved()
             if reducer.rank != 0:  # What is this rank's own: the metrics are those of all, and rank 0 has logged them.
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
-                is_last = progress.stage == len(train.fine_tune) and not is_left(progress, max_epochs)
+                is_last = progress.phase == len(train.fine_tune) and not has_epochs_left(progress, max_epochs)
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
         try:
@@ -210,15 +215,15 @@ class Training:
                 progress,
                 max_epochs=max_epochs,
                 monitor=train.monitor,
-                num_classes=len(setting.manifest.classes),
-                device=setting.device,
+                num_classes=len(context.manifest.classes),
+                device=context.device,
                 reducer=reducer,
                 on_epoch=on_epoch,
                 settings=trainable.settings,
-                pauses=pauses,
+                step_callback=step_callback,
             )
         except Diverged as diverged:
-            raise diverged.naming(lambda rows: name_pictures(setting.manifest, TRAIN, rows, self._storage)) from None
+            raise diverged.naming(lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)) from None
         except KeyboardInterrupt:
             # Within the validation, when every rank has trained the whole epoch; else the checkpoint is there already.
             if self._run is not None and progress.running.is_trained:
@@ -248,9 +253,9 @@ class Training:
             )  # fmt: skip
         self._num_told = len(self.progress.history)
 
-    def _test(self, setting: Setting) -> DetailedEvaluation:
-        """Evaluate what will serve: the whole network on pictures, in the form and precision of inference."""
-        setting.classifier.precision = None
-        network = fold_batch_norm(setting.classifier)
-        pictures = setting.pictures(TEST, BATCH)
-        return evaluate_in_detail(network, pictures, len(setting.manifest.classes), setting.device, self._reducer)
+    def _test(self, context: TrainingContext) -> DetailedEvaluation:
+        """Evaluate what will serve: the whole network on images, in the form and precision of inference."""
+        context.classifier.precision = None
+        network = fold_batch_norm(context.classifier)
+        images = context.images(TEST, BATCH)
+        return evaluate_in_detail(network, images, len(context.manifest.classes), context.device, self._reducer)

@@ -9,7 +9,7 @@ from tasks.tune.space import fit_batches
 
 
 def check_search_sizes(config: TuneRun, images: TableRef) -> None:
-    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
+    """Refuse a search of which a trial may draw a batch larger than a table version has images.
 
     Raises:
         WrongInput: As `fit_batches`.

@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.2
 class RunningTrial(Protocol):
     """A trial on its way, wherever it runs."""
 
-    def ended(self) -> bool:
+    def poll(self) -> bool:
         """Say whether it ended well, pruned or not; raises where it did not."""
 
     def cancel(self) -> None:
@@ -108,7 +108,7 @@ class TrialThread:
         finally:
             self._on_end()
 
-    def ended(self) -> bool:
+    def poll(self) -> bool:
         """Say whether it ended well.
 
         Raises:
@@ -178,7 +178,7 @@ def run_trials(
 
 def _is_over(study: optuna.Study, number: int, trial: RunningTrial, on_cancelled: Callable[[int], None]) -> bool:
     try:
-        if not trial.ended():
+        if not trial.poll():
             return False
     except SubmittedRunCancelled as error:
         logger.warning("trial %d is given up: %s", number, error)

@@ -43,7 +43,7 @@ def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -
     fitted = fit_batches(train, tune, rows)
     if fitted != tune:
         logger.warning(
-            "the split 'train' has %d pictures: train.batch_size is drawn from %s, where tune.search names no others",
+            "the split 'train' has %d images: train.batch_size is drawn from %s, where tune.search names no others",
             rows,
             [values["batch_size"] for values in corners({"batch_size": fitted.space["batch_size"]})],
         )
@@ -51,37 +51,37 @@ def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -
     return fitted
 
 
-def fit_batches(train: TrainConfig, tune: TuneConfig, num_pictures: int) -> TuneConfig:
-    """Return the search as it is for so many pictures to train on.
+def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneConfig:
+    """Return the search as it is for so many images to train on.
 
-    The default search draws smaller batches where there are few: it runs on 4 pictures or more. What a person asked for
+    The default search draws smaller batches where there are few: it runs on 4 images or more. What a person asked for
     is not changed, and refused here, since a trial that cannot be trained would end every run of the search.
 
     Args:
         train: The settings that are not searched.
         tune: The search.
-        num_pictures: Of the split `train`, from which the trials train, each in one process.
+        num_images: Of the split `train`, from which the trials train, each in one process.
 
     Raises:
         WrongInput: A batch larger than that.
     """
     if not tune.search:
-        tune = _with_smaller_batches(tune, num_pictures)
+        tune = _with_smaller_batches(tune, num_images)
     if "batch_size" not in tune.space:
-        check_batches(train, 1, num_pictures)
+        check_batches(train, 1, num_images)
         return tune
     for values in corners({"batch_size": tune.space["batch_size"]}):
         try:
-            check_batches(with_values(train, values), 1, num_pictures)
+            check_batches(with_values(train, values), 1, num_images)
         except WrongInput as error:
             raise WrongInput(f"tune.search can draw {values}; take that out of the search: {error}") from None
     return tune
 
 
-def _with_smaller_batches(tune: TuneConfig, num_pictures: int) -> TuneConfig:
+def _with_smaller_batches(tune: TuneConfig, num_images: int) -> TuneConfig:
     sizes = set(DEFAULT_BATCH_SIZES)
-    # Never to 1, of which a batch norm has no variance; who has fewer than 4 pictures has nothing to search with.
-    while max(sizes) > max(4, num_pictures):
+    # Never to 1, of which a batch norm has no variance; who has fewer than 4 images has nothing to search with.
+    while max(sizes) > max(4, num_images):
         sizes = {max(2, size // 2) for size in sizes}
     if sizes == set(DEFAULT_BATCH_SIZES):
         return tune

@@ -42,7 +42,7 @@ def check_searchable(config: TuneRun, storage: Storage) -> None:
 
 @stage("check-batches", timeout_seconds=1800)
 def check_drawn_batches_fit(config: TuneRun, images: TableRef) -> None:
-    """Refuse a batch that a trial may draw and a table version has no pictures for, before a cache is built from it."""
+    """Refuse a batch that a trial may draw and a table version has no images for, before a cache is built from it."""
     check_search_sizes(config, images)
 
 

@@ -1,6 +1,6 @@
-"""Time from a warm cache of pictures to the best accuracy, with a frozen backbone: ours beside the published recipe.
+"""Time from a warm cache of images to the best accuracy, with a frozen backbone: ours beside the published recipe.
 
-The recipe runs the backbone on every picture in every epoch, in float32, from petastorm's own loader, and tracks
+The recipe runs the backbone on every image in every epoch, in float32, from petastorm's own loader, and tracks
 nothing. Ours is tracked, in a database of MLflow that is there before the clock starts, as the cache is. Needs the
 photos and weights of $LAKEVISION_TEST_DATA.
 Run: `make bench-accuracy`, or after train.py as part of `make bench-train`; BENCH_ARGS=--quick for one seed.

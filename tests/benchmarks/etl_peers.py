@@ -75,10 +75,10 @@ def recipe(source: str, target: str) -> None:
 
 
 def _convert(path: str) -> tuple[str, str, bytes]:
-    from tasks.etl.extract import store_picture
+    from tasks.etl.extract import store_image
 
     content = Path(path).read_bytes()
-    return path, hashlib.sha256(content).hexdigest(), store_picture(content, SIDE).content
+    return path, hashlib.sha256(content).hexdigest(), store_image(content, SIDE).content
 
 
 def pool(source: str, target: str) -> None:

@@ -1,6 +1,6 @@
 """What a linear probe of the frozen backbone reaches on the photos: the bound that a trained head is held against.
 
-Logistic regression on the features of every picture, with our letterbox or with torchvision's own preprocessing of
+Logistic regression on the features of every image, with our letterbox or with torchvision's own preprocessing of
 these weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
 `linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; says the accuracy on the split `test`.
 """
@@ -32,12 +32,12 @@ Prepare = Callable[[Path], torch.Tensor]
 
 
 def letterboxed(file: Path) -> torch.Tensor:
-    """Return a picture as our cache has it, normalised as the weights were trained."""
+    """Return an image as our cache has it, normalised as the weights were trained."""
     return normalize(torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())[None])[0]
 
 
 def cropped(file: Path) -> torch.Tensor:
-    """Return a picture as torchvision prepares it."""
+    """Return an image as torchvision prepares it."""
     with Image.open(file) as image:
         prepared: torch.Tensor = ImageClassification(crop_size=SIDE)(image.convert("RGB"))
     return prepared

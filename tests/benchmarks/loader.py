@@ -1,9 +1,9 @@
-"""The loader beside its peers: pictures a second at 224x224, the first batch, the quality of the shuffle, memory.
+"""The loader beside its peers: images a second at 224x224, the first batch, the quality of the shuffle, memory.
 
-Peers in the same run, on the same pictures: the recipe (petastorm's own loader), torchvision's ImageFolder and
+Peers in the same run, on the same images: the recipe (petastorm's own loader), torchvision's ImageFolder and
 MosaicML Streaming under torch's DataLoader, and a gather from memory. Every loader has a process of its own and two
 workers; epochs take turns. MosaicML Streaming gets an environment of its own and is left out where there is no network.
-Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer pictures.
+Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer images.
 """
 
 import argparse
@@ -52,7 +52,7 @@ OURS = ("uint8", "jpeg")
 
 
 def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> None:
-    """Write the same pictures in every form."""
+    """Write the same images in every form."""
     for pixel_format in OURS:
         loader_data.write_cache(str(folder / pixel_format), {"train": num_rows}, pixel_format)
     loader_data.write_image_folder(folder / "files", num_rows)
@@ -96,7 +96,7 @@ def shuffle_figure(num_rows: int) -> Figure:
         ours.append(abs(neighbour_correlation(epoch_order(num_rows, in_group, window, 1, epoch).rows)))
         full.append(abs(neighbour_correlation(np.random.default_rng(epoch).permutation(num_rows))))
     mine, perfect = statistics.mean(ours), statistics.mean(full)
-    name = f"correlation of neighbours, {num_rows} pictures"
+    name = f"correlation of neighbours, {num_rows} images"
     return Figure(name, mine, "%", "a full permutation", perfect, mine / perfect, None, None)
 
 
@@ -112,10 +112,10 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
         rows.append(manifest.splits["train"].rows)
     ratio = grown[0] / grown[1]
     return Figure(
-        f"peak memory with a pool of 64 MB, {rows[0]} pictures",
+        f"peak memory with a pool of 64 MB, {rows[0]} images",
         grown[0],
         "MB",
-        f"{rows[1]} pictures",
+        f"{rows[1]} images",
         grown[1],
         ratio,
         1.1,
@@ -124,8 +124,8 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
 
 
 def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
-    """Return pictures a second beside a peer's; the ratio is the median over the rounds."""
-    speeds = {name: [said["pictures"] / said["seconds"] for said in rounds[name]] for name in (mine, peer)}
+    """Return images a second beside a peer's; the ratio is the median over the rounds."""
+    speeds = {name: [said["images"] / said["seconds"] for said in rounds[name]] for name in (mine, peer)}
     ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds[mine], speeds[peer], strict=True))
     return Figure(
         f"images/s, {mine}",
@@ -142,7 +142,7 @@ def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, tit
 def main() -> None:
     """Write the data, let the loaders take turns, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two rounds on fewer pictures, for a first look")
+    parser.add_argument("--quick", action="store_true", help="two rounds on fewer images, for a first look")
     quick = parser.parse_args().quick
     num_rounds, num_rows = (2, 1000) if quick else (5, 4000)
     peers = ["uint8", "recipe", "gather", "jpeg", "image_folder"]
@@ -168,7 +168,7 @@ def main() -> None:
             for peer in running:
                 rounds[peer.name].append(peer.run_round())
             speeds = ", ".join(
-                f"{name} {rounds[name][-1]['pictures'] / rounds[name][-1]['seconds']:.0f}" for name in peers
+                f"{name} {rounds[name][-1]['images'] / rounds[name][-1]['seconds']:.0f}" for name in peers
             )
             print(f"round {number + 1} of {num_rounds}, images/s: {speeds}", flush=True)
         for peer in running:
@@ -190,7 +190,7 @@ def main() -> None:
         )
         figures.append(shuffle_figure(50_000))
         figures.append(memory_figure(scratch / "data", scratch / "large", log))
-    note = f"{num_rows} pictures of 224x224, batch 32, 2 workers, median of {num_rounds} rounds"
+    note = f"{num_rows} images of 224x224, batch 32, 2 workers, median of {num_rounds} rounds"
     write_figures("loader", figures, note if streaming else f"{note}; MosaicML Streaming could not be installed")
 
 

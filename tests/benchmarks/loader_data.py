@@ -1,4 +1,4 @@
-"""The same pictures in every form that the loaders of the benchmark read: caches, JPEG files, Parquet, MDS shards."""
+"""The same images in every form that the loaders of the benchmark read: caches, JPEG files, Parquet, MDS shards."""
 
 import io
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ RECIPE_GROUPS = 64
 """Row groups of the recipe's Parquet: with fewer than its reader hands out at once, that reader may end before any."""
 
 
-def draw_picture(number: int) -> npt.NDArray[np.uint8]:
+def draw_image(number: int) -> npt.NDArray[np.uint8]:
     """Return a gradient with noise: about 20 kB as JPEG, as much as a photo of this size."""
     draw = np.random.default_rng(number)
     ramp = np.linspace(-60, 60, SIDE)
@@ -33,13 +33,13 @@ def draw_picture(number: int) -> npt.NDArray[np.uint8]:
 
 
 def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef:
-    """Write a cache of so many pictures a split with the code that Spark tasks run, but without Spark."""
+    """Write a cache of so many images a split with the code that Spark tasks run, but without Spark."""
     settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
     in_group = rows_per_group(splits["train"], settings)
     return caches.write_cache(
         url,
         splits,
-        lambda split, row: (draw_picture(row), row % len(CLASSES)),
+        lambda split, row: (draw_image(row), row % len(CLASSES)),
         CLASSES,
         settings,
         rows_per_group=in_group,
@@ -50,7 +50,7 @@ def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef
 def encoded(num_rows: int) -> Iterator[tuple[bytes, int]]:
     """Yield the JPEG files that the cache of format jpeg holds, with their classes."""
     for row in range(num_rows):
-        yield encode_jpeg(Image.fromarray(draw_picture(row)), QUALITY, "4:2:0"), row % len(CLASSES)
+        yield encode_jpeg(Image.fromarray(draw_image(row)), QUALITY, "4:2:0"), row % len(CLASSES)
 
 
 def write_image_folder(folder: Path, num_rows: int) -> None:
@@ -83,5 +83,5 @@ def write_mds(folder: Path, num_rows: int) -> None:
         MDSWriter(out=str(folder / "jpeg"), columns={"pixels": "jpeg", "label": "int"}) as jpeg,
     ):
         for row, (content, label) in enumerate(encoded(num_rows)):
-            raw.write({"pixels": draw_picture(row), "label": label})
+            raw.write({"pixels": draw_image(row), "label": label})
             jpeg.write({"pixels": Image.open(io.BytesIO(content)), "label": label})

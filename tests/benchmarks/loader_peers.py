@@ -80,23 +80,23 @@ def streaming(folder: Path, pixel_format: str) -> Epoch:
     from streaming import StreamingDataset
     from torchvision.transforms.functional import pil_to_tensor
 
-    class Pictures(StreamingDataset):  # type: ignore[misc]  # no types
+    class Images(StreamingDataset):  # type: ignore[misc]  # no types
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             row = super().__getitem__(index)
             pixels = row["pixels"]
             return torch.from_numpy(pixels) if pixel_format == "raw" else pil_to_tensor(pixels), row["label"]
 
     return torch_loader(
-        Pictures(local=str(folder / "mds" / pixel_format), shuffle=True, batch_size=BATCH_SIZE), shuffle=False
+        Images(local=str(folder / "mds" / pixel_format), shuffle=True, batch_size=BATCH_SIZE), shuffle=False
     )
 
 
 def gather(folder: Path) -> Epoch:
     """Return np.take from all pixels in memory into one batch, over and over: no loader can do with less."""
-    from tests.benchmarks.loader_data import draw_picture
+    from tests.benchmarks.loader_data import draw_image
 
     num_rows = json.loads((folder / "rows.json").read_text())
-    pixels = np.stack([draw_picture(row) for row in range(num_rows)])
+    pixels = np.stack([draw_image(row) for row in range(num_rows)])
 
     batch = np.empty((BATCH_SIZE, *pixels.shape[1:]), dtype=np.uint8)
 
@@ -123,14 +123,14 @@ PEERS: dict[str, Callable[[Path], Epoch]] = {
 
 
 def run_epoch(epoch: Epoch, number: int) -> dict[str, float]:
-    """Return pictures, seconds to the first batch and in all; the opening counts."""
+    """Return images, seconds to the first batch and in all; the opening counts."""
     began = time.perf_counter()
-    first, pictures = 0.0, 0
+    first, images = 0.0, 0
     for batch in epoch(number):
         first = first or time.perf_counter() - began
-        pictures += len(batch)
-        batch[0].max()  # One picture is looked at, so that no batch stays a promise.
-    return {"pictures": pictures, "first": first, "seconds": time.perf_counter() - began}
+        images += len(batch)
+        batch[0].max()  # One image is looked at, so that no batch stays a promise.
+    return {"images": images, "first": first, "seconds": time.perf_counter() - began}
 
 
 def main() -> None:

@@ -31,13 +31,13 @@ LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-l
 
 
 def speed(peer: Peer) -> float:
-    """Train some steps; return pictures a second."""
+    """Train some steps; return images a second."""
     said = peer.run_round()
-    return said["pictures"] / said["seconds"]
+    return said["images"] / said["seconds"]
 
 
 def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
-    """Train the same network on the same pictures, in turns."""
+    """Train the same network on the same images, in turns."""
     names = ["ours", "ours_fp32", "reference", "reference_same"]
     with ExitStack() as stack:
         python = install_beside(folder / "lightning", LIGHTNING, "lightning", log)
@@ -71,7 +71,7 @@ def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
 
 
 def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
-    """Return pictures a second beside a peer's; the ratio is the median over the rounds."""
+    """Return images a second beside a peer's; the ratio is the median over the rounds."""
     ratio = statistics.median(a / b for a, b in zip(speeds[mine], speeds[peer], strict=True))
     return Figure(
         "images/s of full fine-tuning",
@@ -148,7 +148,7 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
     # Of steps of a tenth of a millisecond the loop's part is large, and its sum small: no goal.
     goal = 1.03 if build is full_network else None
     return Figure(
-        f"{steps} steps of the loop, " + ("pictures" if inputs.ndim == 4 else "features") + " in memory",
+        f"{steps} steps of the loop, " + ("images" if inputs.ndim == 4 else "features") + " in memory",
         statistics.median(a for a, _ in seconds),
         "ms",
         "bare forward, backward, step",

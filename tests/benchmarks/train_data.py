@@ -1,4 +1,4 @@
-"""The same pictures in every form that the ways to train read: our cache, JPEG files in class folders, Parquet."""
+"""The same images in every form that the ways to train read: our cache, JPEG files in class folders, Parquet."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ SIDE = loader_data.SIDE
 
 
 def write_noise(folder: Path, num_rows: int) -> None:
-    """Write drawn pictures of 10 classes as cache, split by split, and as files."""
+    """Write drawn images of 10 classes as cache, split by split, and as files."""
     splits = {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10}
     loader_data.write_cache(str(folder / "uint8"), splits, "uint8")
     loader_data.write_image_folder(folder / "files", num_rows)
 
 
 def split_of(content: bytes) -> str:
-    """Return the split of a picture by its content: 80 % train, 10 % val, 10 % test."""
+    """Return the split of an image by its content: 80 % train, 10 % val, 10 % test."""
     share = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
     return "val" if share < 0.1 else "test" if share < 0.2 else "train"
 

@@ -29,7 +29,7 @@ STEPS = 100
 SIDE = 224
 MODEL = "resnet50"
 NUM_ROWS = 8_000
-"""Pictures of an epoch from a cache: 63 steps, beside which the wait for the first batch is short."""
+"""Images of an epoch from a cache: 63 steps, beside which the wait for the first batch is short."""
 EPOCHS = 3
 
 NVML_SECONDS = 1.0
@@ -70,7 +70,7 @@ def watched() -> Iterator[list[int]]:
 def images_a_second(
     *, tf32: bool = False, bf16: bool = False, channels_last: bool = False, compiled: bool = False
 ) -> tuple[float, list[int]]:
-    """Return the pictures a second of full fine-tuning on pictures that lie on the GPU, and the GPU's utilisation."""
+    """Return the images a second of full fine-tuning on images that lie on the GPU, and the GPU's utilisation."""
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.manual_seed(1)
@@ -129,7 +129,7 @@ def share(title: str, percent: float) -> Figure:
 
 
 def gpu_figures() -> list[Figure]:
-    """Return each variant beside float32, and our loop beside pictures on the GPU; an empty list without a GPU."""
+    """Return each variant beside float32, and our loop beside images on the GPU; an empty list without a GPU."""
     if not torch.cuda.is_available():
         print("no GPU here: its figures are left out", flush=True)
         return []

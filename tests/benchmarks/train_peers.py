@@ -108,7 +108,7 @@ def reference(folder: Path, *, same: bool) -> Run:
     """Return the loop of torchvision's references: zero, forward, loss, backward, step, and its meters.
 
     Args:
-        folder: Where the pictures are.
+        folder: Where the images are.
         same: Whether in our number format and memory order, in place of float32 and NCHW as it comes.
     """
     from tasks.model.precision import computes_bf16
@@ -220,7 +220,7 @@ def main() -> None:
         run(STEPS)
         seconds = time.perf_counter() - began
         settle()
-        print(json.dumps({"pictures": STEPS * BATCH_SIZE, "seconds": seconds}), file=answers, flush=True)
+        print(json.dumps({"images": STEPS * BATCH_SIZE, "seconds": seconds}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

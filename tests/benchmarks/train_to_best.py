@@ -56,7 +56,7 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
 
 
 def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:
-    """Train as the published recipe does: the frozen backbone on every picture in every epoch, its loader, float32."""
+    """Train as the published recipe does: the frozen backbone on every image in every epoch, its loader, float32."""
     import torchvision
     from torch import nn
 

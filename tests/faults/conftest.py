@@ -25,5 +25,5 @@ def draw(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Run once undisturbed, on pictures that take a while to read."""
+    """Run once undisturbed, on images that take a while to read."""
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=150)

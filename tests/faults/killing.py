@@ -25,7 +25,7 @@ from tasks.spark.failure import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.faults.one_run import SPARK, make_storage, run
 from tests.processes import ROOT
 
@@ -71,7 +71,7 @@ class Undisturbed:
 def run_undisturbed(folder: Path, per_class: int) -> Undisturbed:
     """Make a source, and run once."""
     source = folder / "source"
-    write_pictures(source, per_class, side=128)
+    write_images(source, per_class, side=128)
     return Undisturbed(source, run_and_read(source, make_storage(folder / "undisturbed")))
 
 
@@ -82,15 +82,15 @@ def run_and_read(source: Path, storage: Storage) -> Held:
 
 
 def read_held(storage: Storage, ref: CacheRef) -> Held:
-    """Read the newest tables, and every byte and every picture of the cache."""
+    """Read the newest tables, and every byte and every image of the cache."""
     with spark_session(SPARK, storage) as spark:
         images, files = (
             snapshots.read_version(spark, snapshots.latest(spark, storage.table(n))) for n in ("images", "files")
         )
-        pictures, paths = images.drop("ingested_at").collect(), files.drop("seen_at", "modified_at").collect()
+        image_rows, paths = images.drop("ingested_at").collect(), files.drop("seen_at", "modified_at").collect()
     stored = [
         (*map(str, (row | {"content": hashlib.sha256(row["content"]).hexdigest()}).values()),)
-        for row in (picture.asDict() for picture in pictures)
+        for row in (image.asDict() for image in image_rows)
     ]
     assert len(set(stored)) == len(stored)
     # Of a file that went away before the first undisturbed run, nobody else knows.
@@ -172,7 +172,7 @@ MOMENTS: dict[str, Callable[[Storage, list[psutil.Process]], bool]] = {
     "files": lambda storage, members: any(Path(storage.table("files")).glob("part-*")),
     "building": lambda storage, members: any(Path(storage.cache).glob("*/*.parquet")),
 }
-"""What can be seen from outside when a stage is at it: pictures are read, a table or the cache is written."""
+"""What can be seen from outside when a stage is at it: images are read, a table or the cache is written."""
 
 
 def kill_in(process: subprocess.Popen[str], victim: str, moment: str, storage: Storage, seconds: float) -> bool:

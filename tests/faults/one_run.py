@@ -18,7 +18,7 @@ CACHE = CacheConfig(image_size=64)
 
 
 def settings(source: Path) -> EtlConfig:
-    """Return the settings of every run here: pictures are decoded, scaled down and encoded."""
+    """Return the settings of every run here: images are decoded, scaled down and encoded."""
     return EtlConfig(source=str(source), stored_side=64, val_fraction=0.2, test_fraction=0.2)
 
 

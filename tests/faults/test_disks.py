@@ -38,7 +38,7 @@ def test_a_disk_that_is_too_small_for_new_tables_is_left_without(disk, undisturb
         check_full_in_etl(disk, undisturbed.source)
 
 
-def test_a_disk_that_is_too_small_for_more_pictures_keeps_the_tables(disk, undisturbed, draw) -> None:
+def test_a_disk_that_is_too_small_for_more_images_keeps_the_tables(disk, undisturbed, draw) -> None:
     """At their version."""
     check_full_in_growth(disk, undisturbed, free_kilobytes=draw.randrange(40, 250))
 

@@ -61,9 +61,9 @@ def test_a_session_after_a_killed_jvm_is_a_new_one(storage):
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 5.0, 8.0])
-def test_etl_whose_jvm_was_killed_ends_like_an_undisturbed_one(pictures, storage, tmp_path: Path, seconds):
+def test_etl_whose_jvm_was_killed_ends_like_an_undisturbed_one(make_images, storage, tmp_path: Path, seconds):
     """Killed at several moments, between start and the second commit."""
-    source = pictures(per_class=40)
+    source = make_images(per_class=40)
     killer = kill_jvm_after(seconds)
     try:
         ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())

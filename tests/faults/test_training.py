@@ -26,9 +26,9 @@ MOMENTS = 3
 
 
 @pytest.fixture
-def cache(pictures, storage: Storage) -> CacheRef:
-    """Return a cache of 60 pictures."""
-    return hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+def cache(make_images, storage: Storage) -> CacheRef:
+    """Return a cache of 60 images."""
+    return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])

@@ -48,13 +48,13 @@ def storage(storage: Storage, empty_tracking: Path) -> Storage:
 
 
 @pytest.fixture
-def source(pictures) -> Path:  # type: ignore[no-untyped-def]
-    """Return a folder with 3 classes of 20 pictures."""
-    folder: Path = pictures()
+def source(make_images) -> Path:  # type: ignore[no-untyped-def]
+    """Return a folder with 3 classes of 20 images."""
+    folder: Path = make_images()
     return folder
 
 
 @pytest.fixture
 def cache(source: Path, storage: Storage) -> CacheRef:
-    """Return a cache of 60 pictures: 10 row groups of 4, 2 and 3 of 4."""
+    """Return a cache of 60 images: 10 row groups of 4, 2 and 3 of 4."""
     return hand_made_cache(source, f"{storage.cache}/by-hand")

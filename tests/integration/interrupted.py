@@ -33,7 +33,7 @@ from tests.unit.train.small_training import TIMINGS, Killed, same_tensors
 MODEL, SIDE = "shufflenet_v2_x0_5", 32
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 BATCH, STEPS = 6, 8
-"""Pictures a step, and the steps they make an epoch."""
+"""Images a step, and the steps they make an epoch."""
 
 SETTINGS = {
     "model": MODEL,
@@ -54,7 +54,7 @@ class Interruption:
         how: killed loses what no checkpoint covers; asked is SIGTERM within the last step; asked in validation is
             SIGTERM in the validation of an epoch that ended with the last step.
         steps: Steps of this start.
-        leaves: Where its newest checkpoint stands: stage, epoch, pictures of the epoch.
+        leaves: Where its newest checkpoint stands: stage, epoch, images of the epoch.
         repeated: Of the steps, those that the next start takes again.
     """
 
@@ -163,7 +163,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def standing(storage: Storage, train: TrainConfig, cache: CacheRef) -> tuple[int, int, int]:
-    """Return where the newest checkpoint stands: stage, epoch, pictures of the epoch."""
+    """Return where the newest checkpoint stands: stage, epoch, images of the epoch."""
     checkpoints = Checkpoints(storage.checkpoints / run_key(train, cache, None), keep=2, config={})
     name, _run = checkpoints.newest()
     assert name is not None

@@ -13,7 +13,7 @@ from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.train import TrainConfig, TrainRun
 from tasks.config.tune import Choices, TrialRun, TuneConfig, TuneRun
 from tasks.errors import WrongInput
@@ -48,9 +48,9 @@ FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": 
     ids=lambda given: given.name if isinstance(given, DagFlow) else "",
 )
 def test_more_than_there_is_to_train_on_is_refused_before_a_cache_is_built(
-    begun: DagFlow[Any, Any], config: Settings, storage: Storage
+    begun: DagFlow[Any, Any], config: FrozenConfig, storage: Storage
 ) -> None:
-    """The table knows how many pictures the split has."""
+    """The table knows how many images the split has."""
     splits = ["train"] * 45 + ["val", "test"] * 9
     deltalake.write_deltalake(storage.table("images"), pa.table({"split": splits}))
     with pytest.raises(WrongInput, match=r"is 1000, but the split 'train' has 45 images.* give at most 45"):

@@ -23,7 +23,7 @@ ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
 
 @pytest.fixture
 def images(spark, source, storage):
-    """Return the version of a table with 60 colour pictures and 2 gray ones."""
+    """Return the version of a table with 60 colour images and 2 gray ones."""
     for number in (0, 1):
         Image.new("L", (40, 17 + number), 90).save(source / "red" / f"gray{number}.png")
     return ingest_images(EtlConfig(source=str(source), **ETL), storage, SparkConfig()).images
@@ -34,8 +34,8 @@ def build(images, storage, **settings):
     return materialize_cache(CacheConfig(**({"image_size": 16} | settings)), images, storage, SparkConfig())
 
 
-def test_every_picture_is_in_the_cache_once_with_its_pixels_and_its_class(spark, images, storage):
-    """Grayscale ones too: code that drops one-channel pictures loses a class."""
+def test_every_image_is_in_the_cache_once_with_its_pixels_and_its_class(spark, images, storage):
+    """Grayscale ones too: code that drops one-channel images loses a class."""
     ref, built = build(images, storage)
     assert built
     manifest = open_cache(ref)
@@ -124,10 +124,10 @@ def test_a_cache_without_manifest_does_not_exist_and_its_files_are_swept(spark, 
 
 
 def test_an_empty_split_is_refused_by_name(spark, source, storage):
-    """Nothing can be chosen on no pictures."""
+    """Nothing can be chosen on no images."""
     settings = EtlConfig(source=str(source), val_fraction=0.0, test_fraction=0.2)
     images = ingest_images(settings, storage, SparkConfig()).images
-    with pytest.raises(WrongInput, match="the split 'val' .* has no pictures"):
+    with pytest.raises(WrongInput, match="the split 'val' .* has no images"):
         build(images, storage)
 
 

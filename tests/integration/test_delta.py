@@ -8,11 +8,11 @@ from delta.tables import DeltaTable
 
 from tasks.config.storage import StorageConfig
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, HELD_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.etl_tables import ingest
 
 
@@ -30,7 +30,7 @@ def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_pat
     """At every version: created, appended to, and merged into, whose times Spark writes in Parquet's older type."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path / name)))
     reports = [ingest(source, storage)]
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     reports.append(ingest(source, storage))
     os.replace(source / "red" / "000.png", source / "green" / "moved.png")
     (source / "blue" / "000.png").unlink()
@@ -42,7 +42,7 @@ def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_pat
         else:
             assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
         assert report.images.version == report.files.version == number
-        for table, schema in ((report.images, HELD_ARROW), (report.files, FILES_ARROW)):
+        for table, schema in ((report.images, IMAGE_KEYS_ARROW), (report.files, FILES_ARROW)):
             ours, theirs = both(spark, table, schema)
             assert ours == theirs
     assert len(ours) == 67

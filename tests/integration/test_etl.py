@@ -13,11 +13,11 @@ from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.etl_tables import etl_settings, ingest, ledger, stored, versions
 
 
-def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
+def test_every_image_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
     """A run with nothing new leaves both tables at their version."""
     report = ingest(source, storage)
     assert (report.stored, report.quarantined, report.read, report.changed) == (60, 0, 60, True)
@@ -28,23 +28,23 @@ def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source,
 
 
 def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, storage):
-    """With the old one, the pictures that the other run brought in would count as deleted."""
+    """With the old one, the images that the other run brought in would count as deleted."""
     ingest(source, storage)
     settings = etl_settings(source)
     listed = prepare_ingest(settings, storage, SparkConfig())
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     ingest(source, storage)
     report = ingest_source(settings, listed, storage, SparkConfig())
     assert (report.stored, report.changed) == (63, False)
 
 
-def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
+def test_only_new_files_are_read_and_old_images_keep_their_split(spark, source, storage):
     """An incremental run adds what is new and moves nothing; each class has its shares before and after."""
     report = ingest(source, storage)
     assert report.classes == {label: {"test": 4, "train": 12, "val": 4} for label in ("red", "green", "blue")}
     read = spark.read.format("delta").load(storage.table("images"))
     before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     report = ingest(source, storage)
     assert (report.read, report.stored) == (6, 66)
     for counts in report.classes.values():
@@ -68,7 +68,7 @@ def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, sa
     settings = etl_settings(source, split_by="content")
     ingest(source, storage, split_by="content")
     assert not any("etl.split_by" in line for line in said("lakevision.etl"))
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     report = ingest(source, storage)
     (line,) = [line for line in said("lakevision.etl") if "etl.split_by" in line]
     assert line.startswith(f"etl.split_by is stratified, but '{storage.table('images')}' was made with content and")
@@ -93,7 +93,7 @@ def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storag
     monkeypatch.setattr(ingest_module, "write_files", write)
     read = spark.read.format("delta").load(storage.table("images"))
     before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert ingest(source, storage).stored == 63
     found = spark.read.format("delta").load(storage.table("files")).select("sha256", "split").collect()
     splits = {row["sha256"]: row["split"] for row in found}
@@ -105,7 +105,7 @@ def test_bad_files_are_quarantined_with_their_reason_and_end_no_run(spark, sourc
     """One corrupt file costs nobody the night."""
     whole = (source / "red" / "000.png").read_bytes()
     (source / "red" / "empty.png").write_bytes(b"")
-    (source / "red" / "text.jpg").write_bytes(b"no picture at all")
+    (source / "red" / "text.jpg").write_bytes(b"no image at all")
     (source / "red" / "half.png").write_bytes(whole[: len(whole) // 2])
     (source / "lone.png").write_bytes(whole[:-1] + b"x")
     report = ingest(source, storage)
@@ -127,7 +127,7 @@ def test_too_many_bad_files_fail_the_run_and_leave_the_tables_as_they_were(spark
     assert versions(spark, storage) == (0, 0)
 
 
-def test_duplicates_are_one_picture_and_the_next_path_takes_over(spark, source, storage):
+def test_duplicates_are_one_image_and_the_next_path_takes_over(spark, source, storage):
     """An exact copy is a row of the ledger only, until the first one goes."""
     shutil.copy(source / "red" / "000.png", source / "red" / "zzz.png")
     report = ingest(source, storage)
@@ -142,7 +142,7 @@ def test_duplicates_are_one_picture_and_the_next_path_takes_over(spark, source, 
 
 
 def test_one_content_under_two_labels_is_quarantined_until_it_is_settled(spark, source, storage):
-    """Whichever came first: a picture that is red and green teaches nothing."""
+    """Whichever came first: an image that is red and green teaches nothing."""
     ingest(source, storage)
     shutil.copy(source / "red" / "000.png", source / "green" / "red.png")
     report = ingest(source, storage)
@@ -178,7 +178,7 @@ def test_a_run_killed_between_the_two_commits_is_repaired_by_the_next(spark, sou
     assert versions(spark, storage) == (0, 0)
 
 
-def test_large_pictures_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, source, storage):
+def test_large_images_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, source, storage):
     """`content` is the original unless its longest side exceeds `stored_side`."""
     Image.new("RGB", (300, 100), (9, 9, 9)).save(source / "red" / "wide.png")
     ingest(source, storage, stored_side=64)
@@ -189,12 +189,12 @@ def test_large_pictures_are_scaled_down_and_small_ones_kept_byte_for_byte(spark,
     assert {bytes(row["content"]) for row in rows if row["width"] == 24} == originals
 
 
-def test_other_settings_and_another_source_are_refused_by_name(spark, source, storage, pictures):
+def test_other_settings_and_another_source_are_refused_by_name(spark, source, storage, make_images):
     """A table is made with one set of settings, and says which."""
     ingest(source, storage)
     with pytest.raises(WrongInput, match="etl.split_seed is 7, but the table .* was made with 1"):
         ingest(source, storage, split_seed=7)
-    other = pictures(per_class=5, side=20, name="other")
+    other = make_images(per_class=5, side=20, name="other")
     with pytest.raises(WrongInput, match="etl.replace_source"):
         ingest(other, storage)
     assert versions(spark, storage) == (0, 0)
@@ -211,7 +211,7 @@ def test_a_table_with_other_columns_is_refused_and_untouched(spark, source, stor
     assert versions(spark, storage) == (0, 1)
 
 
-def test_a_class_with_too_few_pictures_fails_the_run_and_leaves_the_tables_as_they_were(spark, source, storage):
+def test_a_class_with_too_few_images_fails_the_run_and_leaves_the_tables_as_they_were(spark, source, storage):
     """The gate closes before anything is written, and also where only the bound is new."""
     ingest(source, storage, min_images_per_class=20)
     (source / "few").mkdir()
@@ -237,7 +237,7 @@ def test_a_folder_that_is_no_table_is_refused_and_untouched(spark, source, stora
     assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
-def test_a_ledger_without_pictures_is_not_believed(spark, source, storage):
+def test_a_ledger_without_images_is_not_believed(spark, source, storage):
     """The table images is compared as well: what is lost from it is read again."""
     ingest(source, storage)
     shutil.rmtree(storage.table("images"))

@@ -12,15 +12,15 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.etl.validate import measure_tables, validate_tables
 from tasks.tracking import prepare_data_tracking, prepare_tracking
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 
 
 def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_path, storage):
     """Counts, sizes, bad files, duplicates, and a copy that only looks the same, named on both sides."""
     source = tmp_path / "source"
     for number, split in enumerate(("train", "val", "test")):
-        write_pictures(source / split, per_class=3, first=10 * number)
-    write_pictures(source / "train", per_class=1, side=40, first=50)
+        write_images(source / split, per_class=3, first=10 * number)
+    write_images(source / "train", per_class=1, side=40, first=50)
     (source / "val" / "red" / "bad.jpg").write_bytes(b"bad")
     shutil.copy(source / "train" / "red" / "000.png", source / "train" / "red" / "copy.png")
     ramp = Image.linear_gradient("L")
@@ -75,5 +75,5 @@ def test_a_content_in_two_splits_is_refused(spark, source, storage):
         "append"
     ).save(report.images.path)
     changed = report.model_copy(update={"images": report.images.model_copy(update={"version": 1})})
-    with pytest.raises(WrongInput, match=r"1 pictures of '.*' version 1 are in more than one split"):
+    with pytest.raises(WrongInput, match=r"1 images of '.*' version 1 are in more than one split"):
         measure_tables(None, changed, etl, storage)

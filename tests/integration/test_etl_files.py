@@ -15,10 +15,10 @@ from PIL import Image
 
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.etl_tables import ingest, ledger
 from tests.processes import ROOT
-from tests.unit.etl.picture_bytes import run_length_bmp, scan_bomb, tiff_with_tile
+from tests.unit.etl.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
 
 README = ROOT / "README.md"
 
@@ -73,7 +73,7 @@ LINES = (
 
 
 def noise(seed: int, side: int = 12) -> Image.Image:
-    """Return a picture that no other seed gives."""
+    """Return an image that no other seed gives."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
 
 
@@ -96,7 +96,7 @@ def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
 def make_source(folder: Path) -> None:
     """Write a source with every kind of file that the table names, and enough good ones beside."""
     for number, split in enumerate(("train", "val", "test")):
-        write_pictures(folder / split, per_class=3, first=10 * number)
+        write_images(folder / split, per_class=3, first=10 * number)
     red = folder / "train" / "red"
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -118,7 +118,7 @@ def make_source(folder: Path) -> None:
         "two.png": encoded(noise(12), "PNG"),
         "leak.png": encoded(noise(13), "PNG"),
         "empty.png": b"",
-        "text.jpg": b"no picture",
+        "text.jpg": b"no image",
         "web.png": b"<html></html>",
         "half.png": whole[: len(whole) // 2],
         "damaged.png": bytes(damaged),
@@ -140,7 +140,7 @@ def make_source(folder: Path) -> None:
     odd = folder / "train" / "größe 猫"
     odd.mkdir()
     noise(16).save(odd / "a=b 50%.png")
-    # A link to a picture of its own label would be a duplicate: here it is the only listed name of its picture.
+    # A link to an image of its own label would be a duplicate: here it is the only listed name of its image.
     (folder / "train" / ".store").mkdir()
     noise(17).save(folder / "train" / ".store" / "linked.png")
     (folder / "train" / "blue" / "link.png").symlink_to(folder / "train" / ".store" / "linked.png")
@@ -199,13 +199,13 @@ def test_file_has_the_outcome_that_the_readme_says(ingested: Ingested, line: Lin
 
 
 def test_nothing_else_is_in_the_ledger(ingested: Ingested) -> None:
-    """Every other file is one of the plain pictures, and stored."""
+    """Every other file is one of the plain images, and stored."""
     named = {path for line in LINES for path in line.paths}
     others = {path: found for path, found in ingested.files.items() if path not in named}
     assert set(others.values()) == {("stored", None)}
 
 
-def test_stored_pictures_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
+def test_stored_images_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
     """The turned one is as high as it looks, and what is larger than stored_side is not stored as it came."""
     images = spark.read.format("delta").load(ingested.storage.table("images")).drop("content")
     files = spark.read.format("delta").load(ingested.storage.table("files")).select("sha256", "path")

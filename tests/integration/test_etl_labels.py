@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tasks.errors import WrongInput
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.etl_tables import ingest, ledger, stored, versions
 
 SPLITS = ("train", "val", "test")
@@ -16,9 +16,9 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture
 def predefined(tmp_path) -> Path:
-    """Return a source with 3 classes of 2 pictures in each of the folders train, val and test."""
+    """Return a source with 3 classes of 2 images in each of the folders train, val and test."""
     for number, split in enumerate(SPLITS):
-        write_pictures(tmp_path / "predefined" / split, per_class=2, first=10 * number)
+        write_images(tmp_path / "predefined" / split, per_class=2, first=10 * number)
     return tmp_path / "predefined"
 
 
@@ -29,7 +29,7 @@ def splits(spark, storage) -> dict[str, str]:
 
 
 def label_file(source: Path, **changes: str | None) -> str:
-    """Write a label file that calls every picture by its folder, but for the changes: other labels, None for no row."""
+    """Write a label file that calls every image by its folder, but for the changes: other labels, None for no row."""
     paths = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.png"))
     labels = {path: path.split("/")[-2] for path in paths} | changes
     rows = [(path, label) for path, label in labels.items() if label is not None]
@@ -59,7 +59,7 @@ def test_a_pattern_labels_the_folders_of_caltech(spark, source, storage):
 
 
 def test_a_label_file_decides_and_its_changes_reach_the_tables(spark, source, storage):
-    """A path that it does not name is quarantined until it does; a corrected label moves the picture."""
+    """A path that it does not name is quarantined until it does; a corrected label moves the image."""
     file = label_file(source, **{"red/000.png": None, "red/001.png": "crimson"})
     labels = {"by": "file", "file": file}
     report = ingest(source, storage, labels=labels)
@@ -87,8 +87,8 @@ def test_a_label_file_that_is_missing_is_refused_before_a_table_is_made(source, 
     assert not Path(storage.tables).exists()
 
 
-def test_predefined_splits_are_kept_and_a_moved_picture_moves(spark, predefined, storage):
-    """Folders decide, however few pictures there are; seed and fractions have no say."""
+def test_predefined_splits_are_kept_and_a_moved_image_moves(spark, predefined, storage):
+    """Folders decide, however few images there are; seed and fractions have no say."""
     report = ingest(predefined, storage, split_by="folder")
     assert report.classes == {label: dict.fromkeys(SPLITS, 2) for label in ("red", "green", "blue")}
     os.replace(predefined / "val" / "red" / "010.png", predefined / "train" / "red" / "moved.png")
@@ -117,15 +117,15 @@ def test_one_content_in_two_splits_is_quarantined_until_it_is_settled(spark, pre
     assert ingest(predefined, storage, split_by="folder").stored == 18
 
 
-def test_a_picture_in_no_split_folder_is_quarantined(spark, predefined, storage):
+def test_a_image_in_no_split_folder_is_quarantined(spark, predefined, storage):
     """Nobody said where it belongs."""
-    write_pictures(predefined, per_class=1, first=90)
+    write_images(predefined, per_class=1, first=90)
     ingest(predefined, storage, split_by="folder", max_bad_fraction=0.5)
     assert ledger(spark, storage)["red/090.png"] == ("quarantined", "split_missing")
 
 
 def test_the_label_files_column_splits(spark, source, storage):
-    """And a picture whose split it changes is moved, its content not having changed."""
+    """And an image whose split it changes is moved, its content not having changed."""
     paths = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.png"))
     frame = pd.DataFrame({"path": paths, "label": [path.split("/")[0] for path in paths]})
     frame["split"] = [SPLITS[number % 3] for number in range(len(paths))]
@@ -142,7 +142,7 @@ def test_the_label_files_column_splits(spark, source, storage):
     assert versions(spark, storage) == (1, 1)
 
 
-def test_pictures_of_deleted_files_stay_where_they_are_to_be_kept(spark, source, storage):
+def test_images_of_deleted_files_stay_where_they_are_to_be_kept(spark, source, storage):
     """The ledger says deleted, and more runs in a row give no more versions."""
     ingest(source, storage)
     (source / "red" / "000.png").unlink()
@@ -157,15 +157,15 @@ def test_pictures_of_deleted_files_stay_where_they_are_to_be_kept(spark, source,
     for _ in range(2):
         assert ingest(source, storage, deleted="keep", min_images_per_class=20).changed is False
     assert versions(spark, storage) == (0, 1)
-    # A file that comes back is the same picture, and the default takes out what was kept.
-    write_pictures(source, per_class=1)
+    # A file that comes back is the same image, and the default takes out what was kept.
+    write_images(source, per_class=1)
     report = ingest(source, storage, deleted="keep")
     assert (report.stored, len(stored(spark, storage))) == (59, 60)
     report = ingest(source, storage)
     assert (report.stored, len(stored(spark, storage))) == (59, 59)
 
 
-def test_living_files_decide_over_kept_pictures(spark, source, storage):
+def test_living_files_decide_over_kept_images(spark, source, storage):
     """A file moved to another class is that class, a content under two labels is none, and a changed file is new."""
     ingest(source, storage)
     os.replace(source / "red" / "000.png", source / "green" / "moved.png")

@@ -13,14 +13,14 @@ from tasks.etl import ingest, staging
 from tasks.etl.outcomes import Comparison
 from tasks.tables import delta, parts, rewriting, snapshots
 from tasks.tables.delta import TableChanged
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration import etl_tables
 from tests.integration.etl_tables import ledger, stored, versions
 
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a task read 8 files and write about 4 pictures a row group."""
+    """Let a task read 8 files and write about 4 images a row group."""
     monkeypatch.setattr(ingest, "FILES_A_TASK", 8)
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 4000)
 
@@ -55,11 +55,11 @@ def test_what_the_workers_wrote_is_the_table(spark, source, storage):
     assert changes.load(storage.table("images")).groupBy("_change_type").count().collect() == [("insert", 60)]
 
 
-def test_more_pictures_are_appended_and_what_was_there_is_not_touched(spark, source, storage):
+def test_more_images_are_appended_and_what_was_there_is_not_touched(spark, source, storage):
     """The old version reads as it did."""
     first = etl_tables.ingest(source, storage).images
     before = lying(storage)
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     etl_tables.ingest(source, storage)
     assert before < lying(storage) == named(spark, storage)
     assert len(stored(spark, storage)) == 66
@@ -82,7 +82,7 @@ def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, sou
     assert spark.read.format("delta").load(storage.table("images")).count() == 58
 
 
-def test_a_file_that_is_read_again_doubles_no_picture(spark, source, storage):
+def test_a_file_that_is_read_again_doubles_no_image(spark, source, storage):
     """Its time changed, its content did not: a new version of the ledger alone."""
     etl_tables.ingest(source, storage)
     before = lying(storage)
@@ -129,7 +129,7 @@ def test_deleting_and_inserting_at_once_rewrites_what_goes_and_appends_the_rest(
     moved, gone = (sha256_of(source / "red" / name) for name in ("000.png", "001.png"))
     (source / "red" / "000.png").rename(source / "green" / "moved.png")
     (source / "red" / "001.png").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     new = {(sha256_of(source / label / "100.png"), label) for label in ("red", "green", "blue")}
     report = etl_tables.ingest(source, storage)
     assert (report.stored, report.changed) == (62, True)
@@ -163,7 +163,7 @@ def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark
     etl_tables.ingest(source, storage)
     DeltaTable.forPath(spark, storage.table("images")).optimize().executeCompaction()
     (source / "red" / "001.png").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     commit, commits = delta.commit_files, []
 
     def killed(*given):
@@ -191,10 +191,10 @@ def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark
     assert len(left & set(feed.glob("*.parquet"))) == done
 
 
-def test_replacing_all_images_is_one_commit(spark, source, storage, pictures):
+def test_replacing_all_images_is_one_commit(spark, source, storage, make_images):
     """Nobody reads a table without images in between, and nothing is copied into the change data feed."""
     etl_tables.ingest(source, storage)
-    other = pictures(per_class=5, side=20, name="other")
+    other = make_images(per_class=5, side=20, name="other")
     assert etl_tables.ingest(other, storage, replace_source=True).stored == 15
     assert versions(spark, storage) == (2, 2)  # the second is the tables' new source, a property
     assert list((Path(storage.table("images")) / "_change_data").glob("*.parquet")) == []
@@ -212,7 +212,7 @@ def test_a_gate_that_closes_leaves_no_part(spark, source, storage):
     assert list(Path(storage.table("images")).iterdir()) == []
     etl_tables.ingest(source, storage, max_bad_fraction=0.5)
     before = lying(storage)
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     with pytest.raises(WrongInput, match="max_bad_fraction"):
         etl_tables.ingest(source, storage)
     assert lying(storage) == before
@@ -226,7 +226,7 @@ def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(
 ):
     """What to write was chosen by a version that is not the newest any more; a run after it brings all in."""
     etl_tables.ingest(source, storage)
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     if deleting:
         (source / "blue" / "000.png").unlink()
     name = {"images": "surplus", "files": "ledger_changes"}[table]
@@ -254,7 +254,7 @@ def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(
 def test_a_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monkeypatch):
     """Begun by the newest version, and beaten to the next one by Delta's own writer."""
     etl_tables.ingest(source, storage)
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
 
     def quote_late(name: str) -> str:
         DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
@@ -278,7 +278,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(
     mark = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
     mark.touch()
     (folder / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
     assert kept < lying(storage, table) == named(spark, storage, table)
     assert marks(storage) == []
@@ -320,7 +320,7 @@ def test_what_a_killed_run_committed_stays_also_where_the_log_expired(spark, sou
     delta.set_properties(spark, str(folder), {"delta.checkpointInterval": "7"})
     delta._delta_log(spark, str(folder)).checkpoint()
     (folder / "_delta_log" / f"{0:020}.json").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
     assert kept < lying(storage, table) == named(spark, storage, table)
     assert (len(stored(spark, storage)), len(ledger(spark, storage))) == (63, 63)

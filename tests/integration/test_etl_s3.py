@@ -20,7 +20,7 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.spark.file_systems import GIVE_UP_EARLY
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.etl_tables import etl_settings, ingest, ledger, versions
 from tests.integration.object_store import ObjectStore, serve
 from tests.integration.test_etl_files import LINES, make_source, noise
@@ -62,10 +62,10 @@ def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def bucket(store) -> Path:
-    """Return the folder of a bucket with three classes of five pictures, one with an odd name."""
+    """Return the folder of a bucket with three classes of five images, one with an odd name."""
     folder = store.folder / "photos"
     shutil.rmtree(folder)
-    write_pictures(folder, per_class=5)
+    write_images(folder, per_class=5)
     (folder / "größe 猫").mkdir()
     for number, name in enumerate(("a=b 50%.png", "[x]*?.png", "a:b#c+%20.JPG", "_under.png")):
         noise(100 + number).save(folder / "größe 猫" / name, format="PNG")

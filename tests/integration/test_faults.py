@@ -1,4 +1,4 @@
-"""The faults of tests/faults, each in its cheapest form: one moment each, on few pictures."""
+"""The faults of tests/faults, each in its cheapest form: one moment each, on few images."""
 
 import pytest
 

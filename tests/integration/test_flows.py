@@ -39,7 +39,7 @@ from tasks import tracking
 from tasks.cancellation.task import is_being_cancelled
 from tasks.config.distributed import TrainDistributedRun
 from tasks.config.etl import EtlConfig, EtlRun
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
@@ -53,7 +53,7 @@ from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
-from tasks.report.task import MAX_PICTURE_BYTES, publish_run
+from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tests.integration.hand_made import hand_made_cache
@@ -335,7 +335,7 @@ def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifac
     ids=lambda given: given.name if isinstance(given, DagFlow) else "",
 )
 def test_a_training_refuses_a_tracking_server_that_is_away(
-    begun: DagFlow[Any, Any], config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: DagFlow[Any, Any], config: FrozenConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it looks at the tables or the network, and not as one that has no such run."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -501,7 +501,7 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(buffer, "PNG")
     large = buffer.getvalue()
-    assert len(large) > MAX_PICTURE_BYTES
+    assert len(large) > MAX_IMAGE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
         tracked.log_table({"class": ["ant", "![](http://evil/x.png)"], "recall": [1.0, 0.5]}, "test_classes.json")
@@ -535,7 +535,7 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     gallery = re.search(r"!\[test_mistakes.png\]\(data:image/jpeg;base64,([^)]+)\)", data["shown-model-card"])
     assert gallery is not None
     content = base64.b64decode(gallery[1])
-    assert len(small) + len(content) <= MAX_PICTURE_BYTES
+    assert len(small) + len(content) <= MAX_IMAGE_BYTES
     with Image.open(io.BytesIO(content)) as rendition:
         assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]
@@ -596,5 +596,5 @@ def test_names_in_the_tables_of_the_data_set_are_no_markup(storage):
     assert data["data-set"][0]["class"] == r"!\[\](http://evil/x.png)"
     assert data["near-duplicates"][0]["path"] == data["near-duplicates"][0]["other_path"] == shown
     assert data["quarantined"][0]["path"] == shown
-    # An exclamation mark before a bracket that nothing escapes begins a picture.
+    # An exclamation mark before a bracket that nothing escapes begins an image.
     assert not any(re.search(r"(?<!\\)\[", str(row)) for rows in data.values() for row in rows)

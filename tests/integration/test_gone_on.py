@@ -65,7 +65,7 @@ def kill_within_the_second_epoch(ground: Ground, train: TrainConfig) -> None:
 def note_on(ground: Ground, run: RunRef) -> str | None:
     """Return what a run says that was not as it was begun."""
     client = mlflow.MlflowClient(tracking_uri=ground.interrupted.tracking)
-    note: str | None = client.get_run(run.run_id).data.tags.get(tracking.GONE_ON_TAG)
+    note: str | None = client.get_run(run.run_id).data.tags.get(tracking.RESUMED_WITH_CHANGES_TAG)
     return note
 
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_before_is_gone_on_from_and_another_device_is_named(grou
     train = ground.settings(max_epochs=2, seed=23)
     kill_within_the_second_epoch(ground, train)
     (path,) = (ground.interrupted.checkpoints / run_key(train, ground.cache, None)).glob("step-*.pt")
-    torch.save(torch.load(path, weights_only=True) | {"computed_on": "cuda in bfloat16"}, path)
+    torch.save(torch.load(path, weights_only=True) | {"provenance": "cuda in bfloat16"}, path)
 
     run = train_model(train, ground.cache, ground.interrupted)
 

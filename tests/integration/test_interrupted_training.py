@@ -88,7 +88,7 @@ def test_a_training_asked_to_leave_writes_a_checkpoint_and_goes_on_from_it(stora
     events = []
     with caplog.at_level(logging.INFO, "lakevision.ranks"):
         run = train(cache, storage, num_ranks, on_event=events.append, **settings)
-    assert f"rank 0: going on at epoch 2, picture {left_at}" in caplog.messages
+    assert f"rank 0: going on at epoch 2, image {left_at}" in caplog.messages
     assert [event["epoch"] for event in events] == [3]
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)

@@ -25,7 +25,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
 from tasks.tracking.kept import table_tags
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.processes import plain_environment, run_python
 
 
@@ -43,7 +43,7 @@ def ingest(source, storage) -> TableRef:
 
 
 def hashes(spark: SparkSession, table: TableRef) -> set[str]:
-    """Return the keys of a version's pictures, with every byte of their content read."""
+    """Return the keys of a version's images, with every byte of their content read."""
     rows = snapshots.read_version(spark, table).select("sha256", "content").collect()
     return {row["sha256"] for row in rows if row["content"]}
 
@@ -82,10 +82,10 @@ def rewritten(spark: SparkSession, path: str, times: int) -> None:
 
 
 def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
-    """Make three versions, whose first has pictures that the last has not; return the first and its pictures."""
+    """Make three versions, whose first has images that the last has not; return the first and its images."""
     first = ingest(source, storage)
     held = hashes(spark, first)
-    write_pictures(source, 5, first=100)
+    write_images(source, 5, first=100)
     ingest(source, storage)
     for file in source.glob("red/00*.png"):
         file.unlink()
@@ -94,7 +94,7 @@ def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
 
 
 def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
-    """No picture changes, no cache is invalidated, and only a version that no model needs any more loses its files."""
+    """No image changes, no cache is invalidated, and only a version that no model needs any more loses its files."""
     first, held = grown(spark, source, storage)
     register(storage, first)
     newest = snapshots.latest(spark, first.path)

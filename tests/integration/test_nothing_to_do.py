@@ -7,7 +7,7 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.untrained import log_run, predict
 from tests.processes import plain_environment, run_python
 
@@ -25,7 +25,7 @@ print("predicted", predict_batch(PredictConfig(), PromoteConfig(), storage, Spar
 
 
 def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tmp_path):
-    """And with one more picture it does, which the run says before it changes anything."""
+    """And with one more image it does, which the run says before it changes anything."""
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
     assert predict(storage).predicted == 60
@@ -39,7 +39,7 @@ def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tm
     assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
     assert mark.exists()  # A JVM that outlived its driver may still write what it stands for.
     mark.unlink()
-    write_pictures(source, per_class=1, first=50)
+    write_images(source, per_class=1, first=50)
     done = run_python(*arguments, environment=environment, timeout=240)
     assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
     assert "NeedsSpark" not in done.stderr

@@ -139,14 +139,14 @@ def test_what_is_missing_is_said(spark, source, storage, tmp_path):
         predict(storage, "photos", table=storage.table("images"))
 
 
-def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, pictures, storage, tmp_path, said):
+def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, make_images, storage, tmp_path, said):
     """One home and registry, two folders of tables: neither's champion labels the other's images by accident."""
     first, second = (
         storage.model_copy(update={"tables": f"{storage.home}/{name}"}) for name in ("tables-cats", "tables-dogs")
     )
     champions = {}
     for seed, (data, name) in enumerate(((first, "cats"), (second, "dogs"))):
-        ingest(pictures(per_class=seed + 3, name=name), data)
+        ingest(make_images(per_class=seed + 3, name=name), data)
         run = log_run(data, tmp_path, seed, accuracy=0.5 + seed / 10)
         champions[name] = promote([run], data)
     assert [name.rpartition("-")[0] for name in sorted(c.name for c in champions.values())] == [

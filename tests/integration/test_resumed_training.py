@@ -7,7 +7,7 @@ import mlflow
 import pytest
 
 from tasks import tracking
-from tasks.config.train import AugmentationConfig, FineTuneStage
+from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
@@ -54,7 +54,7 @@ def test_a_later_stage_goes_on_at_its_border_after_its_first_step_and_in_its_las
         max_epochs=2,
         # The head learns next to nothing, so that the best weights, which are logged, are of the stage after.
         learning_rate=1e-5,
-        fine_tune=[FineTuneStage(unfreeze_from="conv5", learning_rate=1e-3, max_epochs=2)],
+        fine_tune=[FineTunePhase(unfreeze_from="conv5", learning_rate=1e-3, max_epochs=2)],
     )
     interruptions = [
         Interruption("killed", 2 * STEPS + 1, leaves=(0, 2, 0), repeated=1),
@@ -66,7 +66,7 @@ def test_a_later_stage_goes_on_at_its_border_after_its_first_step_and_in_its_las
     assert tracking.run_metrics(ground.unbroken, run)["best_epoch"] >= 2
 
 
-def test_the_whole_network_on_augmented_pictures_goes_on_with_the_same_pictures(ground, tmp_path):
+def test_the_whole_network_on_augmented_images_goes_on_with_the_same_images(ground, tmp_path):
     """Crops, flips and what is blended with what are drawn anew in each step, whichever process takes it."""
     train = ground.settings(
         weights="none",
@@ -105,9 +105,9 @@ def test_a_learning_rate_of_one_cycle_goes_on_while_it_rises_and_while_it_falls(
 
 
 def test_a_batch_size_that_was_chosen_stays_where_another_would_be_chosen_now(ground, tmp_path, monkeypatch):
-    """The process that goes on has less memory; the order of the pictures stays."""
+    """The process that goes on has less memory; the order of the images stays."""
     train = ground.settings(max_epochs=2, batch_size="auto")
-    steps = 23  # of 2 of 45 pictures: the largest power of two that leaves an epoch 20 steps
+    steps = 23  # of 2 of 45 images: the largest power of two that leaves an epoch 20 steps
 
     largest = iter([1024, 1024, 1])
 

@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 
 from tasks import tracking
 from tasks.config.storage import StorageConfig
-from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import Diverged, RunDeleted, TrackingAway
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
@@ -107,12 +107,12 @@ def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, monkeypatch):
         sender.close(timeout_seconds=1)
 
 
-def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, pictures, server, monkeypatch):
+def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, make_images, server, monkeypatch):
     """Away after its first epoch and back after its third, another stage between: each epoch is there once."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
-    cache = hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+    cache = hand_made_cache(make_images(), f"{storage.cache}/by-hand")
     weights = tmp_path / "weights.pt"
     torch.save(torchvision.models.get_model("squeezenet1_1", weights=None).state_dict(), weights)
     trained = []
@@ -131,7 +131,7 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
             batch_size="auto",
             max_epochs=2,
             patience=4,
-            fine_tune=[FineTuneStage(unfreeze_from="features.12", max_epochs=2)],
+            fine_tune=[FineTunePhase(unfreeze_from="features.12", max_epochs=2)],
         ),
         cache,
         storage,

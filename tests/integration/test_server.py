@@ -135,7 +135,7 @@ with get_client(sync_client=True) as client:
     assert done.stdout.splitlines() == [routed, routed, nowhere, nowhere, "0"], done.stderr
 
 
-def test_trials_of_a_search_run_on_the_gpu_pool(stack, pictures):
+def test_trials_of_a_search_run_on_the_gpu_pool(stack, make_images):
     """Two at once, where a person lets the pool have two, each in a slot; the best one is not trained again."""
     widen = """
 from prefect.client.orchestration import get_client
@@ -145,7 +145,7 @@ with get_client(sync_client=True) as client:
     client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
 """
     assert submit(stack, widen).stdout.strip() == "1"
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "by-hand"))
     code = f"""
 from prefect import flow
 from tasks import tracking
@@ -193,9 +193,9 @@ with get_client(sync_client=True) as client:
     assert slots in {"['1 of 2', '2 of 2']", "['1 of 2', '1 of 2']"}
 
 
-def test_a_trial_that_a_person_cancels_is_given_up_and_a_cancelled_search_ends_all_of_its_own(stack, pictures):
+def test_a_trial_that_a_person_cancels_is_given_up_and_a_cancelled_search_ends_all_of_its_own(stack, make_images):
     """The search goes on with the next trial; what was cancelled is not done again, what the search took with it is."""
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-cancelled"))
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-cancelled"))
     code = f"""
 import sys, threading, time
 import mlflow
@@ -396,12 +396,12 @@ def test_a_run_that_can_be_is_taken(api, config):
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
-def test_a_refused_and_a_cancelled_run_say_so_on_their_pages(stack, pictures):
+def test_a_refused_and_a_cancelled_run_say_so_on_their_pages(stack, make_images):
     """The sentence is the state's message and an artifact, the parent's has the child's; a cancel is no crash.
 
     No log has a traceback, and nothing of what was cancelled is left running.
     """
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-ended"))
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-ended"))
     code = f"""
 import os, time
 from flows.decorator import dag_flow

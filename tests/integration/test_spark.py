@@ -25,14 +25,14 @@ from tests.processes import ROOT
 def fail(batches):
     """Raise in a Python worker."""
     for batch in batches:
-        raise ValueError("no such picture")
+        raise ValueError("no such image")
         yield batch
 
 
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (lambda spark: spark.range(1).mapInArrow(fail, "id long").collect(), "ValueError: no such picture"),
+        (lambda spark: spark.range(1).mapInArrow(fail, "id long").collect(), "ValueError: no such image"),
         (lambda spark: spark.range(1).select("nothing").collect(), "nothing"),
         (lambda spark: spark.range(1).select(F.raise_error(F.lit("bad row"))).collect(), "bad row"),
     ],

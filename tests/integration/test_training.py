@@ -18,13 +18,13 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.collectives import SingleProcess
 from tasks.config.storage import StorageConfig
-from tasks.config.train import FineTuneStage
+from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.classifier import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.hand_made import hand_made_cache
 from tests.integration.trainings import SMALL, train, weights
 from tests.processes import rank_processes
@@ -41,7 +41,7 @@ class Finished:
     events: list[dict[str, Any]]
     """Of the one that trained."""
 
-    def test_pictures(self) -> CacheLoader:
+    def test_images(self) -> CacheLoader:
         """Return the loader of the split `test`."""
         return CacheLoader(self.cache.url, open_cache(self.cache), "test", 8)
 
@@ -57,14 +57,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int | None],
     @cache_results
     def make(num_ranks: int | None) -> Finished:
         folder = tmp_path_factory.mktemp(f"finished-{num_ranks}")
-        write_pictures(folder / "source", 20)
+        write_images(folder / "source", 20)
         storage = resolve_storage(StorageConfig(home=str(folder / "home")))
-        pictures = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
+        images = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
         events: list[dict[str, Any]] = []
         with ThreadPoolExecutor(2) as pool:
-            wanted = [pool.submit(train, pictures, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
+            wanted = [pool.submit(train, images, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
             runs = [one.result() for one in wanted]
-        return Finished(storage, pictures, runs, events)
+        return Finished(storage, images, runs, events)
 
     return make
 
@@ -80,7 +80,7 @@ def test_a_training_is_tracked_whole_and_not_repeated(finished):
     classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
     # What was logged is what was measured: the model in the run has the run's test accuracy.
-    again = evaluate(classifier._classifier, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    again = evaluate(classifier._classifier, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
 
@@ -122,7 +122,7 @@ def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_rank
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
     network = found.classifier()._classifier
-    alone = evaluate_in_detail(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate_in_detail(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few to be right everywhere"
@@ -145,14 +145,14 @@ def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(finishe
         assert alone[name] == ranked[name], name
 
 
-def test_two_ranks_count_every_picture_once_and_agree(finished):
+def test_two_ranks_count_every_image_once_and_agree(finished):
     """Unequal shards (5 and 5 row groups, one padded), averaged metrics, one MLflow run."""
     found = finished(2)
     storage = found.storage
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(storage, found.runs[0])
     network = found.classifier()._classifier
-    alone = evaluate(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
@@ -184,7 +184,7 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
         monitor="val_loss",
         max_epochs=3,
         patience=3,
-        fine_tune=[FineTuneStage(unfreeze_from="features.17", learning_rate=1e-3, max_epochs=2)],
+        fine_tune=[FineTunePhase(unfreeze_from="features.17", learning_rate=1e-3, max_epochs=2)],
     )
     metrics = tracking.run_metrics(storage, run)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
@@ -204,10 +204,10 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_that_diverges_names_step_layer_and_pictures(cache, storage, num_ranks):
+def test_a_training_that_diverges_names_step_layer_and_images(cache, storage, num_ranks):
     """At once, as wrong input, which is not retried; the cache is of no table, so rows are what is known."""
     said = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
-    with pytest.raises(WrongInput, match=said + r"its pictures: rows \d+, .* of the split 'train' in the cache"):
+    with pytest.raises(WrongInput, match=said + r"its images: rows \d+, .* of the split 'train' in the cache"):
         train(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
 
 

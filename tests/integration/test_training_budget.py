@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config.train import FineTuneStage
+from tasks.config.train import FineTunePhase
 from tests.integration.interrupted import (
     STEPS,
     CountingRank,
@@ -53,7 +53,7 @@ def test_a_budget_of_seconds_is_one_over_all_starts_and_the_end_of_all_stages(gr
     monkeypatch.setattr("tasks.train.loop.time", clock)
     epoch = STEPS + VALIDATION_SECONDS
     train = ground.settings(
-        max_epochs=6, max_seconds=2 * epoch + 3, fine_tune=[FineTuneStage(unfreeze_from="conv5", max_epochs=2)]
+        max_epochs=6, max_seconds=2 * epoch + 3, fine_tune=[FineTunePhase(unfreeze_from="conv5", max_epochs=2)]
     )
     interruptions = [
         Interruption("asked", STEPS + 3, leaves=(0, 1, 18)),

@@ -162,7 +162,7 @@ def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
     assert list(storage.checkpoints.rglob("*.pt")) == []
 
 
-def test_the_default_search_runs_on_few_pictures(cache, storage):
+def test_the_default_search_runs_on_few_images(cache, storage):
     """With batches that fit 39 of them; a batch that was asked for and does not fit is refused before a trial."""
     drawn = []
 
@@ -172,7 +172,7 @@ def test_the_default_search_runs_on_few_pictures(cache, storage):
             study = open_study(storage, start.study, start.spec.train, start.tune, create=False)
             study.tell(start.number, 1 / drawn[-1])
 
-        def ended(self) -> bool:
+        def poll(self) -> bool:
             return True
 
         def cancel(self) -> None:
@@ -199,7 +199,7 @@ def test_flows_around_a_training(spark, storage, source):
     home = StorageConfig(home=storage.home)
     etl(EtlRun(storage=home, etl=EtlConfig(source=str(source), val_fraction=0.2, test_fraction=0.2)))
     common = {"storage": home, "cache": {"image_size": 24}, "train": SMALL.model_copy(update={"max_epochs": 1})}
-    few = {"overfit": {"max_steps": 80, "loss_share": 0.5}}
+    few = {"overfit": {"max_steps": 80, "target_loss_ratio": 0.5}}
     assert len(overfit_batch(OverfitRun.model_validate(common | few)).losses) > 1
     assert check_gradients(GradientRun.model_validate(common)).parameters
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.config.frozen import Settings, all_models
+from tasks.config.frozen import FrozenConfig, all_models
 from tasks.errors import explain
 
 MODELS = all_models()
@@ -118,7 +118,7 @@ def plausible(annotation: Any, bounds: Sequence[Any] = ()) -> st.SearchStrategy[
         made = st.lists(plausible(inner[0]), max_size=2)
     elif origin is dict:
         made = st.dictionaries(ORDINARY_TEXT, plausible(inner[1]), max_size=2)
-    elif isinstance(annotation, type) and issubclass(annotation, Settings):
+    elif isinstance(annotation, type) and issubclass(annotation, FrozenConfig):
         made = values_of(annotation)
     elif annotation in (int, float):
         made = numbers(annotation, [part for bound in bounds for part in getattr(bound, "metadata", [bound])])
@@ -134,7 +134,7 @@ def numbers(kind: type, bounds: Sequence[Any]) -> st.SearchStrategy[Any]:
     return st.integers(int(low), int(high)) if kind is int else st.floats(low, high)
 
 
-def values_of(model: type[Settings]) -> st.SearchStrategy[dict[str, Any]]:
+def values_of(model: type[FrozenConfig]) -> st.SearchStrategy[dict[str, Any]]:
     """Return a strategy of what a form could send: some settings, most of them plausible, rarely an unknown one."""
     fields = {
         name: st.one_of(values := plausible(field.annotation, field.metadata), values, values, JUNK)
@@ -146,7 +146,7 @@ def values_of(model: type[Settings]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_any_values_are_valid_or_refused(model: type[Settings]) -> None:
+def test_any_values_are_valid_or_refused(model: type[FrozenConfig]) -> None:
     """No other exception comes out; a refusal is one printable line, and what is valid comes back from its JSON."""
     seen: Counter[bool] = Counter()
 

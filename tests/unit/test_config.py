@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.config.cache import CacheConfig, CacheRun
 from tasks.config.distributed import DistributedConfig
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
-from tasks.config.frozen import Settings, all_models
+from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
@@ -48,7 +48,7 @@ def test_unknown_names_are_refused(model: type[BaseModel]) -> None:
 def test_every_setting_says_what_it_is(model: type[BaseModel]) -> None:
     """The form that Prefect makes of a model has a text beside each field; groups have their docstring."""
     for name, field in model.model_fields.items():
-        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, FrozenConfig)
         assert field.description or is_group, f"{model.__name__}.{name}"
     assert model.__doc__
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.config.etl import EtlConfig, EtlRun
-from tasks.config.frozen import Settings
+from tasks.config.frozen import FrozenConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteRun
 from tasks.config.storage import SparkConfig
@@ -159,12 +159,12 @@ def test_value_of_spark_without_a_credential_is_taken(value: str) -> None:
     assert SparkConfig(conf={"spark.x": value}).conf == {"spark.x": value}
 
 
-def fields_of(model: type[Settings], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def fields_of(model: type[FrozenConfig], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the path of every setting of a model, groups left out."""
     paths = []
     for name, field in model.model_fields.items():
         inner = field.annotation
-        is_group = isinstance(inner, type) and issubclass(inner, Settings)
+        is_group = isinstance(inner, type) and issubclass(inner, FrozenConfig)
         paths += fields_of(inner, (*before, name)) if is_group else [(*before, name)]
     return paths
 
@@ -194,7 +194,7 @@ SECRETS = [
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("model", [PipelineConfig, TuneRun, TrialRun, RepeatRun, PromoteRun], ids=lambda m: m.__name__)
-def test_no_setting_takes_a_secret_and_no_error_repeats_it(model: type[Settings], secret: str) -> None:
+def test_no_setting_takes_a_secret_and_no_error_repeats_it(model: type[FrozenConfig], secret: str) -> None:
     """Whatever the setting: alone, within a list, as a value and as a group; neither text of the error has it."""
     for path in fields_of(model):
         for value in (secret, [secret], {"name": secret}):

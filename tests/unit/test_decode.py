@@ -1,4 +1,4 @@
-"""Every kind of picture and every kind of damage that a folder of images holds."""
+"""Every kind of image and every kind of damage that a folder of images holds."""
 
 import io
 import struct
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tasks.decode import decode_image, decode_pixels
-from tests.unit.etl.picture_bytes import encoded, noise
+from tests.unit.etl.image_bytes import encoded, noise
 
 WHITE = (255, 255, 255)
 ORIENTATION_TAG = 0x0112
@@ -32,18 +32,18 @@ def test_grayscale_becomes_three_equal_channels() -> None:
 
 
 def test_rgb_is_left_as_it_is() -> None:
-    """A lossless RGB picture comes back pixel for pixel."""
-    picture = noise(7, 5)
+    """A lossless RGB image comes back pixel for pixel."""
+    image = noise(7, 5)
 
-    assert np.array_equal(np.asarray(decode_image(encoded(picture))), np.asarray(picture))
+    assert np.array_equal(np.asarray(decode_image(encoded(image))), np.asarray(image))
 
 
 def test_transparent_gray_lies_on_white() -> None:
     """LA: what is fully transparent is white, half transparent black is mid gray, opaque stays."""
-    picture = Image.new("LA", (3, 1))
-    picture.putdata([(0, 0), (0, 128), (0, 255)])
+    image = Image.new("LA", (3, 1))
+    image.putdata([(0, 0), (0, 128), (0, 255)])
 
-    decoded = decode_image(encoded(picture))
+    decoded = decode_image(encoded(image))
 
     assert decoded.getpixel((0, 0)) == WHITE
     assert decoded.getpixel((1, 0)) == (127, 127, 127)
@@ -52,10 +52,10 @@ def test_transparent_gray_lies_on_white() -> None:
 
 def test_transparent_rgba_lies_on_white() -> None:
     """RGBA: the colour hidden under full transparency does not shine through."""
-    picture = Image.new("RGBA", (2, 1))
-    picture.putdata([(255, 0, 0, 0), (255, 0, 0, 255)])
+    image = Image.new("RGBA", (2, 1))
+    image.putdata([(255, 0, 0, 0), (255, 0, 0, 255)])
 
-    decoded = decode_image(encoded(picture))
+    decoded = decode_image(encoded(image))
 
     assert decoded.getpixel((0, 0)) == WHITE
     assert decoded.getpixel((1, 0)) == (255, 0, 0)
@@ -63,11 +63,11 @@ def test_transparent_rgba_lies_on_white() -> None:
 
 def test_transparent_palette_index_lies_on_white() -> None:
     """P with a transparent index: that index is white, the others keep their palette colour."""
-    picture = Image.new("P", (2, 1))
-    picture.putpalette([10, 20, 30, 40, 50, 60])
-    picture.putdata([0, 1])
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putdata([0, 1])
 
-    decoded = decode_image(encoded(picture, transparency=0))
+    decoded = decode_image(encoded(image, transparency=0))
 
     assert decoded.getpixel((0, 0)) == WHITE
     assert decoded.getpixel((1, 0)) == (40, 50, 60)
@@ -75,21 +75,21 @@ def test_transparent_palette_index_lies_on_white() -> None:
 
 def test_opaque_palette_keeps_its_colours() -> None:
     """P without transparency: every index becomes its palette colour."""
-    picture = Image.new("P", (2, 1))
-    picture.putpalette([10, 20, 30, 40, 50, 60])
-    picture.putdata([0, 1])
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putdata([0, 1])
 
-    decoded = decode_image(encoded(picture))
+    decoded = decode_image(encoded(image))
 
     assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
 
 
 def test_transparent_colour_of_rgb_lies_on_white() -> None:
     """RGB with one colour declared transparent: that colour is white."""
-    picture = Image.new("RGB", (2, 1), (1, 2, 3))
-    picture.putpixel((1, 0), (9, 9, 9))
+    image = Image.new("RGB", (2, 1), (1, 2, 3))
+    image.putpixel((1, 0), (9, 9, 9))
 
-    decoded = decode_image(encoded(picture, transparency=(1, 2, 3)))
+    decoded = decode_image(encoded(image, transparency=(1, 2, 3)))
 
     assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [WHITE, (9, 9, 9)]
 
@@ -112,12 +112,12 @@ def test_sixteen_bit_gray_keeps_its_upper_eight_bits() -> None:
     assert np.array_equal(pixels[:, :, 0], pixels[:, :, 2])
 
 
-def test_one_bit_picture_is_black_and_white() -> None:
+def test_one_bit_image_is_black_and_white() -> None:
     """Mode 1 becomes 0 and 255."""
-    picture = Image.new("1", (2, 1))
-    picture.putpixel((1, 0), 1)
+    image = Image.new("1", (2, 1))
+    image.putpixel((1, 0), 1)
 
-    decoded = decode_image(encoded(picture))
+    decoded = decode_image(encoded(image))
 
     assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), WHITE]
 
@@ -136,7 +136,7 @@ def test_one_bit_picture_is_black_and_white() -> None:
     ],
 )
 def test_exif_orientation_is_applied(orientation: int, turn: Image.Transpose | None) -> None:
-    """A camera held on its side or upside down still gives an upright picture."""
+    """A camera held on its side or upside down still gives an upright image."""
     stored = noise(6, 4)
     upright = stored if turn is None else stored.transpose(turn)
 
@@ -149,7 +149,7 @@ def test_exif_orientation_is_applied(orientation: int, turn: Image.Transpose | N
 def test_exif_orientation_of_a_jpeg_swaps_width_and_height() -> None:
     """Orientation 6, the usual one of phones, turns a JPEG that is read at a reduced scale as well."""
     lying = Image.new("RGB", (400, 200), "red")
-    lying.paste("blue", (0, 0, 200, 200))  # The left half is the top once the picture stands upright.
+    lying.paste("blue", (0, 0, 200, 200))  # The left half is the top once the image stands upright.
     content = encoded(lying, "JPEG", exif=with_orientation(6))
 
     pixels = decode_pixels(content, 40)
@@ -160,7 +160,7 @@ def test_exif_orientation_of_a_jpeg_swaps_width_and_height() -> None:
 
 
 def test_first_frame_of_an_animation_is_taken() -> None:
-    """An animated PNG is its first picture."""
+    """An animated PNG is its first image."""
     first, second = Image.new("RGB", (4, 4), "green"), Image.new("RGB", (4, 4), "red")
 
     decoded = decode_image(encoded(first, save_all=True, append_images=[second]))
@@ -169,7 +169,7 @@ def test_first_frame_of_an_animation_is_taken() -> None:
 
 
 def test_odd_exif_does_not_get_in_the_way_of_turning() -> None:
-    """A tag of another type than its own, as cameras write them, costs neither the job nor the picture."""
+    """A tag of another type than its own, as cameras write them, costs neither the job nor the image."""
     exif = struct.pack("<2sHIH", b"II", 42, 8, 2)
     exif += struct.pack("<HHII", 0x0112, 3, 1, 6)  # Orientation, SHORT: 6
     exif += struct.pack("<HHI4s", 0x0128, 2, 4, b"abc\0")  # ResolutionUnit, a SHORT, given as text

@@ -15,7 +15,7 @@ from flows.train_trial import train_trial
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.form import FOLDED, OPEN
-from tasks.config.frozen import Settings, all_models
+from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainRun
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictRun
@@ -28,19 +28,19 @@ from tasks.refs import CacheRef
 RUNS = [model for model in all_models() if issubclass(model, Run) and model not in {Run, SparkRun}]
 
 
-class HalfOpen(Settings):
+class HalfOpen(FrozenConfig):
     """A setting with one bound: no flow has one at present."""
 
     steps: int = Field(1, ge=1, description="Steps")
 
 
-def described(model: type[Settings], field: str) -> str:
+def described(model: type[FrozenConfig], field: str) -> str:
     """Return what the form says of a setting."""
     text: str = model.model_json_schema()["properties"][field]["description"]
     return text
 
 
-def refusals(model: type[Settings], values: dict[str, Any]) -> set[str]:
+def refusals(model: type[FrozenConfig], values: dict[str, Any]) -> set[str]:
     """Return the places that the form's own validation complains of."""
     return {error.json_path for error in Draft202012Validator(model.model_json_schema()).iter_errors(values)}
 
@@ -60,7 +60,7 @@ def refusals(model: type[Settings], values: dict[str, Any]) -> set[str]:
         (Choices, "choices", "(2 to 100 entries)"),
     ],
 )
-def test_bounds_are_in_the_description(model: type[Settings], field: str, said: str) -> None:
+def test_bounds_are_in_the_description(model: type[FrozenConfig], field: str, said: str) -> None:
     """The form shows no others."""
     assert described(model, field).endswith(said)
 
@@ -140,7 +140,7 @@ def test_a_setting_has_two_names_and_one_value() -> None:
     ],
 )
 def test_the_form_refuses_what_the_models_refuse(
-    model: type[Settings], values: dict[str, Any], places: set[str]
+    model: type[FrozenConfig], values: dict[str, Any], places: set[str]
 ) -> None:
     """At the setting that is wrong, and not of its group."""
     assert refusals(model, values) == places

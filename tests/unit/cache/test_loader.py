@@ -29,8 +29,8 @@ def test_every_row_is_read_exactly_once(cache: CacheRef, num_ranks: int, seed: i
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_steps_and_pictures_of_a_step_are_as_promised(cache: CacheRef, num_ranks: int) -> None:
-    """Every rank makes the same number of steps, and together they have num_global_rows(step) pictures in each."""
+def test_steps_and_images_of_a_step_are_as_promised(cache: CacheRef, num_ranks: int) -> None:
+    """Every rank makes the same number of steps, and together they have num_global_rows(step) images in each."""
     ranks = read_ranks(cache, num_ranks, seed=7)
 
     loader = load(cache, num_ranks=num_ranks)
@@ -39,7 +39,7 @@ def test_steps_and_pictures_of_a_step_are_as_promised(cache: CacheRef, num_ranks
         assert sum(len(batches[step].labels_B) for batches in ranks) == loader.num_global_rows(step)
 
 
-def test_more_ranks_than_pictures_work(cache: CacheRef) -> None:
+def test_more_ranks_than_images_work(cache: CacheRef) -> None:
     """Of thirty ranks seven have nothing to read, and take part with empty batches of the right shape."""
     ranks = read_ranks(cache, 30, seed=7)
 
@@ -83,9 +83,9 @@ def test_without_a_seed_the_order_is_the_cache_s(cache: CacheRef) -> None:
 def test_pixels_and_label_belong_to_their_row(cache: CacheRef) -> None:
     """Shuffling moves pixels, label and row number together, and the pixels are those that were written."""
     for batch in load(cache, seed=7).epoch(0):
-        for picture, label, row in zip(batch.inputs.numpy(), batch.labels_B.tolist(), batch.rows_B, strict=True):
+        for image, label, row in zip(batch.inputs.numpy(), batch.labels_B.tolist(), batch.rows_B, strict=True):
             written = np.random.default_rng(int(row)).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            assert np.array_equal(picture, written)
+            assert np.array_equal(image, written)
             assert label == row % 3
 
 
@@ -124,7 +124,7 @@ def test_rows_of_one_group_are_shuffled_in_each_epoch(make_cache: Callable[..., 
 
 
 def test_row_groups_are_read_in_another_order_in_each_epoch(make_cache: Callable[..., CacheRef]) -> None:
-    """With a pool of two rows the first picture is one of the first two read: not always of the same two."""
+    """With a pool of two rows the first image is one of the first two read: not always of the same two."""
     cache = make_cache({"train": 12}, rows_per_group=1, groups_per_file=6)
     loader = load(cache, batch_size=1, seed=7, pool_megabytes=0)
 
@@ -152,7 +152,7 @@ def test_thirty_epochs_in_a_row_lose_no_row_group(make_cache: Callable[..., Cach
 def test_epoch_goes_on_where_it_was_left_on_any_number_of_ranks(
     make_cache: Callable[..., CacheRef], before: int, after: int
 ) -> None:
-    """Two steps on some ranks and the rest on others, with another batch size, are every picture exactly once."""
+    """Two steps on some ranks and the rest on others, with another batch size, are every image exactly once."""
     cache = make_cache({"train": 100}, rows_per_group=7)
     seen: list[int] = []
     for rank in range(before):
@@ -186,12 +186,12 @@ def test_resumed_epoch_is_the_rest_of_the_one_never_left(cache: CacheRef) -> Non
 @pytest.mark.parametrize("start", [-1, ROWS + 1])
 def test_position_outside_the_epoch_is_refused(cache: CacheRef, start: int) -> None:
     """A checkpoint of another cache does not begin somewhere by chance."""
-    with pytest.raises(WrongInput, match=f"start is {start}, an epoch of 23 pictures has no such position"):
+    with pytest.raises(WrongInput, match=f"start is {start}, an epoch of 23 images has no such position"):
         next(load(cache, seed=7).epoch(0, start=start))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_step_has_the_same_pictures_on_any_number_of_ranks(cache: CacheRef, num_ranks: int) -> None:
+def test_a_step_has_the_same_images_on_any_number_of_ranks(cache: CacheRef, num_ranks: int) -> None:
     """A step of R ranks with batches of B is the step of one process with batches of R B."""
     ranks = read_ranks(cache, num_ranks, seed=7)
     alone = list(load(cache, batch_size=4 * num_ranks, seed=7).epoch(0))
@@ -201,7 +201,7 @@ def test_a_step_has_the_same_pictures_on_any_number_of_ranks(cache: CacheRef, nu
 
 
 def test_counts_add_up_for_any_shape_of_cache() -> None:
-    """For 300 drawn shapes, pictures of steps sum to the rows of the split, and no step is idle."""
+    """For 300 drawn shapes, images of steps sum to the rows of the split, and no step is idle."""
     draw = random.Random(1)
     for _ in range(300):
         rows, rows_per_group = draw.randint(1, 60), draw.randint(1, 12)

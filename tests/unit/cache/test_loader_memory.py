@@ -31,8 +31,8 @@ def photo(row: int, side: int) -> np.ndarray:
     """Return a gradient in the colour of the row's number, with a little noise: what JPEG is made for."""
     draw = np.random.default_rng(row)
     ramp = np.linspace(0, 80, side)
-    picture = draw.integers(40, 140, 3) + ramp[:, None, None] * 0.5 + ramp[None, :, None] * 0.5
-    return np.clip(picture + draw.normal(0, 2, (side, side, 1)), 0, 255).astype(np.uint8)
+    image = draw.integers(40, 140, 3) + ramp[:, None, None] * 0.5 + ramp[None, :, None] * 0.5
+    return np.clip(image + draw.normal(0, 2, (side, side, 1)), 0, 255).astype(np.uint8)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -56,20 +56,20 @@ def test_both_formats_give_the_same_rows_and_labels_and_close_pixels(
     assert sizes[1] < 0.4 * sizes[0]
 
 
-def test_damaged_picture_of_format_jpeg_is_named(make_cache: Callable[..., CacheRef]) -> None:
-    """A JPEG file whose header is gone is no picture of zeros."""
+def test_damaged_image_of_format_jpeg_is_named(make_cache: Callable[..., CacheRef]) -> None:
+    """A JPEG file whose header is gone is no image of zeros."""
     cache = make_cache({"train": 6}, image_size=32, draw=photo, format="jpeg")
     file = next(Path(cache.url).glob("*.parquet"))
     content = file.read_bytes()
     file.write_bytes(content.replace(b"\xff\xd8\xff\xe0", b"\0\0\0\0", 1))
 
-    with pytest.raises(CacheDamaged, match=f"{file.name} has a damaged picture in row group 0"):
+    with pytest.raises(CacheDamaged, match=f"{file.name} has a damaged image in row group 0"):
         list(load(cache).epoch(0))
 
 
 @pytest.mark.parametrize("rows", [2_000, 8_000])
 def test_memory_of_a_loader_does_not_grow_with_the_split(make_cache: Callable[..., CacheRef], rows: int) -> None:
-    """With a pool of 1 MB, pictures of 3 kB and steps of 16, at most a pool and a few batches are ever held."""
+    """With a pool of 1 MB, images of 3 kB and steps of 16, at most a pool and a few batches are ever held."""
     cache = make_cache({"train": rows}, image_size=32, rows_per_group=16, groups_per_file=50)
     loader = load(cache, batch_size=16, seed=7, pool_megabytes=1)
     window = (1 << 20) // (16 * 32 * 32 * 3) // 2

@@ -111,7 +111,7 @@ def test_another_content_has_another_digest(changed: CacheManifest) -> None:
 
 
 def test_padding_is_what_fills_the_last_row_group() -> None:
-    """7 rows in 3 groups of 3 leave 2 rows that are no picture."""
+    """7 rows in 3 groups of 3 leave 2 rows that are no image."""
     split = manifest_of().splits["train"]
 
     assert split.row_groups == 3

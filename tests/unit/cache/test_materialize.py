@@ -29,7 +29,7 @@ def test_small_split_is_cut_into_many_row_groups() -> None:
 
 
 def test_row_group_is_bounded_by_its_megabytes() -> None:
-    """Pictures of 224x224 are 147 KiB each: 111 of them fit into 16 MB."""
+    """Images of 224x224 are 147 KiB each: 111 of them fit into 16 MB."""
     rows = rows_per_group(1_000_000, CacheConfig(image_size=224, row_group_megabytes=16))
 
     assert rows == 111
@@ -38,7 +38,7 @@ def test_row_group_is_bounded_by_its_megabytes() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 10])
 def test_row_group_has_a_row_at_least(rows: int) -> None:
-    """A split smaller than MIN_ROW_GROUPS has groups of one row, and so have pictures larger than a group."""
+    """A split smaller than MIN_ROW_GROUPS has groups of one row, and so have images larger than a group."""
     assert rows_per_group(rows, CacheConfig(image_size=32)) == 1
     assert rows_per_group(1_000_000, CacheConfig(image_size=1024, row_group_megabytes=1)) == 1
 
@@ -77,15 +77,15 @@ def test_table_with_one_class_is_refused() -> None:
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_empty_split_is_refused(split: str) -> None:
-    """A metric of no pictures is no number: the split that is empty is named."""
+    """A metric of no images is no number: the split that is empty is named."""
     rows = {"train": 80, "val": 10, "test": 10} | {split: 0}
 
-    with pytest.raises(WrongInput, match=f"the split '{split}' of '/tables/images' version 3 has no pictures"):
+    with pytest.raises(WrongInput, match=f"the split '{split}' of '/tables/images' version 3 has no images"):
         check_content(content_of(rows=rows), TABLE)
 
 
 def test_usable_table_passes() -> None:
-    """Two classes and three splits with pictures are enough."""
+    """Two classes and three splits with images are enough."""
     check_content(content_of(), TABLE)
 
 

@@ -50,7 +50,7 @@ def test_rows_of_a_window_are_those_of_its_row_groups() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
-def test_steps_hold_the_same_pictures_on_any_number_of_ranks(num_ranks: int) -> None:
+def test_steps_hold_the_same_images_on_any_number_of_ranks(num_ranks: int) -> None:
     """Step s of R ranks with batches of B is the order from s R B on: which rank has which changes no gradient."""
     rows = epoch_order(500, 6, 4, 7, 1).rows
     parts = shares(500, 6, 5, num_ranks)
@@ -83,7 +83,7 @@ def test_any_shape_ranks_and_start_give_every_row_once() -> None:
         assert {part.num_steps for part in parts} == {count_steps(rows - start, batch_size, num_ranks)}
         for part in parts:
             assert sum(part.count(step) for step in range(part.num_steps)) == len(part.rows)
-            assert sorted(part.pictures.tolist()) == list(range(len(part.rows)))
+            assert sorted(part.images.tolist()) == list(range(len(part.rows)))
             check_reading(part, rows_per_group)
 
 
@@ -97,11 +97,11 @@ def check_reading(part: Share, rows_per_group: int) -> None:
         step for step in range(part.num_steps) if part.whole_after[step] == 0
     ]
     for number, group in enumerate(part.groups.tolist(), start=1):
-        pictures = part.pictures[part.bounds[number - 1] : part.bounds[number]]
-        assert set((part.rows[pictures] // rows_per_group).tolist()) == {group}
-        assert (np.diff(part.rows[pictures]) > 0).all()
+        images = part.images[part.bounds[number - 1] : part.bounds[number]]
+        assert set((part.rows[images] // rows_per_group).tolist()) == {group}
+        assert (np.diff(part.rows[images]) > 0).all()
         before = [wanted <= read for wanted in whole]
-        read |= set(pictures.tolist())
+        read |= set(images.tolist())
         after = [wanted <= read for wanted in whole]
         for step in range(part.num_steps):
             if after[step] and not before[step]:

@@ -10,8 +10,8 @@ import filelock
 import pytest
 
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.sweep import remove_unnamed, sweep_caches
-from tasks.cache.use import CacheUse
 from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
 from tasks.refs import TableRef
@@ -55,7 +55,7 @@ def test_caches_unused_for_long_are_removed(tmp_path: Path) -> None:
 def test_use_counts_not_age(tmp_path: Path) -> None:
     """A cache that was built long ago and read today stays."""
     path = add_cache(tmp_path, OLD, 400)
-    CacheUse(str(path)).close()
+    CacheReadLock(str(path)).close()
 
     assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 29 * DAY) == []
     assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 31 * DAY) == [OLD]
@@ -80,7 +80,7 @@ def test_cache_in_use_stays(tmp_path: Path) -> None:
     path = add_cache(tmp_path, OLD, 0)
     later = time.time() + 400 * DAY
 
-    with CacheUse(str(path)), CacheUse(str(path)):
+    with CacheReadLock(str(path)), CacheReadLock(str(path)):
         assert sweep_caches(str(tmp_path), CacheConfig(), later) == []
     assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
 
@@ -90,7 +90,8 @@ def test_use_ends_with_the_process_that_had_it(tmp_path: Path) -> None:
     """A reader that was killed holds nothing."""
     path = add_cache(tmp_path, OLD, 0)
     program = (
-        f"from tasks.cache.use import CacheUse; held = CacheUse({str(path)!r}); print('held', flush=True); input()"
+        "from tasks.cache.read_lock import CacheReadLock; "
+        f"lock = CacheReadLock({str(path)!r}); print('held', flush=True); input()"
     )
     reader = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -163,7 +164,7 @@ def test_files_that_no_manifest_names_go(tmp_path: Path) -> None:
 
 def test_reader_without_a_folder_or_a_right_to_write_holds_nothing(tmp_path: Path) -> None:
     """A loader is made for counts alone, or on an object store: no file appears."""
-    CacheUse(str(tmp_path / "gone" / OLD)).close()
-    CacheUse("s3a://bucket/cache").close()
+    CacheReadLock(str(tmp_path / "gone" / OLD)).close()
+    CacheReadLock("s3a://bucket/cache").close()
 
     assert list(tmp_path.iterdir()) == []

@@ -30,8 +30,8 @@ def write_rows(folder: Path, num_rows: int, rows_per_group: int) -> CacheFile:
     return writer.close()
 
 
-def picture(number: int) -> bytes:
-    """Return an encoded picture that no other number gives."""
+def image(number: int) -> bytes:
+    """Return an encoded image that no other number gives."""
     buffer = io.BytesIO()
     Image.new("RGB", (20 + number, 20), (number, 0, 255 - number)).save(buffer, format="PNG")
     return buffer.getvalue()
@@ -41,7 +41,7 @@ def given(*places: tuple[str, int, int]) -> pa.RecordBatch:
     """Return the rows that Spark hands over for the given (split, file, row)."""
     return pa.RecordBatch.from_pylist(
         [
-            {"split": split, "file": file, "row": row, "label_index": row % 2, "content": picture(row)}
+            {"split": split, "file": file, "row": row, "label_index": row % 2, "content": image(row)}
             for split, file, row in places
         ]
     )
@@ -57,7 +57,7 @@ def test_every_row_group_has_exactly_its_rows(tmp_path: Path) -> None:
 
 
 def test_padding_is_marked_and_nothing_else_is(tmp_path: Path) -> None:
-    """Labels and row numbers of pictures come back as given; the two rows of padding have -1 in both."""
+    """Labels and row numbers of images come back as given; the two rows of padding have -1 in both."""
     table = pq.read_table(tmp_path / write_rows(tmp_path, 7, 3).name)
 
     assert table.schema.equals(cache_schema(SIDE * SIDE * 3))
@@ -66,7 +66,7 @@ def test_padding_is_marked_and_nothing_else_is(tmp_path: Path) -> None:
 
 
 def test_pixels_are_written_raw(tmp_path: Path) -> None:
-    """A row is the picture's bytes, height by width by channel, padding as many."""
+    """A row is the image's bytes, height by width by channel, padding as many."""
     pixels = pq.read_table(tmp_path / write_rows(tmp_path, 2, 3).name)["pixels"].to_pylist()
 
     assert pixels[1] == bytes([1]) * SIDE * SIDE * 3
@@ -99,7 +99,7 @@ def test_two_attempts_write_two_files_of_the_same_content(tmp_path: Path) -> Non
 
 
 def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pictures of one split and file number go into one file, also across batches."""
+    """Images of one split and file number go into one file, also across batches."""
     write = make_writer(str(tmp_path), CACHE, {"train": 2, "val": 1})
     batches = [given(("train", 0, 0), ("train", 0, 1)), given(("train", 0, 2), ("train", 1, 3), ("val", 0, 0))]
 
@@ -111,22 +111,22 @@ def test_one_file_is_written_for_each_place(tmp_path: Path, capsys: pytest.Captu
         ("val", 1, 1),
     ]
     assert sorted(part["name"] for part in parts) == sorted(file.name for file in tmp_path.iterdir())
-    # The first picture is counted at once, so that a long step is seen to have begun.
+    # The first image is counted at once, so that a long step is seen to have begun.
     counted = f"{PROGRESS_MARK}{os.getpid()} cache 0 1\n"
-    assert capsys.readouterr().err == f"{counted}{WORKER_MARK}wrote 3 cache files, 5 pictures\n"
+    assert capsys.readouterr().err == f"{counted}{WORKER_MARK}wrote 3 cache files, 5 images\n"
 
 
-def test_pictures_are_decoded_by_the_one_function(tmp_path: Path) -> None:
+def test_images_are_decoded_by_the_one_function(tmp_path: Path) -> None:
     """The cache holds what decode_pixels gives, which is what serving sees."""
     write = make_writer(str(tmp_path), CACHE, {"train": 2})
 
     (batch,) = write(iter([given(("train", 0, 5))]))
 
     row = pq.read_table(tmp_path / batch.to_pylist()[0]["name"]).to_pylist()[0]
-    assert row == {"pixels": decode_pixels(picture(5), SIDE).tobytes(), "label": 1, "row": 5}
+    assert row == {"pixels": decode_pixels(image(5), SIDE).tobytes(), "label": 1, "row": 5}
 
 
-def test_nothing_is_written_for_no_pictures(tmp_path: Path) -> None:
+def test_nothing_is_written_for_no_images(tmp_path: Path) -> None:
     """An empty partition leaves no file and no row."""
     write = make_writer(str(tmp_path), CACHE, {"train": 2})
 
@@ -134,10 +134,10 @@ def test_nothing_is_written_for_no_pictures(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_picture_that_cannot_be_decoded_fails_the_task(tmp_path: Path) -> None:
-    """ETL let only good pictures through: a bad one here is no row to drop."""
+def test_image_that_cannot_be_decoded_fails_the_task(tmp_path: Path) -> None:
+    """ETL let only good images through: a bad one here is no row to drop."""
     bad = pa.RecordBatch.from_pylist(
-        [{"split": "train", "file": 0, "row": 0, "label_index": 0, "content": b"no picture"}]
+        [{"split": "train", "file": 0, "row": 0, "label_index": 0, "content": b"no image"}]
     )
 
     with pytest.raises(BadImage):

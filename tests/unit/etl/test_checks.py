@@ -29,7 +29,7 @@ def row(checks: DataChecks, name: str) -> tuple[str, str]:
 
 def test_every_check_is_a_row_for_a_person() -> None:
     """With what it was measured against, and the reasons by name."""
-    assert row(CHECKS, "pictures") == ("10", "train 7, val 1, test 2")
+    assert row(CHECKS, "images") == ("10", "train 7, val 1, test 2")
     assert row(CHECKS, "classes") == ("2", "smallest dog 2, largest cat 8")
     assert row(CHECKS, "imbalance ratio") == ("4.00", "largest class / smallest class")
     assert row(CHECKS, "width in pixels") == ("5", "min 1, median 5, max 9")

@@ -16,7 +16,7 @@ from tasks.etl.edges import Edges
 from tasks.etl.extract import split_of
 from tasks.etl.outcomes import Comparison
 from tasks.etl.stratify import ORDER, SplitRule
-from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL
 from tasks.storage import resolve_storage
 from tasks.tables.relations import Relations
 
@@ -59,7 +59,7 @@ class Tables:
                 relations,
                 pa.Table.from_pylist(listing, schema=LISTING_ARROW),
                 pa.Table.from_pylist(list(self._ledger.values()), schema=FILES_ARROW),
-                pa.Table.from_pylist(held, schema=HELD_ARROW),
+                pa.Table.from_pylist(held, schema=IMAGE_KEYS_ARROW),
                 replaced=False,
                 keep_deleted=self._etl.deleted == "keep",
                 rule=SplitRule.of(self._etl),

@@ -1,4 +1,4 @@
-"""Files that are no pictures we take: each has a reason, and none ends the work."""
+"""Files that are no images we take: each has a reason, and none ends the work."""
 
 import io
 import random
@@ -16,7 +16,7 @@ from tasks.decode import (
     decode_pixels,
 )
 from tasks.image_structure import scan_problem
-from tests.unit.etl.picture_bytes import (
+from tests.unit.etl.image_bytes import (
     encoded,
     hidden_scan_bomb,
     jpeg_with_segments,
@@ -54,7 +54,7 @@ def test_empty_file_is_refused() -> None:
     assert reason_of(b"") is Reason.ZERO_BYTES
 
 
-@pytest.mark.parametrize("content", [b"not a picture at all\n", b"\x00" * 100, b"<html></html>"])
+@pytest.mark.parametrize("content", [b"not an image at all\n", b"\x00" * 100, b"<html></html>"])
 def test_other_file_is_not_an_image(content: bytes) -> None:
     """Text, zeros and a web page are no image, whatever the file is called."""
     assert reason_of(content) is Reason.NOT_AN_IMAGE
@@ -73,7 +73,7 @@ def test_decompression_bomb_is_refused_from_its_header(side: int) -> None:
     assert reason_of(png_header_only(side, side)) is Reason.TOO_MANY_PIXELS
 
 
-def test_picture_of_exactly_the_bound_is_decoded() -> None:
+def test_image_of_exactly_the_bound_is_decoded() -> None:
     """max_pixels is an upper bound, not the first size refused."""
     content = encoded(noise(10, 10))
 
@@ -88,7 +88,7 @@ def test_reason_and_detail_are_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
-def test_random_damage_gives_a_picture_or_a_reason(file_format: str) -> None:
+def test_random_damage_gives_a_image_or_a_reason(file_format: str) -> None:
     """Whatever bytes are changed, nothing but BadImage comes out: one bad file must not end a Spark job."""
     source, draw = encoded(noise(24, 16), file_format), random.Random(1)
     refused = 0
@@ -103,7 +103,7 @@ def test_random_damage_gives_a_picture_or_a_reason(file_format: str) -> None:
     assert refused > 0
 
 
-def test_postscript_is_no_picture() -> None:
+def test_postscript_is_no_image() -> None:
     """A .jpg that is PostScript is never handed to Ghostscript."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, format="EPS")
@@ -151,7 +151,7 @@ def test_ordinary_progressive_jpeg_is_decoded(mode: str) -> None:
 
 
 def test_scans_of_thumbnails_do_not_count() -> None:
-    """Those within a segment, and those of a second picture after the end of the first."""
+    """Those within a segment, and those of a second image after the end of the first."""
     within = jpeg_with_segments(1, b"MPF\0" + 150 * b"\xff\xda\x00\x02")
     behind = encoded(noise(16, 16), "JPEG") + 150 * b"\xff\xda\x00\x02"
 

@@ -17,17 +17,17 @@ from PIL import Image
 from tasks.config.etl import EtlConfig
 from tasks.decode import fit_within
 from tasks.etl.edges import Edges
-from tasks.etl.extract import examine_picture, make_decoder, make_reader, read_picture
+from tasks.etl.extract import examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tasks.tables.parts import PartTarget
-from tests.unit.etl.picture_bytes import scan_bomb
+from tests.unit.etl.image_bytes import scan_bomb
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
-    """Write a picture of noise and return the file's bytes."""
+    """Write an image of noise and return the file's bytes."""
     samples = np.random.default_rng(size).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(samples).save(file, **options)
@@ -39,7 +39,7 @@ def read(
 ) -> dict[str, Any]:
     """Read one file as a Spark task would."""
     etl = EtlConfig.model_validate({"max_pixels": 1_000_000} | settings)
-    return read_picture(file, label, split, os.path.realpath(root), etl)
+    return read_image(file, label, split, os.path.realpath(root), etl)
 
 
 def part_target(folder: Path) -> PartTarget:
@@ -48,7 +48,7 @@ def part_target(folder: Path) -> PartTarget:
     return PartTarget(str(folder), "5eed", datetime(2026, 1, 2, tzinfo=UTC))
 
 
-def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:
+def test_small_image_is_stored_byte_for_byte(tmp_path: Path) -> None:
     """What is no larger than stored_side is the original file."""
     content = save(tmp_path / "cat" / "1.jpg", (60, 40))
 
@@ -60,7 +60,7 @@ def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:
     assert row["reason"] is None
 
 
-def test_large_picture_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> None:
+def test_large_image_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> None:
     """sha256, width and height are the original's; the content is a JPEG with the longest side of stored_side."""
     original = save(tmp_path / "cat" / "1.png", (120, 60))
 
@@ -72,7 +72,7 @@ def test_large_picture_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> 
     assert (row["width"], row["height"]) == (120, 60)
 
 
-def test_size_is_that_of_the_upright_picture(tmp_path: Path) -> None:
+def test_size_is_that_of_the_upright_image(tmp_path: Path) -> None:
     """A photograph taken on its side is as high as it looks."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -87,25 +87,25 @@ def test_bad_file_has_a_reason_and_no_content(tmp_path: Path) -> None:
     """A quarantined file keeps its sha256, so that the ledger knows it again."""
     file = tmp_path / "cat" / "1.jpg"
     file.parent.mkdir()
-    file.write_bytes(b"no picture")
+    file.write_bytes(b"no image")
 
     row = read(file, tmp_path)
 
     assert row["reason"] == "not_an_image"
     assert row["detail"]
     assert row["content"] is None
-    assert row["sha256"] == hashlib.sha256(b"no picture").hexdigest()
+    assert row["sha256"] == hashlib.sha256(b"no image").hexdigest()
 
 
-def test_picture_over_the_bound_has_a_reason(tmp_path: Path) -> None:
+def test_image_over_the_bound_has_a_reason(tmp_path: Path) -> None:
     """max_pixels reaches the decoder."""
     save(tmp_path / "cat" / "1.png", (1001, 1000), compress_level=0)
 
     assert read(tmp_path / "cat" / "1.png", tmp_path)["reason"] == "too_many_pixels"
 
 
-def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
-    """A picture at the top of the source is quarantined, not given a label of our own."""
+def test_image_without_class_folder_has_a_reason(tmp_path: Path) -> None:
+    """An image at the top of the source is quarantined, not given a label of our own."""
     save(tmp_path / "1.png", (8, 8))
 
     row = read(tmp_path / "1.png", tmp_path, label=None)
@@ -115,7 +115,7 @@ def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "reason"), [((1, 9), "too_small"), ((9, 1), "too_small"), ((2, 2), None)])
-def test_picture_under_the_bound_has_a_reason(tmp_path: Path, size: tuple[int, int], reason: str | None) -> None:
+def test_image_under_the_bound_has_a_reason(tmp_path: Path, size: tuple[int, int], reason: str | None) -> None:
     """A counting pixel or a hairline shows nothing; min_side is the first side that is accepted."""
     save(tmp_path / "cat" / "1.png", size)
 
@@ -123,7 +123,7 @@ def test_picture_under_the_bound_has_a_reason(tmp_path: Path, size: tuple[int, i
 
 
 def test_predefined_split_is_kept_whatever_the_content_says(tmp_path: Path) -> None:
-    """Who split the pictures decides, also for a file that cannot be used."""
+    """Who split the images decides, also for a file that cannot be used."""
     save(tmp_path / "cat" / "1.png", (8, 8))
     (tmp_path / "cat" / "2.png").write_bytes(b"")
 
@@ -132,8 +132,8 @@ def test_predefined_split_is_kept_whatever_the_content_says(tmp_path: Path) -> N
         assert read(tmp_path / "cat" / "2.png", tmp_path, split=split, split_by="folder")["split"] == split
 
 
-def test_picture_in_no_split_folder_has_a_reason(tmp_path: Path) -> None:
-    """Where folders split, a picture beside them is not put anywhere by us."""
+def test_image_in_no_split_folder_has_a_reason(tmp_path: Path) -> None:
+    """Where folders split, an image beside them is not put anywhere by us."""
     save(tmp_path / "cat" / "1.png", (8, 8))
 
     row = read(tmp_path / "cat" / "1.png", tmp_path, split_by="folder")
@@ -158,8 +158,8 @@ def test_missing_label_says_where_it_was_looked_for(tmp_path: Path, labels: dict
     assert (row["reason"], row["detail"]) == ("label_missing", detail)
 
 
-def test_picture_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> None:
-    """The hash is that of the picture as it is stored: the decoded original, or that scaled down."""
+def test_image_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> None:
+    """The hash is that of the image as it is stored: the decoded original, or that scaled down."""
     save(tmp_path / "cat" / "1.png", (64, 64))
     (tmp_path / "cat" / "2.png").write_bytes(b"bad")
 
@@ -180,7 +180,7 @@ def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Path) -> None:
-    """Halves of two pictures are none."""
+    """Halves of two images are none."""
     file, stop = tmp_path / "source" / "red" / "1.png", threading.Event()
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(16 << 20))
@@ -194,12 +194,12 @@ def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Pat
     writer.start()
     try:
         # Its time moves with the kernel's tick: a read within one sees nothing.
-        rows = [read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig()) for _ in range(10)]
+        rows = [read_image(file, "red", None, str(tmp_path / "source"), EtlConfig()) for _ in range(10)]
     finally:
         stop.set()
         writer.join()
     assert ("unreadable", "the file changed while it was read") in {(row["reason"], row["detail"]) for row in rows}
-    assert read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig())["reason"] == "not_an_image"
+    assert read_image(file, "red", None, str(tmp_path / "source"), EtlConfig())["reason"] == "not_an_image"
 
 
 def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -
 def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Good and bad files each give one row in the schema that Spark is told, and one line in the worker's log.
 
-    The pictures are in the part that their rows name.
+    The images are in the part that their rows name.
     """
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (9, 9))
@@ -236,9 +236,9 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["reason"].to_pylist() == [None, None, "zero_bytes"]
     (part,) = {*rows["part"].to_pylist()[:2]}
     assert rows["part"][2].as_py() is None
-    pictures = pq.read_table(tmp_path / "table" / part)
-    assert pictures["sha256"].to_pylist() == rows["sha256"].to_pylist()[:2]
-    assert pictures["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
+    images = pq.read_table(tmp_path / "table" / part)
+    assert images["sha256"].to_pylist() == rows["sha256"].to_pylist()[:2]
+    assert images["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
     asked = [name for name in listing.column_names if name != "split"]
     assert rows.select(asked).equals(listing.select(asked))
     # The first file is counted at once, so that a long step is seen to have begun.
@@ -289,9 +289,9 @@ def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
     read = pa.Table.from_batches(make_reader(tmp_path, etl, target)(iter(listing.to_batches()))).to_pylist()
     decoded = pa.Table.from_batches(make_decoder(etl, target)(iter(brought.to_batches()))).to_pylist()
 
-    pictures = [pq.read_table(f"{target.folder}/{rows[0].pop('part')}") for rows in (read, decoded)]
-    assert pictures[0].num_rows == 2
-    assert pictures[0].equals(pictures[1])
+    images = [pq.read_table(f"{target.folder}/{rows[0].pop('part')}") for rows in (read, decoded)]
+    assert images[0].num_rows == 2
+    assert images[0].equals(images[1])
     assert read[1].pop("part") != decoded[1].pop("part")
     assert decoded[:2] == read[:2]
     assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
@@ -302,8 +302,8 @@ def test_scan_bomb_is_quarantined_and_an_ordinary_progressive_jpeg_is_stored() -
     """The ledger has the reason; nothing was decoded."""
     image = Image.new("RGB", (64, 64), "teal")
 
-    bomb = examine_picture(scan_bomb(image, 20_000), "cat", None, EtlConfig())
-    ordinary = examine_picture(scan_bomb(image, 0), "cat", None, EtlConfig())
+    bomb = examine_image(scan_bomb(image, 20_000), "cat", None, EtlConfig())
+    ordinary = examine_image(scan_bomb(image, 0), "cat", None, EtlConfig())
 
     assert (bomb["reason"], bomb["content"]) == ("too_many_parts", None)
     assert bomb["detail"] == "a JPEG of 4096 pixels with more than 100 scans"

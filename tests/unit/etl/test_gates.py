@@ -8,7 +8,7 @@ from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, s
 
 
 def counts(*groups: tuple[str | None, str, str | None, int], kept: tuple[tuple[str, int], ...] = ()) -> FileCounts:
-    """Sum groups of files of the split train, and pictures kept of the split val."""
+    """Sum groups of files of the split train, and images kept of the split val."""
     return FileCounts.of_groups(
         [(label, "train", *rest) for label, *rest in groups], [(label, "val", number) for label, number in kept]
     )
@@ -24,7 +24,7 @@ def test_share_of_bad_files_may_be_reached_and_not_exceeded() -> None:
         check_bad_fraction(worse, EtlConfig())
 
 
-def test_duplicates_are_good_files_and_no_more_pictures() -> None:
+def test_duplicates_are_good_files_and_no_more_images() -> None:
     """Copies do not make a class larger, nor a source worse."""
     summed = counts(("cat", "stored", None, 1), ("cat", "duplicate", None, 9))
 
@@ -33,16 +33,16 @@ def test_duplicates_are_good_files_and_no_more_pictures() -> None:
         check_class_sizes(summed, EtlConfig(min_images_per_class=2))
 
 
-def test_class_with_bad_files_only_has_no_pictures() -> None:
+def test_class_with_bad_files_only_has_no_images() -> None:
     """It would vanish from the classes without a word; the default sets no bound."""
     summed = counts(("cat", "stored", None, 3), ("dog", "quarantined", "zero_bytes", 2))
 
     check_class_sizes(summed, EtlConfig())
-    with pytest.raises(WrongInput, match=r"1 of 2 classes .*\('dog' 0\): add pictures, take the classes out"):
+    with pytest.raises(WrongInput, match=r"1 of 2 classes .*\('dog' 0\): add images, take the classes out"):
         check_class_sizes(summed, EtlConfig(min_images_per_class=1))
 
 
-def test_kept_pictures_count() -> None:
+def test_kept_images_count() -> None:
     """They are in the table that training reads."""
     summed = counts(("cat", "stored", None, 1), kept=(("cat", 2), ("dog", 3)))
     assert summed.classes == {"cat": {"train": 1, "val": 2}, "dog": {"val": 3}}

@@ -283,7 +283,7 @@ def test_first_folder_called_like_a_split_is_the_split(path: str, found: tuple[s
     assert named(path, split_by="folder") == [found]
 
 
-def test_folders_split_pictures_that_a_pattern_labels() -> None:
+def test_folders_split_images_that_a_pattern_labels() -> None:
     """The two rules do not know each other."""
     assert named("train/001.ak47/1.jpg", split_by="folder", labels=by_pattern(r"\d+\.([^/]+)/")) == [("ak47", "train")]
 

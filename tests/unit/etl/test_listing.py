@@ -49,14 +49,14 @@ def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
-    """Thumbnail folders, macOS's ._ twins and dot files are no pictures."""
+    """Thumbnail folders, macOS's ._ twins and dot files are no images."""
     put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.hidden.png", ".thumbnails/cat/1.jpg", "cat/.git/2.jpg")
 
     assert paths_of(tmp_path) == ["cat/1.jpg"]
 
 
 def test_extensions_are_read_in_any_case(tmp_path: Path) -> None:
-    """Cameras write .JPG, and other files beside the pictures are left out."""
+    """Cameras write .JPG, and other files beside the images are left out."""
     put(tmp_path, "cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG", "cat/notes.txt", "cat/d.jpg.bak", "cat/jpg", "cat/e.gif")
 
     assert paths_of(tmp_path) == ["cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG"]
@@ -80,7 +80,7 @@ def test_source_itself_may_have_any_name(tmp_path: Path) -> None:
     assert paths_of(tmp_path / "my data=50% ä") == ["cat/1.jpg"]
 
 
-def test_folder_with_the_name_of_a_picture_is_a_folder(tmp_path: Path) -> None:
+def test_folder_with_the_name_of_a_image_is_a_folder(tmp_path: Path) -> None:
     """A folder called cat.jpg is walked, not read."""
     put(tmp_path, "cat.jpg/1.png")
 
@@ -99,7 +99,7 @@ def test_link_out_of_the_source_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_link_inside_the_source_is_followed(tmp_path: Path) -> None:
-    """A linked file is a file under another label; its size is that of the picture, not of the link."""
+    """A linked file is a file under another label; its size is that of the image, not of the link."""
     put(tmp_path, "cat/1.jpg")
     (tmp_path / "pet").mkdir()
     (tmp_path / "pet" / "1.jpg").symlink_to(tmp_path / "cat" / "1.jpg")
@@ -150,7 +150,7 @@ def test_missing_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_file_as_source_is_refused(tmp_path: Path) -> None:
-    """A picture is no folder of pictures."""
+    """An image is no folder of images."""
     put(tmp_path, "1.jpg")
 
     with pytest.raises(WrongInput, match="which is not a folder: give a folder"):
@@ -173,8 +173,8 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
         check_source(tmp_path)
 
 
-def test_pictures_without_class_folders_are_refused(tmp_path: Path) -> None:
-    """Pictures at the top have no label."""
+def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
+    """Images at the top have no label."""
     put(tmp_path, "1.jpg", "2.jpg")
 
     with pytest.raises(WrongInput, match="no class folder: a classifier needs at least two"):

@@ -12,18 +12,18 @@ from tasks.etl.near_duplicates import bits_apart, dhash, find_near_duplicates
 
 
 def scene(seed: int, side: int = 240) -> Image.Image:
-    """Return a smooth picture, as photos are at the scale that the hash sees."""
+    """Return a smooth image, as photos are at the scale that the hash sees."""
     coarse = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def apart(first: Image.Image, second: Image.Image) -> int:
-    """Return in how many bits two pictures' hashes differ."""
+    """Return in how many bits two images' hashes differ."""
     return ((dhash(first) ^ dhash(second)) & (2**64 - 1)).bit_count()
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
-    """Return the picture after a lossy trip."""
+    """Return the image after a lossy trip."""
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=quality)
     return Image.open(buffer)
@@ -31,15 +31,15 @@ def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_copies_that_look_alike_have_close_hashes(seed: int) -> None:
-    """Smaller, compressed, brighter: the same picture."""
-    picture = scene(seed)
+    """Smaller, compressed, brighter: the same image."""
+    image = scene(seed)
 
-    assert apart(picture, picture.resize((90, 90))) <= 3
-    assert apart(picture, as_jpeg(picture, 40)) <= 3
-    assert apart(picture, ImageEnhance.Brightness(picture).enhance(0.8)) <= 3
+    assert apart(image, image.resize((90, 90))) <= 3
+    assert apart(image, as_jpeg(image, 40)) <= 3
+    assert apart(image, ImageEnhance.Brightness(image).enhance(0.8)) <= 3
 
 
-def test_different_pictures_have_distant_hashes() -> None:
+def test_different_images_have_distant_hashes() -> None:
     """No two of twenty scenes come near."""
     assert min(apart(scene(first), scene(second)) for first, second in itertools.combinations(range(20), 2)) > 8
 
@@ -113,8 +113,8 @@ def test_list_is_cut_and_the_count_is_not() -> None:
     assert (found.num_pairs, found.bits) == (4, [1, 1])
 
 
-def test_pictures_of_one_hash_are_counted_without_being_paired() -> None:
-    """A million equal plain pictures cost one multiplication."""
+def test_images_of_one_hash_are_counted_without_being_paired() -> None:
+    """A million equal plain images cost one multiplication."""
     found = find_near_duplicates(np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]]), 3, num_listed=5)
 
     assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
@@ -132,7 +132,7 @@ def test_bucket_that_is_too_large_is_said_to_be_incomplete(monkeypatch: pytest.M
     assert found.num_pairs > 0
 
 
-def test_no_pictures_have_no_near_duplicates() -> None:
+def test_no_images_have_no_near_duplicates() -> None:
     """An empty table is no error."""
     found = find_near_duplicates(np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), 3, num_listed=5)
 

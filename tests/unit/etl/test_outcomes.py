@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.etl.outcomes import Comparison
-from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
 from tasks.tables.relations import Relations
 
@@ -65,7 +65,7 @@ def compare(storage: Storage):
                 relations,
                 pa.Table.from_pylist(listing, schema=LISTING_ARROW),
                 pa.Table.from_pylist(ledger, schema=FILES_ARROW),
-                pa.Table.from_pylist(images, schema=HELD_ARROW),
+                pa.Table.from_pylist(images, schema=IMAGE_KEYS_ARROW),
                 replaced=replaced,
                 keep_deleted=keep_deleted,
             )
@@ -125,7 +125,7 @@ def test_an_unchanged_file_is_not_read(compare, split: str | None) -> None:
         assert comparison.surplus().num_rows == 0
 
 
-def test_a_stored_file_whose_picture_is_not_there_is_new(compare) -> None:
+def test_a_stored_file_whose_image_is_not_there_is_new(compare) -> None:
     """Under another label it is not there either; a duplicate needs none."""
     rows = [listed("cat/a.jpg"), listed("cat/b.jpg"), listed("cat/c.jpg")]
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2"), known("cat/c.jpg", "3", "duplicate")]
@@ -176,7 +176,7 @@ def test_of_equal_contents_the_first_path_is_stored(compare) -> None:
         assert details["cat/f.jpg"] == "half"
 
 
-def test_a_deleted_file_is_called_so_once_and_its_picture_is_surplus(compare) -> None:
+def test_a_deleted_file_is_called_so_once_and_its_image_is_surplus(compare) -> None:
     """Where its content has another path, that takes over."""
     ledger = [
         known("cat/a.jpg", "1"),
@@ -194,7 +194,7 @@ def test_a_deleted_file_is_called_so_once_and_its_picture_is_surplus(compare) ->
         assert comparison.surplus().to_pylist() == [{"sha256": "2"}]
 
 
-def test_pictures_of_deleted_files_can_be_kept_but_living_files_decide(compare) -> None:
+def test_images_of_deleted_files_can_be_kept_but_living_files_decide(compare) -> None:
     """One that is back under another label is that label's."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted"), known("cat/c.jpg", "3")]
     images = [held("1", "cat"), held("2", "cat"), held("3", "cat")]
@@ -204,7 +204,7 @@ def test_pictures_of_deleted_files_can_be_kept_but_living_files_decide(compare) 
         assert comparison.surplus().to_pylist() == [{"sha256": "3"}]
 
 
-def test_kept_pictures_are_in_line(compare) -> None:
+def test_kept_images_are_in_line(compare) -> None:
     """Not so where they are to be removed."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted")]
     for keep in (True, False):
@@ -215,7 +215,7 @@ def test_kept_pictures_are_in_line(compare) -> None:
 
 
 def test_of_another_source_equal_paths_and_times_mean_nothing(compare) -> None:
-    """What it held is surplus, also where deleted files' pictures are kept."""
+    """What it held is surplus, also where deleted files' images are kept."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2")]
     images = [held("1", "cat"), held("2", "cat")]
     with compare([listed("cat/a.jpg")], ledger, images, replaced=True, keep_deleted=True) as comparison:

@@ -31,7 +31,7 @@ def test_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     """Executors run in other folders, so the path they get is whole."""
     monkeypatch.chdir(tmp_path)
 
-    assert find_source("pictures", storage_below(tmp_path)) == tmp_path / "pictures"
+    assert find_source("images", storage_below(tmp_path)) == tmp_path / "images"
 
 
 @pytest.mark.parametrize("url", ["s3a://bucket/my photos", "hdfs://host:8020/photos", "gs://bucket"])

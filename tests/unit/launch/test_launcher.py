@@ -102,7 +102,7 @@ def test_trainings_at_once_share_the_cores_and_take_the_gpus_in_turn(
 def test_how_far_a_step_is_in_the_ranks_is_heard_here(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks run backbones over pictures, and only this process has a page or a terminal."""
+    """Ranks run backbones over images, and only this process has a page or a terminal."""
     standing = Standing("features", 64, 150, 2.0)
     rank = tmp_path / "rank"
     events = (asdict(standing), {"run_id": "r"})

@@ -43,6 +43,6 @@ def test_bins_are_closed_on_the_right() -> None:
     assert found.counts.nonzero().flatten().tolist() == [2, 3, NUM_BINS - 1]
 
 
-def test_of_no_pictures_nothing_is_known() -> None:
+def test_of_no_images_nothing_is_known() -> None:
     """The error is NaN, and nothing is raised."""
     assert math.isnan(CalibrationSums(CPU).reduce(SingleProcess()).error)

@@ -32,7 +32,7 @@ def test_confusion_matrix_counts_true_classes_in_rows() -> None:
 
 
 def test_macro_f1_is_over_the_classes_that_are_present() -> None:
-    """A class without a picture in the split says nothing about the model; one that is never right counts as 0."""
+    """A class without an image in the split says nothing about the model; one that is never right counts as 0."""
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [0, 0, 0]])
     assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((3 / 4 + 5 / 6) / 2)
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
@@ -50,7 +50,7 @@ def test_top5_accuracy_counts_a_class_among_the_first_five() -> None:
     assert found.accuracy == pytest.approx(1 / 7)
 
 
-def test_of_five_classes_or_fewer_every_picture_is_among_the_first_five() -> None:
+def test_of_five_classes_or_fewer_every_image_is_among_the_first_five() -> None:
     """There is nothing else it could be."""
     inputs, labels = separable(9)
     found = evaluate(linear(), TensorLoader(inputs, labels, steps_of(9, 4)), NUM_CLASSES, CPU, SingleProcess())
@@ -58,7 +58,7 @@ def test_of_five_classes_or_fewer_every_picture_is_among_the_first_five() -> Non
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
-    """Batch norm's running statistics do not learn from validation pictures."""
+    """Batch norm's running statistics do not learn from validation images."""
     inputs, labels = separable(6)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, NUM_CLASSES)).double()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -70,7 +70,7 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
 
 
 def test_every_rank_sees_the_metrics_of_all() -> None:
-    """Ranks with different pictures get one confusion matrix, so that all stop in the same epoch."""
+    """Ranks with different images get one confusion matrix, so that all stop in the same epoch."""
     inputs, labels = separable(12)
     shares = [[[0, 1, 2, 3, 4]], [[5, 6, 7, 8, 9, 10, 11]]]
 
@@ -98,7 +98,7 @@ def test_detail_changes_no_metric() -> None:
 
 
 def test_detail_agrees_with_the_metrics() -> None:
-    """Its mistakes are those of the confusion matrix, its bins hold every picture, and their hits are the accuracy."""
+    """Its mistakes are those of the confusion matrix, its bins hold every image, and their hits are the accuracy."""
     inputs, labels = separable(20)
     loader = TensorLoader(inputs, labels, [range(20)])
     model = linear()
@@ -120,7 +120,7 @@ def test_detail_agrees_with_the_metrics() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 def test_ranks_agree_with_one_process(num_ranks: int) -> None:
-    """However the pictures are shared out; the last of five ranks has none."""
+    """However the images are shared out; the last of five ranks has none."""
     inputs, labels = separable(ROWS)
     model = linear()
     alone = evaluate_in_detail(model, TensorLoader(inputs, labels, [range(ROWS)]), NUM_CLASSES, CPU, SingleProcess())

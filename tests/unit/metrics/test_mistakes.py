@@ -10,25 +10,25 @@ from tasks.collectives import SingleProcess
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake, WorstMistakes, mistake_table
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 
-Picture = tuple[int, int, list[float]]
+Image = tuple[int, int, list[float]]
 """Row, true class, probabilities."""
 
 
-def collect(pictures: Sequence[Picture]) -> WorstMistakes:
-    """Take the pictures in as one batch."""
+def collect(images: Sequence[Image]) -> WorstMistakes:
+    """Take the images in as one batch."""
     mistakes = WorstMistakes()
-    log_probabilities_BK = torch.tensor([picture[2] for picture in pictures], dtype=torch.float64).log()
+    log_probabilities_BK = torch.tensor([image[2] for image in images], dtype=torch.float64).log()
     mistakes.add(
-        torch.tensor([picture[0] for picture in pictures]),
-        torch.tensor([picture[1] for picture in pictures]),
+        torch.tensor([image[0] for image in images]),
+        torch.tensor([image[1] for image in images]),
         log_probabilities_BK.argmax(1),
         log_probabilities_BK,
     )
     return mistakes
 
 
-def many(rows: range) -> list[Picture]:
-    """Return pictures of class 0, all taken for class 1, each more surely than the one before."""
+def many(rows: range) -> list[Image]:
+    """Return images of class 0, all taken for class 1, each more surely than the one before."""
     return [(row, 0, [0.4 / (row + 1), 1 - 0.4 / (row + 1)]) for row in rows]
 
 
@@ -48,9 +48,9 @@ def test_of_many_mistakes_the_worst_are_kept_over_all_batches() -> None:
     """The first batch's give way to worse ones."""
     mistakes = WorstMistakes()
     for begin in range(0, 60, 7):
-        pictures = many(range(begin, min(60, begin + 7)))
-        log_probabilities_BK = torch.tensor([picture[2] for picture in pictures], dtype=torch.float64).log()
-        rows_B = torch.tensor([picture[0] for picture in pictures])
+        images = many(range(begin, min(60, begin + 7)))
+        log_probabilities_BK = torch.tensor([image[2] for image in images], dtype=torch.float64).log()
+        rows_B = torch.tensor([image[0] for image in images])
         mistakes.add(rows_B, torch.zeros_like(rows_B), torch.ones_like(rows_B), log_probabilities_BK)
 
     assert [mistake.row for mistake in mistakes.reduce(SingleProcess())] == list(range(59, 59 - NUM_MISTAKES, -1))
@@ -58,42 +58,42 @@ def test_of_many_mistakes_the_worst_are_kept_over_all_batches() -> None:
 
 def test_of_equally_bad_mistakes_the_first_rows_are_shown() -> None:
     """Whatever the order in which they were seen."""
-    pictures = [(row, 0, [0.25, 0.75]) for row in (9, 2, 30, 4)]
+    images = [(row, 0, [0.25, 0.75]) for row in (9, 2, 30, 4)]
 
-    assert [mistake.row for mistake in collect(pictures).reduce(SingleProcess())] == [2, 4, 9, 30]
+    assert [mistake.row for mistake in collect(images).reduce(SingleProcess())] == [2, 4, 9, 30]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ranks_together_find_what_one_process_finds(num_ranks: int) -> None:
-    """Also row 0, and also where a rank has made no mistake or sees no picture."""
-    pictures = many(range(40)) + [(row, 1, [0.1, 0.9]) for row in range(40, 60)]
-    alone = collect(pictures).reduce(SingleProcess())
+    """Also row 0, and also where a rank has made no mistake or sees no image."""
+    images = many(range(40)) + [(row, 1, [0.1, 0.9]) for row in range(40, 60)]
+    alone = collect(images).reduce(SingleProcess())
 
     def rank_main(reducer: ThreadReducer) -> tuple[Mistake, ...]:
         # Every rank but the last has its share of the mistakes; the last has what was right.
         wrong_ranks = max(1, num_ranks - 1)
-        own = [picture for picture in pictures[:40] if picture[0] % wrong_ranks == reducer.rank]
+        own = [image for image in images[:40] if image[0] % wrong_ranks == reducer.rank]
         if reducer.rank == num_ranks - 1:
-            own += pictures[40:]
+            own += images[40:]
         return collect(own).reduce(reducer)
 
     assert ThreadRanks(num_ranks).run(rank_main) == [alone] * num_ranks
 
 
 def test_ranks_that_make_no_mistake_find_none() -> None:
-    """A place that stayed empty is no picture."""
+    """A place that stayed empty is no image."""
     right = [(0, 0, [0.9, 0.1])]
 
     assert ThreadRanks(2).run(lambda reducer: collect(right).reduce(reducer)) == [(), ()]
 
 
-def test_table_names_pictures_and_classes() -> None:
+def test_table_names_images_and_classes() -> None:
     """By the file where it is known, and else by the row."""
     found = collect([(5, 0, [0.4, 0.6]), (7, 1, [0.75, 0.25])]).reduce(SingleProcess())
 
     table = mistake_table(found, ["a/1.jpg", "b/2.jpg"], ["ant", "bee"])
 
-    assert table["picture"] == ["a/1.jpg", "b/2.jpg"]
+    assert table["image"] == ["a/1.jpg", "b/2.jpg"]
     assert (table["true"], table["predicted"]) == (["bee", "ant"], ["ant", "bee"])
     assert table["probability"] == pytest.approx([0.75, 0.6])
-    assert mistake_table(found, None, ["ant", "bee"])["picture"] == ["row 7", "row 5"]
+    assert mistake_table(found, None, ["ant", "bee"])["image"] == ["row 7", "row 5"]

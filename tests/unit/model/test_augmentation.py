@@ -1,4 +1,4 @@
-"""Random changes of training pictures."""
+"""Random changes of training images."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from tasks.model.augmentation import make_augment
 SIDE, CLASSES = 16, 4
 
 
-def batch(num_pictures: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pictures that rise from left to right, and labels."""
+def batch(num_images: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images that rise from left to right, and labels."""
     ramp = torch.arange(SIDE, dtype=torch.uint8).mul(10).view(1, 1, SIDE, 1)
-    return ramp.expand(num_pictures, SIDE, SIDE, 3).contiguous(), torch.arange(num_pictures) % CLASSES
+    return ramp.expand(num_images, SIDE, SIDE, 3).contiguous(), torch.arange(num_images) % CLASSES
 
 
 def test_nothing_is_the_default() -> None:
@@ -20,16 +20,16 @@ def test_nothing_is_the_default() -> None:
     assert make_augment(AugmentationConfig(), SIDE, CLASSES) is None
 
 
-def test_each_picture_is_mirrored_or_not_for_itself() -> None:
-    """Some are, some are not, and no picture is anything else; labels stay."""
+def test_each_image_is_mirrored_or_not_for_itself() -> None:
+    """Some are, some are not, and no image is anything else; labels stay."""
     augment = make_augment(AugmentationConfig(flip=True), SIDE, CLASSES)
     assert augment is not None
     images, labels = batch(32)
     torch.manual_seed(1)
     found, targets = augment(images, labels)
 
-    mirrored = [bool(torch.equal(picture, original.flip(1))) for picture, original in zip(found, images, strict=True)]
-    same = [bool(torch.equal(picture, original)) for picture, original in zip(found, images, strict=True)]
+    mirrored = [bool(torch.equal(image, original.flip(1))) for image, original in zip(found, images, strict=True)]
+    same = [bool(torch.equal(image, original)) for image, original in zip(found, images, strict=True)]
     assert any(mirrored)
     assert any(same)
     assert all(first != second for first, second in zip(mirrored, same, strict=True))
@@ -57,7 +57,7 @@ def test_a_seed_draws_the_same_changes_again(settings: AugmentationConfig) -> No
 
 
 @pytest.mark.parametrize("settings", [AugmentationConfig(mixup=0.4), AugmentationConfig(cutmix=1.0)])
-def test_blended_pictures_have_shares_of_labels(settings: AugmentationConfig) -> None:
+def test_blended_images_have_shares_of_labels(settings: AugmentationConfig) -> None:
     """They sum to one, over at most two classes."""
     augment = make_augment(settings, SIDE, CLASSES)
     assert augment is not None
@@ -72,7 +72,7 @@ def test_blended_pictures_have_shares_of_labels(settings: AugmentationConfig) ->
     assert float(found.max()) <= 255.0
 
 
-def test_a_lone_picture_is_not_blended() -> None:
+def test_a_lone_image_is_not_blended() -> None:
     """There is nothing to blend it with."""
     augment = make_augment(AugmentationConfig(mixup=0.4), SIDE, CLASSES)
     assert augment is not None

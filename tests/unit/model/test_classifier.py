@@ -17,11 +17,11 @@ CPU = torch.device("cpu")
 MODEL = "shufflenet_v2_x0_5"
 CLASSES = ("ant", "bee", "cat")
 SIDE = 32
-BAD = {"text": b"no picture", "empty": b"", "cut": b"\x89PNG\r\n\x1a\n\x00\x00"}
+BAD = {"text": b"no image", "empty": b"", "cut": b"\x89PNG\r\n\x1a\n\x00\x00"}
 
 
-def picture(number: int) -> bytes:
-    """Return an encoded picture of noise, of a size of its own."""
+def image(number: int) -> bytes:
+    """Return an encoded image of noise, of a size of its own."""
     samples = np.random.default_rng(number).integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(samples).save(buffer, format="PNG")
@@ -43,7 +43,7 @@ def model() -> ImageClassifier:
     """A classifier as it comes out of a training, with batch norm statistics of its own."""
     classifier = new_classifier().train()
     with torch.no_grad():
-        classifier(torch.from_numpy(np.stack([decode_pixels(picture(number), SIDE) for number in range(8)])))
+        classifier(torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(8)])))
     return ImageClassifier(classifier, CLASSES, SIDE, CPU)
 
 
@@ -54,19 +54,19 @@ def alike(first: Prediction, second: Prediction) -> bool:
 
 def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> None:
     """The most probable of the classes, with its share of the softmax."""
-    (found,) = model.predict([picture(1)])
+    (found,) = model.predict([image(1)])
 
     with torch.no_grad():
-        logits = model._classifier(torch.tensor(decode_pixels(picture(1), SIDE)[None]))
+        logits = model._classifier(torch.tensor(decode_pixels(image(1), SIDE)[None]))
     probabilities = torch.softmax(logits[0], dim=0)
     assert found.error is None
     assert found.label == CLASSES[int(probabilities.argmax())]
     assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
 
 
-def test_pictures_are_predicted_in_their_order(model: ImageClassifier) -> None:
-    """A batch gives what each picture gives alone, place by place."""
-    contents = [picture(number) for number in range(12)]
+def test_images_are_predicted_in_their_order(model: ImageClassifier) -> None:
+    """A batch gives what each image gives alone, place by place."""
+    contents = [image(number) for number in range(12)]
 
     together = model.predict(contents)
 
@@ -78,12 +78,12 @@ def test_pictures_are_predicted_in_their_order(model: ImageClassifier) -> None:
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_bad_bytes_get_an_error_and_cost_the_others_nothing(model: ImageClassifier, bad: bytes) -> None:
     """A broken file among good ones has an error in its place; the good ones are predicted as without it."""
-    first, broken, second = model.predict([picture(1), bad, picture(2)])
+    first, broken, second = model.predict([image(1), bad, image(2)])
 
     assert (broken.label, broken.probability) == (None, None)
     assert broken.error
-    assert alike(first, model.predict([picture(1)])[0])
-    assert alike(second, model.predict([picture(2)])[0])
+    assert alike(first, model.predict([image(1)])[0])
+    assert alike(second, model.predict([image(2)])[0])
 
 
 def test_error_says_why(model: ImageClassifier) -> None:
@@ -94,7 +94,7 @@ def test_error_says_why(model: ImageClassifier) -> None:
 
 
 def test_nothing_but_bad_bytes_is_predicted_too(model: ImageClassifier) -> None:
-    """A batch without one good picture gives as many errors, and none gives none."""
+    """A batch without one good image gives as many errors, and none gives none."""
     found = model.predict(list(BAD.values()))
 
     assert len(found) == len(BAD)
@@ -106,7 +106,7 @@ def test_nothing_but_bad_bytes_is_predicted_too(model: ImageClassifier) -> None:
 def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> None:
     """Weights, classes and image size come back, so that the predictions are equal to the last digit."""
     classifier = new_classifier(name)
-    contents = [picture(number) for number in range(3)] + [b"bad"]
+    contents = [image(number) for number in range(3)] + [b"bad"]
     expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
 
     save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64)
@@ -130,8 +130,8 @@ def test_model_is_loaded_from_a_training_with_a_frozen_backbone(tmp_path: Path) 
     """Whether the backbone was frozen is a matter of training: the package is the same."""
     torch.manual_seed(4)
     frozen = build_classifier(MODEL, "none", len(CLASSES), freeze_backbone=True)
-    expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([picture(1)])
+    expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([image(1)])
 
     save_classifier(tmp_path, MODEL, frozen.state_dict(), CLASSES, SIDE)
 
-    assert ImageClassifier.load(tmp_path).predict([picture(1)]) == expected
+    assert ImageClassifier.load(tmp_path).predict([image(1)]) == expected

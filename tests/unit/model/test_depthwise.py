@@ -101,7 +101,7 @@ def test_the_other_way_gives_the_usual_outputs_and_gradients(kernel: int) -> Non
         assert float((mine - theirs).norm() / theirs.norm()) < 2 * ROUNDING
 
 
-def test_the_gradient_of_a_bias_counts_every_picture() -> None:
+def test_the_gradient_of_a_bias_counts_every_image() -> None:
     """A sum in bfloat16 stands still when its terms are below half a unit of its last place."""
     network = other_way(convolution(kernel_size=3, stride=2, padding=1, channels_last=False))
     forward(network, torch.ones(600, CHANNELS, 2, 2), bf16=True).float().sum().backward()  # type: ignore[no-untyped-call]

@@ -40,20 +40,20 @@ def test_logits_are_the_same(name: str, side: int) -> None:
     """Within a thousandth of their spread; the given network is as it was, in its mode and its weights."""
     classifier = trained(name)
     before = {key: value.clone() for key, value in classifier.state_dict().items()}
-    pictures = torch.randint(0, 256, (4, side, side, 3), dtype=torch.uint8)
+    images = torch.randint(0, 256, (4, side, side, 3), dtype=torch.uint8)
 
     folded = fold_batch_norm(classifier)
 
     assert classifier.training
     assert all(torch.equal(before[key], value) for key, value in classifier.state_dict().items())
     with torch.no_grad():
-        expected, found = classifier.eval()(pictures), folded(pictures)
+        expected, found = classifier.eval()(images), folded(images)
     assert (found - expected).abs().max() < 1e-3 * expected.std()
     norms = [sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) for net in (classifier, folded)]
     assert norms[1] < norms[0]
     if name != "densenet121":  # it normalises before it convolves: most of its norms have no convolution to go into
         assert norms[1] == 0
-    assert ends_in_head(folded, pictures)
+    assert ends_in_head(folded, images)
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "vit_b_32"])
@@ -79,13 +79,13 @@ def test_activations_in_convolutions_change_nothing_but_the_order_of_sums(
         pytest.skip("needs a CPU with instructions for bfloat16")
     folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     folded.precision = precision
-    pictures = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
+    images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
     assert len(activated(folded)) == layers
 
     with torch.inference_mode():
-        found = folded(pictures)
+        found = folded(images)
         monkeypatch.setattr("tasks.model.fold.FUSED_TYPES", ())
-        expected = folded(pictures)
+        expected = folded(images)
 
     assert float((found - expected).norm() / expected.norm()) < rounding
 
@@ -93,15 +93,15 @@ def test_activations_in_convolutions_change_nothing_but_the_order_of_sums(
 def test_fused_activations_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients on a CPU; with gradients one follows the other."""
     folded = fold_batch_norm(trained("resnet18"))
-    pictures = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
     calls: list[int] = []
     for layer in activated(folded):
         monkeypatch.setattr(layer.activation, "forward", lambda value: (calls.append(1), value.relu())[1])
 
     with torch.no_grad():
-        folded(pictures)
+        folded(images)
     alone = len(calls)
-    folded(pictures)
+    folded(images)
 
     assert alone == 8  # Behind the sums of resnet's blocks, where no convolution is.
     assert len(calls) - alone == alone + len(activated(folded))
@@ -163,9 +163,9 @@ def test_only_what_stays_the_same_is_activated(between: nn.Module, layers: int) 
     network = Made(between)
     classifier = Classifier(network, network.head, freeze_backbone=False)
     folded = fold_batch_norm(classifier)
-    pictures = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
 
     assert len(activated(folded)) == layers
     assert layers == 0 or fold_batch_norm(folded) is folded
     with torch.no_grad():
-        assert torch.allclose(folded(pictures), classifier.eval()(pictures), atol=1e-5, equal_nan=True)
+        assert torch.allclose(folded(images), classifier.eval()(images), atol=1e-5, equal_nan=True)

@@ -17,8 +17,8 @@ from tests.unit.train.conftest import SMALL
 pytestmark = pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet:FutureWarning")
 
 
-def pictures(count: int = 2, side: int = 64) -> torch.Tensor:
-    """Return uint8 pictures of noise (B, H, W, 3)."""
+def images(count: int = 2, side: int = 64) -> torch.Tensor:
+    """Return uint8 images of noise (B, H, W, 3)."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
 
@@ -37,7 +37,7 @@ def train_a_step(classifier: Classifier) -> None:
     """Make one step of training with a large learning rate."""
     parameters = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
-    loss = nn.functional.cross_entropy(classifier.train()(pictures(4)), torch.tensor([0, 1, 2, 0]))
+    loss = nn.functional.cross_entropy(classifier.train()(images(4)), torch.tensor([0, 1, 2, 0]))
     loss.backward()
     optimizer.step()
 
@@ -48,8 +48,8 @@ def test_head_is_replaced(name: str) -> None:
     classifier = build_classifier(name, "none", num_classes=5, freeze_backbone=False)
 
     with torch.no_grad():
-        assert classifier.eval()(pictures()).shape == (2, 5)
-        assert classifier.train()(pictures()).shape == (2, 5)
+        assert classifier.eval()(images()).shape == (2, 5)
+        assert classifier.train()(images()).shape == (2, 5)
     assert any(module is classifier.head for module in classifier.network.modules())
     assert next(classifier.head.parameters()).shape[0] == 5
 
@@ -110,9 +110,9 @@ def test_logits_of_bf16_are_float32_and_close(weights: Path) -> None:
     """Within the rounding of 8 bits over the depth of the network; weights stay float32."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False).eval()
     with torch.no_grad():
-        exact = classifier(pictures())
+        exact = classifier(images())
         classifier.precision = torch.bfloat16
-        rounded = classifier(pictures())
+        rounded = classifier(images())
 
     assert rounded.dtype == torch.float32
     assert not torch.equal(rounded, exact)
@@ -144,13 +144,13 @@ def test_head_is_no_module_of_its_own(weights: Path) -> None:
 
 
 def test_pixels_are_normalized_as_imagenet_s(weights: Path) -> None:
-    """The network gets torchvision's preprocessing of the same pictures."""
+    """The network gets torchvision's preprocessing of the same images."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True).eval()
-    images_BCHW = pictures().permute(0, 3, 1, 2).float() / 255
+    images_BCHW = images().permute(0, 3, 1, 2).float() / 255
     normalized = torchvision.transforms.functional.normalize(images_BCHW, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     with torch.no_grad():
-        assert torch.allclose(classifier(pictures()), classifier.network(normalized), atol=1e-5)
+        assert torch.allclose(classifier(images()), classifier.network(normalized), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet1", "fasterrcnn_resnet50_fpn", "quantized_mobilenet_v2", ""])

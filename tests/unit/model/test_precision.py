@@ -1,4 +1,4 @@
-"""Number formats, and how many pictures a step may have."""
+"""Number formats, and how many images a step may have."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ from tasks.model.precision import choose_precision, computes_bf16, forward_bytes
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def picture(side: int) -> torch.Tensor:
-    """Return what a classifier takes of one picture."""
+def image(side: int) -> torch.Tensor:
+    """Return what a classifier takes of one image."""
     return torch.zeros(side, side, 3, dtype=torch.uint8)
 
 
@@ -46,7 +46,7 @@ def test_auto_takes_bf16_where_the_device_computes_in_it() -> None:
             choose_precision("bf16", CPU)
 
 
-def test_small_pictures_are_no_case_for_bf16_on_a_cpu() -> None:
+def test_small_images_are_no_case_for_bf16_on_a_cpu() -> None:
     """Gradients on feature maps of one pixel are not to be trusted there."""
     assert choose_precision("auto", CPU, 32) is None
 
@@ -88,12 +88,12 @@ def test_tf32_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> Non
     assert precision_name(choose_precision("auto", GPU), GPU) == "float32"
 
 
-def test_a_forward_pass_takes_more_the_more_pictures_and_leaves_no_trace() -> None:
-    """Twice the pictures take twice the bytes; weights, batch norm and gradients are as before."""
+def test_a_forward_pass_takes_more_the_more_images_and_leaves_no_trace() -> None:
+    """Twice the images take twice the bytes; weights, batch norm and gradients are as before."""
     classifier = small(frozen=False)
     before = {name: value.clone() for name, value in classifier.state_dict().items()}
 
-    few, many = (forward_bytes(classifier, picture(32), pictures) for pictures in (4, 8))
+    few, many = (forward_bytes(classifier, image(32), images) for images in (4, 8))
 
     assert 1.8 < many / few < 2.2
     assert all(torch.equal(value, before[name]) for name, value in classifier.state_dict().items())
@@ -102,53 +102,53 @@ def test_a_forward_pass_takes_more_the_more_pictures_and_leaves_no_trace() -> No
 
 def test_a_forward_pass_takes_what_its_tensors_take_at_once() -> None:
     """Counted by hand: what the backward pass needs stays, all else goes when the next layer has used it."""
-    size, pictures = 1024, 2
+    size, images = 1024, 2
     network = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(4)))
-    vectors, labels_and_loss = 4 * size * pictures, 100
+    vectors, labels_and_loss = 4 * size * images, 100
 
     # Gradients need the inputs of all four layers and the logarithms of the probabilities; the logits are there, too.
-    whole = forward_bytes(network, torch.zeros(size), pictures)
+    whole = forward_bytes(network, torch.zeros(size), images)
     assert 6 * vectors <= whole <= 6 * vectors + labels_and_loss
 
     # The inputs are held by who gave them; beside them there is what goes into one layer and what comes out of it.
-    frozen = forward_bytes(network.requires_grad_(False), torch.zeros(size), pictures)
+    frozen = forward_bytes(network.requires_grad_(False), torch.zeros(size), images)
     assert 3 * vectors <= frozen <= 3 * vectors + labels_and_loss
 
 
 def test_a_frozen_backbone_keeps_nothing_and_takes_its_largest_layers_all_the_same() -> None:
     """Less than a network that is trained whole; not less than its first layers have in hand at once."""
-    pictures, side = 8, 32
+    images, side = 8, 32
     pixels, first = side * side * 3, 24 * (side // 2) ** 2
 
-    taken = forward_bytes(small(frozen=True), picture(side), pictures)
+    taken = forward_bytes(small(frozen=True), image(side), images)
 
-    # The pictures as bytes and as numbers, and the first layer's output before and after its batch norm.
-    assert taken >= pictures * (pixels + 4 * pixels + 2 * 4 * first)
-    assert taken < forward_bytes(small(frozen=False), picture(side), pictures) / 2
+    # The images as bytes and as numbers, and the first layer's output before and after its batch norm.
+    assert taken >= images * (pixels + 4 * pixels + 2 * 4 * first)
+    assert taken < forward_bytes(small(frozen=False), image(side), images) / 2
 
 
 def test_a_compiled_network_is_measured_as_it_is() -> None:
     """Without a compiler; an earlier stage may have compiled it."""
     classifier = small(frozen=False)
-    before = forward_bytes(classifier, picture(32), 2)
+    before = forward_bytes(classifier, image(32), 2)
     classifier.network.compile()
-    assert forward_bytes(classifier, picture(32), 2) == before
+    assert forward_bytes(classifier, image(32), 2) == before
 
 
 def test_the_largest_batch_leaves_an_epoch_its_steps() -> None:
     """A power of two, of which at least 20 steps make an epoch on all ranks."""
     classifier = small(frozen=False)
-    assert largest_batch(classifier, picture(32), num_rows=1_000, num_ranks=1, device=CPU) == 32
-    assert largest_batch(classifier, picture(32), num_rows=1_000, num_ranks=2, device=CPU) == 16
-    assert largest_batch(classifier, picture(32), num_rows=3, num_ranks=1, device=CPU) == 1
+    assert largest_batch(classifier, image(32), num_rows=1_000, num_ranks=1, device=CPU) == 32
+    assert largest_batch(classifier, image(32), num_rows=1_000, num_ranks=2, device=CPU) == 16
+    assert largest_batch(classifier, image(32), num_rows=3, num_ranks=1, device=CPU) == 1
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_largest_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch, *, frozen: bool) -> None:
     """Of half the free memory, whatever is trained; ranks share it."""
     classifier = small(frozen=frozen)
-    a_picture = forward_bytes(classifier, picture(64), 8) / 8
+    a_image = forward_bytes(classifier, image(64), 8) / 8
 
-    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: 2 * 40 * a_picture)
-    assert largest_batch(classifier, picture(64), num_rows=1_000_000, num_ranks=1, device=CPU) == 32
-    assert largest_batch(classifier, picture(64), num_rows=1_000_000, num_ranks=2, device=CPU) == 16
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: 2 * 40 * a_image)
+    assert largest_batch(classifier, image(64), num_rows=1_000_000, num_ranks=1, device=CPU) == 32
+    assert largest_batch(classifier, image(64), num_rows=1_000_000, num_ranks=2, device=CPU) == 16

@@ -17,7 +17,7 @@ def test_black_and_white_are_imagenet_s_bounds() -> None:
     assert normalized[1].flatten().tolist() == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225], rel=1e-5)
 
 
-def test_pictures_of_the_caller_are_left_alone() -> None:
+def test_images_of_the_caller_are_left_alone() -> None:
     """The arithmetic is in place on a copy, not on the cache's pixels."""
     images_BHWC = torch.full((1, 2, 2, 3), 7, dtype=torch.uint8)
 

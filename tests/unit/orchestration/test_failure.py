@@ -90,7 +90,7 @@ def test_message_and_artifact_lead_with_the_sentence_and_hold_no_secret() -> Non
 
 def test_a_sentence_is_shown_and_does_nothing_else() -> None:
     """File names and values of users are in it."""
-    text = what_went_wrong(WrongInput("'<img src=x>\n# [click](http://evil)' is no picture"), None)
+    text = what_went_wrong(WrongInput("'<img src=x>\n# [click](http://evil)' is no image"), None)
     assert "<img" not in text.replace("\\<", "")
     assert "](http://evil)" not in text.replace("\\]", "")
     assert "\n# [" not in text

@@ -10,7 +10,7 @@ import torch
 import torchvision
 
 from tasks.config.cache import CacheConfig
-from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.model.precision import computes_bf16
@@ -29,7 +29,7 @@ def test_a_stage_that_names_no_layer_is_refused(tmp_path: Path) -> None:
     train = TrainConfig(
         model="shufflenet_v2_x0_5",
         weights=str(weights),
-        fine_tune=[FineTuneStage(unfreeze_from="stage4"), FineTuneStage(unfreeze_from="layer4")],
+        fine_tune=[FineTunePhase(unfreeze_from="stage4"), FineTunePhase(unfreeze_from="layer4")],
     )
     with pytest.raises(WrongInput, match="unfreeze_from is 'layer4', which is no layer of the model: give all, or one"):
         check_training(train, SMALL)
@@ -88,7 +88,7 @@ def test_every_number_format_that_a_search_may_draw_is_looked_at() -> None:
 
 @pytest.fixture
 def images(tmp_path: Path) -> TableRef:
-    """A table of 45 pictures to train on and 15 others; its version after that has none to train on."""
+    """A table of 45 images to train on and 15 others; its version after that has none to train on."""
     path = str(tmp_path / "images")
     for splits, mode in ((["train"] * 45 + ["val", "test", "val"] * 5, "error"), (["val", "test"] * 9, "overwrite")):
         rows = pa.table({"sha256": [str(row) for row in range(len(splits))], "split": splits})

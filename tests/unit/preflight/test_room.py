@@ -21,7 +21,7 @@ from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.properties import table_properties
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.integration.hand_made import hand_made_cache
 
 
@@ -66,7 +66,7 @@ def change_metadata(storage: Storage, name: str, **values: str | Mapping[str, st
 def night(tmp_path: Path) -> Night:
     """Make source, tables and cache as a run leaves them, without Spark."""
     folder, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "home")))
-    write_pictures(folder, 20)
+    write_images(folder, 20)
     etl = EtlConfig(source=str(folder))
     listing = prepare_source(etl, storage, SparkConfig()).listing.to_pylist()
     files = [
@@ -150,7 +150,7 @@ def test_tables_that_only_spark_can_read_are_left_to_the_cache(
     """Building a cache checks the disk as well, so nothing is refused here by guess; the log says so."""
     caplog.set_level("INFO", "lakevision.preflight")
     source, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "fifty per%20cent")))
-    write_pictures(source, 2)
+    write_images(source, 2)
     etl = EtlConfig(source=str(source))
     Path(storage.cache).mkdir(parents=True)
     for name in ("images", "files"):
@@ -168,7 +168,7 @@ def test_a_run_that_has_a_cache_to_write_is_refused(night: Night, change: str) -
     """By the room that the whole cache takes: one of other rows shares nothing with the one that is there."""
     cache = night.cache
     if change == "new file":
-        write_pictures(night.folder, 1, first=100)
+        write_images(night.folder, 1, first=100)
     elif change == "removed file":
         next(night.folder.glob("red/*")).unlink()
     elif change == "other size":

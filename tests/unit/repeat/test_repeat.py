@@ -117,7 +117,7 @@ def test_other_data_is_refused_and_other_pixels_are_named(make_cache: Callable[.
     digest = open_cache(cache).digest
 
     assert check_same_data(first(cache_digest=digest), cache) == []
-    assert check_same_data(first(), cache) == [f"the cache was d and is {digest}: pictures are decoded to other pixels"]
+    assert check_same_data(first(), cache) == [f"the cache was d and is {digest}: images are decoded to other pixels"]
     with pytest.raises(WrongInput, match="version 3 has the content content, but MLflow run r was trained on other"):
         check_same_data(first(content_digest="other"), cache)
 

@@ -57,7 +57,7 @@ def mistakes_of(num_mistakes: int, num_classes: int) -> list[Mistake]:
 
 
 def test_confusion_matrix_is_drawn_as_shares_of_the_true_class() -> None:
-    """Both axes name the classes; cells are shares of the row, and say how many pictures they are, if any."""
+    """Both axes name the classes; cells are shares of the row, and say how many images they are, if any."""
     axes = draw_confusion(CONFUSION, CLASSES).axes[0]
 
     assert [label.get_text() for label in axes.get_xticklabels()] == list(CLASSES)
@@ -126,11 +126,11 @@ def test_learning_curves_show_every_epoch_and_mark_the_best(num_epochs: int) -> 
 
 
 @pytest.mark.parametrize("num_mistakes", [1, 5, 7, 24])
-def test_gallery_shows_each_picture_with_what_it_is_and_what_it_was_taken_for(num_mistakes: int) -> None:
+def test_gallery_shows_each_image_with_what_it_is_and_what_it_was_taken_for(num_mistakes: int) -> None:
     """Every one has a place, in the order given, with its file's name; places left over stay empty."""
-    pictures = torch.arange(num_mistakes, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 16, 16, 3)
+    images = torch.arange(num_mistakes, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 16, 16, 3)
     names = [f"folder/{row:04d}.jpg" for row in range(num_mistakes)]
-    figure = draw_mistakes(pictures, mistakes_of(num_mistakes, 3), names, CLASSES)
+    figure = draw_mistakes(images, mistakes_of(num_mistakes, 3), names, CLASSES)
 
     shown = [axes for axes in figure.axes if axes.images]
     assert [int(axes.images[0].get_array()[0, 0, 0]) for axes in shown] == list(range(num_mistakes))
@@ -140,7 +140,7 @@ def test_gallery_shows_each_picture_with_what_it_is_and_what_it_was_taken_for(nu
     assert texts_outside(figure) == []
 
 
-def test_figures_are_pictures() -> None:
+def test_figures_are_images() -> None:
     """What is saved is a PNG of the size that was drawn."""
     content = io.BytesIO()
     figure = draw_confusion(CONFUSION, CLASSES)

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.cache.manifest import CacheManifest, open_cache
 from tasks.refs import CacheRef, TableRef
-from tasks.report.image_names import NUM_NAMED, name_pictures, picture_files
+from tasks.report.image_names import NUM_NAMED, image_files, name_images
 from tasks.schema import FILES_ARROW
 from tasks.storage import Storage
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheManifest:
     """Return the manifest of a cache made of version 0 of `images`: 12 rows of train, d to o, and 2 of val."""
     rows = [(letter, "train") for letter in "onmlkjihgfed"] + [("a", "val"), ("b", "val")]
-    pictures = {"sha256": [row[0] for row in rows], "label": ["cat"] * 14, "split": [row[1] for row in rows]}
-    deltalake.write_deltalake(storage.table("images"), pa.table(pictures))
+    images = {"sha256": [row[0] for row in rows], "label": ["cat"] * 14, "split": [row[1] for row in rows]}
+    deltalake.write_deltalake(storage.table("images"), pa.table(images))
     files = [
         {
             "path": f"cat/{letter}.jpg",
@@ -43,12 +43,12 @@ def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheMani
 
 def test_rows_are_files_of_their_split_in_the_order_of_the_hashes(manifest: CacheManifest, storage: Storage) -> None:
     """The first path of equal files, and the hash where no file is left."""
-    assert name_pictures(manifest, "train", [1, 0, 11], storage) == "cat/e.jpg, cat/a copy.jpg, o"
+    assert name_images(manifest, "train", [1, 0, 11], storage) == "cat/e.jpg, cat/a copy.jpg, o"
 
 
 def test_of_many_rows_the_first_are_named(manifest: CacheManifest, storage: Storage) -> None:
     """And how many more there are is said."""
-    said = name_pictures(manifest, "train", list(range(12)), storage)
+    said = name_images(manifest, "train", list(range(12)), storage)
     assert said.count(",") == NUM_NAMED - 1
     assert said.endswith("cat/k.jpg and 4 more")
 
@@ -56,15 +56,15 @@ def test_of_many_rows_the_first_are_named(manifest: CacheManifest, storage: Stor
 def test_without_the_tables_rows_are_named(manifest: CacheManifest, storage: Storage) -> None:
     """A version that is gone, or a table that only Spark can read."""
     gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
-    assert name_pictures(gone, "train", [3, 1], storage) == "rows 3, 1 of the split 'train' in the cache"
+    assert name_images(gone, "train", [3, 1], storage) == "rows 3, 1 of the split 'train' in the cache"
 
 
 def test_for_a_table_every_row_has_its_file(manifest: CacheManifest, storage: Storage) -> None:
     """None is left out, however many they are; without the tables there are no names."""
-    files = picture_files(manifest, "train", list(range(12)), storage)
+    files = image_files(manifest, "train", list(range(12)), storage)
     assert files is not None
     assert files[:2] == ["cat/a copy.jpg", "cat/e.jpg"]
     assert files[11] == "o"
     assert len(files) == 12
     gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
-    assert picture_files(gone, "train", [3], storage) is None
+    assert image_files(gone, "train", [3], storage) is None

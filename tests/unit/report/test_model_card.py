@@ -46,11 +46,11 @@ def test_results_are_those_of_the_best_epoch_and_of_the_split_test(cache: CacheR
     assert rows_of(card, "accuracy") == ["accuracy", f"{best.val_accuracy:.4f}", f"{8 / 12:.4f}"]
     assert rows_of(card, "macro f1") == ["macro f1", f"{best.val_macro_f1:.4f}", f"{facts.test.macro_f1:.4f}"]
     assert rows_of(card, "calibration error")[-1] == f"{0.9 - 8 / 12:.4f}"
-    assert "On 12 test pictures the accuracy is 0.6667; its 95 % interval (Wilson) goes from 0.3906 to 0.8619." in card
+    assert "On 12 test images the accuracy is 0.6667; its 95 % interval (Wilson) goes from 0.3906 to 0.8619." in card
     assert "probability of 0.9000 on average: it is too sure of itself by 0.2333" in card
 
 
-def test_weakest_classes_come_first_with_their_pictures_and_confusions(cache: CacheRef) -> None:
+def test_weakest_classes_come_first_with_their_images_and_confusions(cache: CacheRef) -> None:
     """The cat is never found, and taken for an ant."""
     card = card_of(facts_of(cache))
 
@@ -64,27 +64,27 @@ def test_where_nothing_was_mistaken_no_class_is_weak(cache: CacheRef) -> None:
     """And no confusion is listed."""
     card = card_of(facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 6, 2])), ())))
 
-    assert "No test picture was classified wrongly." in card
+    assert "No test image was classified wrongly." in card
     assert "taken for" not in card
     assert "not sure enough of itself by 0.1000" in card
 
 
 def test_limits_are_facts_of_the_data(cache: CacheRef) -> None:
-    """The rarest class, and those whose figures rest on few pictures."""
+    """The rarest class, and those whose figures rest on few images."""
     card = card_of(facts_of(cache))
 
     assert "It tells these classes apart: ant, bee, cat." in card
-    assert "The class with the fewest training pictures is cat (7), the one with the most is bee (40)." in card
-    assert "fewer than 10 test pictures, whose figures therefore say little: ant (4), bee (6), cat (2)." in card
+    assert "The class with the fewest training images is cat (7), the one with the most is bee (40)." in card
+    assert "fewer than 10 test images, whose figures therefore say little: ant (4), bee (6), cat (2)." in card
     many = facts_of(cache, test=evaluation_of(10 * evaluation_of().confusion_KK))
-    assert "fewer than 10 test pictures" not in card_of(many)
+    assert "fewer than 10 test images" not in card_of(many)
 
 
-def test_a_split_without_pictures_is_said_to_be_one(cache: CacheRef) -> None:
+def test_a_split_without_images_is_said_to_be_one(cache: CacheRef) -> None:
     """Nothing is divided by zero, and no NaN is called an accuracy."""
     card = card_of(facts_of(cache, test=evaluation_of(torch.zeros((3, 3), dtype=torch.int64), ())))
 
-    assert "The split `test` has no pictures: nothing was measured." in card
+    assert "The split `test` has no images: nothing was measured." in card
     assert "nan" not in card
 
 
@@ -96,7 +96,7 @@ def test_data_and_run_can_be_found_again(cache: CacheRef) -> None:
     for value in ("/tables/images", "content", cache.digest, "d" * 64, "run", "abc"):
         assert f"`{value}`" in card, value
     assert rows_of(card, "version") == ["version", "3"]
-    assert rows_of(card, "pictures of the split test") == ["pictures of the split test", "12"]
+    assert rows_of(card, "images of the split test") == ["images of the split test", "12"]
     assert rows_of(card, "best epoch")[1] == f"1, by val_accuracy {facts.history[1].val_accuracy:.4f}"
     assert "not known" in model_card(facts, COUNTS, "run", None)
 
@@ -157,6 +157,6 @@ def test_many_classes_are_not_all_listed(cache: CacheRef) -> None:
 
     card = model_card(replace(facts), [1] * 200, "run", None)
 
-    assert "class-029 and 170 more. Every picture" in card
+    assert "class-029 and 170 more. Every image" in card
     assert "class-029 (1) and 170 more." in card
     assert "class-030" not in card

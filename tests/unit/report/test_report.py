@@ -67,7 +67,7 @@ def test_class_table_has_precision_recall_and_f1() -> None:
     table = class_table(Evaluation(0.5, CONFUSION, 1.0), CLASSES)
 
     assert table["class"] == ["ant", "bee", "cat"]
-    assert table["pictures"] == [4, 6, 2]
+    assert table["images"] == [4, 6, 2]
     assert table["precision"][:2] == pytest.approx([3 / 6, 5 / 6])
     assert table["recall"][:2] == pytest.approx([3 / 4, 5 / 6])
     assert table["f1"][:2] == pytest.approx([0.6, 5 / 6])
@@ -113,7 +113,7 @@ def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storag
 
     shown = [axes for axes in run.figures["test_mistakes.png"].axes if axes.images]
     assert [axes.images[0].get_array().tolist() for axes in shown] == [noise(row, 16).tolist() for row in (5, 0)]
-    assert run.tables["test_mistakes.json"]["picture"] == ["row 5", "row 0"]
+    assert run.tables["test_mistakes.json"]["image"] == ["row 5", "row 0"]
 
 
 def test_without_mistakes_there_is_no_gallery(cache: CacheRef, storage: Storage) -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake
 from tasks.report.figures import draw_learning_curves, draw_mistakes
-from tasks.report.thumbnails import fit_pictures, shrink
+from tasks.report.thumbnails import fit_images, shrink
 from tests.unit.train.finished import history_of
 
 MOST_BYTES = 200_000
@@ -23,12 +23,12 @@ def png_of(figure: Figure) -> bytes:
 
 
 def noisy_gallery() -> bytes:
-    """Return a full gallery of pictures of which no two pixels are alike."""
+    """Return a full gallery of images of which no two pixels are alike."""
     generator = torch.Generator().manual_seed(1)
-    pictures_NHWC = torch.randint(0, 256, (NUM_MISTAKES, 224, 224, 3), dtype=torch.uint8, generator=generator)
+    images_NHWC = torch.randint(0, 256, (NUM_MISTAKES, 224, 224, 3), dtype=torch.uint8, generator=generator)
     mistakes = [Mistake(row, row % 3, (row + 1) % 3, 0.9, 0.05, 3.0) for row in range(NUM_MISTAKES)]
     names = [f"ant/{row}.jpg" for row in range(NUM_MISTAKES)]
-    return png_of(draw_mistakes(pictures_NHWC, mistakes, names, ("ant", "bee", "cat")))
+    return png_of(draw_mistakes(images_NHWC, mistakes, names, ("ant", "bee", "cat")))
 
 
 def test_a_gallery_becomes_small_beside_figures_that_stay_as_they_are() -> None:
@@ -36,7 +36,7 @@ def test_a_gallery_becomes_small_beside_figures_that_stay_as_they_are() -> None:
     curves, gallery = png_of(draw_learning_curves(history_of(5), 3)), noisy_gallery()
     assert len(curves) < MOST_BYTES / 3 < 5 * MOST_BYTES < len(gallery)
 
-    found = fit_pictures({"gallery": gallery, "curves": curves, "none": b"\x89PNG" + bytes(MOST_BYTES)}, MOST_BYTES)
+    found = fit_images({"gallery": gallery, "curves": curves, "none": b"\x89PNG" + bytes(MOST_BYTES)}, MOST_BYTES)
 
     assert list(found) == ["gallery", "curves"]
     kinds = {name: uri.partition(",")[0] for name, uri in found.items()}
@@ -51,14 +51,14 @@ def test_a_gallery_becomes_small_beside_figures_that_stay_as_they_are() -> None:
         assert abs(small.height / small.width - whole.height / whole.width) < 0.01
 
 
-def test_a_picture_stays_as_wide_as_there_is_room_for() -> None:
+def test_a_image_stays_as_wide_as_there_is_room_for() -> None:
     """And is left out where no rendition fits."""
     gallery = noisy_gallery()
     widths = []
-    for most_bytes in (1_000_000, 100_000, 50_000):
-        content = shrink(gallery, most_bytes)
+    for max_bytes in (1_000_000, 100_000, 50_000):
+        content = shrink(gallery, max_bytes)
         assert content is not None
-        assert len(content) <= most_bytes
+        assert len(content) <= max_bytes
         with Image.open(io.BytesIO(content)) as small:
             widths.append(small.width)
 

@@ -10,13 +10,13 @@ import torchvision
 from torch import nn
 
 from tasks.config.sanity import GradientConfig
-from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity import first_batches
 from tasks.sanity.gradients import check_gradients, measure_gradients, not_finite, without_gradient
-from tasks.train.phases import stages_of
+from tasks.train.phases import phases_of
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
 
@@ -34,14 +34,14 @@ def test_all_of_a_network_learns(make_cache: Callable[..., CacheRef]) -> None:
 
 
 def test_the_layers_of_the_last_stage_are_looked_at(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """All that `train.fine_tune` unfreezes in the end, and what no stage lets learn is left out."""
+    """All that `train.fine_tune` unfreezes in the end, and what no phase lets learn is left out."""
     weights = tmp_path / "weights.pt"
     torch.save(torchvision.models.get_model("mobilenet_v3_small", weights=None).state_dict(), weights)
-    stages = [
-        FineTuneStage(unfreeze_from=layer, learning_rate=rate)
+    phases = [
+        FineTunePhase(unfreeze_from=layer, learning_rate=rate)
         for layer, rate in (("features.12", 1e-3), ("features.11", 2e-4))
     ]
-    train = TRAIN.model_copy(update={"weights": str(weights), "freeze_backbone": True, "fine_tune": stages})
+    train = TRAIN.model_copy(update={"weights": str(weights), "freeze_backbone": True, "fine_tune": phases})
     cache = make_cache({"train": 9, "val": 3, "test": 3}, image_size=32)
 
     report = measure_gradients(train, cache, GradientConfig())
@@ -54,9 +54,9 @@ def test_the_layers_of_the_last_stage_are_looked_at(make_cache: Callable[..., Ca
         "classifier.0",
         "classifier.3",
     }
-    built = first_batches.first_batches(train, stages_of(train)[-1], cache, 1)
+    built = first_batches.first_batches(train, phases_of(train)[-1], cache, 1)
     assert built.optimizer.param_groups[0]["lr"] == 2e-4
-    head = first_batches.first_batches(train, stages_of(train)[0], cache, 1)
+    head = first_batches.first_batches(train, phases_of(train)[0], cache, 1)
     assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
         "network.classifier.3.weight",
         "network.classifier.3.bias",
@@ -66,20 +66,20 @@ def test_the_layers_of_the_last_stage_are_looked_at(make_cache: Callable[..., Ca
 def test_sums_are_in_the_format_of_a_training(
     make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the pictures' size and the device: a gradient that is a number in float32 alone is none of a training."""
+    """That of the images' size and the device: a gradient that is a number in float32 alone is none of a training."""
     monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
     formats = []
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")
         train = TRAIN.model_copy(update={"precision": wanted, "device": "cpu"})
-        formats.append(first_batches.first_batches(train, stages_of(train)[0], cache, 1).classifier.precision)
+        formats.append(first_batches.first_batches(train, phases_of(train)[0], cache, 1).classifier.precision)
     assert formats == [torch.bfloat16, None, None]
 
 
 def test_what_the_loss_does_not_depend_on_is_named(
     make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer that no picture goes through is trained by nobody."""
+    """A layer that no image goes through is trained by nobody."""
 
     def with_more_layers(*given: Any, **named: Any) -> Classifier:
         classifier = build_classifier(*given, **named)

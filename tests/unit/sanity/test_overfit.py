@@ -19,12 +19,12 @@ TRAIN = TrainConfig(
 def test_a_model_learns_noise_by_heart(make_cache: Callable[..., CacheRef]) -> None:
     """It stops as soon as the loss has fallen far enough, and gives the same curve each time."""
     cache = make_cache({"train": 9, "val": 3, "test": 3}, image_size=32)
-    overfit = OverfitConfig(max_steps=60, loss_share=0.2)
+    overfit = OverfitConfig(max_steps=60, target_loss_ratio=0.2)
 
     report = overfit_batch(TRAIN, cache, overfit)
 
     check_overfitted(report, TRAIN, overfit)
-    assert report.pictures == 4
+    assert report.num_images == 4
     assert len(report.losses) < 61
     assert report.losses[-1] < 0.2 * report.losses[0] <= min(report.losses[:-1])
     assert overfit_batch(TRAIN, cache, overfit) == report
@@ -39,13 +39,11 @@ def test_a_model_that_does_not_learn_is_refused(make_cache: Callable[..., CacheR
     report = overfit_batch(lame, cache, overfit)
 
     assert len(report.losses) == 3
-    with pytest.raises(
-        WrongInput, match=r"the loss of one batch of 1 pictures went from .* in 2 steps and not below 0"
-    ):
+    with pytest.raises(WrongInput, match=r"the loss of one batch of 1 images went from .* in 2 steps and not below 0"):
         check_overfitted(report, lame, overfit)
 
 
 def test_a_loss_that_is_no_number_is_no_success() -> None:
     """NaN is not below anything."""
     with pytest.raises(WrongInput, match="went from 1.0000 to nan in 1 steps"):
-        check_overfitted(OverfitReport(losses=[1.0, math.nan], pictures=1), TRAIN, OverfitConfig())
+        check_overfitted(OverfitReport(losses=[1.0, math.nan], num_images=1), TRAIN, OverfitConfig())

@@ -11,7 +11,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tasks.spark.scratch import Scratch
-(Scratch(Path(sys.argv[1])).folder / "spilled").write_bytes(b"pictures")
+(Scratch(Path(sys.argv[1])).folder / "spilled").write_bytes(b"images")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -89,7 +89,7 @@ def test_the_artifact_has_a_line_for_each_fact_and_stage_and_links_to_what_was_m
     assert "/home/summary.json" in text
 
 
-def test_run_without_new_pictures_has_no_rate(summary: PipelineSummary) -> None:
+def test_run_without_new_images_has_no_rate(summary: PipelineSummary) -> None:
     """Nothing predicted is said so, not shown as zero images a second."""
     nothing = summary.model_copy(update={"predictions": 0, "predict_images_per_second": None})
 

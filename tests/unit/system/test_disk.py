@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import DiskFull, WrongInput
-from tasks.system.disk import NO_SPACE, check_writable, full_disk_named
+from tasks.system.disk import NO_SPACE, check_writable, translate_disk_full
 from tests.processes import ROOT, plain_environment, run_python
 
 
@@ -49,9 +49,9 @@ def test_a_full_disk_is_one_sentence_with_what_is_free(tmp_path: Path) -> None:
         pytest.raises(
             DiskFull, match=rf"a disk was full .*\('{tmp_path}/tables' has [\d.]+ MB free\): make room"
         ) as full,
-        full_disk_named(f"{tmp_path}/tables", "s3a://bucket/tables"),
+        translate_disk_full(f"{tmp_path}/tables", "s3a://bucket/tables"),
     ):
         raise RuntimeError(f"Job aborted:\n java.io.IOException: {NO_SPACE[0]}\n and more")
     assert "\n" not in str(full.value)
-    with pytest.raises(RuntimeError, match="another"), full_disk_named(str(tmp_path)):
+    with pytest.raises(RuntimeError, match="another"), translate_disk_full(str(tmp_path)):
         raise RuntimeError("another")

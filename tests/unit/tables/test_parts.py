@@ -22,7 +22,7 @@ def target(tmp_path: Path) -> PartTarget:
     return PartTarget(str(tmp_path), "5eed", TODAY)
 
 
-def picture(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, object]:
+def image(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, object]:
     """Return a row of `images` as a reader makes it."""
     return {
         "sha256": f"{number:064x}",
@@ -39,14 +39,14 @@ def picture(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, 
 def test_a_part_has_the_columns_of_the_table_and_every_value(target: PartTarget) -> None:
     """Its name holds the run; nothing else is in the folder."""
     with PartWriter(target) as writer:
-        names = {writer.add(picture(number)) for number in range(3)}
+        names = {writer.add(image(number)) for number in range(3)}
 
     (name,) = names
     assert name.startswith("part-00000-5eed-")
     assert [path.name for path in Path(target.folder).iterdir()] == [name]
     table = pq.read_table(f"{target.folder}/{name}")
     assert table.schema.equals(IMAGES_ARROW)
-    assert table.to_pylist() == [picture(number) | {"ingested_at": TODAY} for number in range(3)]
+    assert table.to_pylist() == [image(number) | {"ingested_at": TODAY} for number in range(3)]
 
 
 def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +54,9 @@ def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytes
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     monkeypatch.setattr(parts, "PART_BYTES", 600)
     with PartWriter(target) as writer:
-        names = [writer.add(picture(number)) for number in range(8)]
+        names = [writer.add(image(number)) for number in range(8)]
 
-    # Row groups of 3 pictures of 100 bytes; a part is full with 6.
+    # Row groups of 3 images of 100 bytes; a part is full with 6.
     groups = [
         [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         for file in (pq.ParquetFile(f"{target.folder}/{name}") for name in dict.fromkeys(names))
@@ -65,19 +65,19 @@ def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytes
     assert names == [names[0]] * 6 + [names[6]] * 2
 
 
-def test_the_same_picture_is_once_in_a_part_and_another_label_is_another_row(target: PartTarget) -> None:
+def test_the_same_image_is_once_in_a_part_and_another_label_is_another_row(target: PartTarget) -> None:
     """Duplicates cost no room; which label is right is not decided here."""
     with PartWriter(target) as writer:
-        name = [writer.add(picture(*row)) for row in ((1, "cat"), (1, "cat"), (1, "dog"))][-1]
+        name = [writer.add(image(*row)) for row in ((1, "cat"), (1, "cat"), (1, "dog"))][-1]
 
     table = pq.read_table(f"{target.folder}/{name}")
     assert table["label"].to_pylist() == ["cat", "dog"]
 
 
 def test_content_has_no_statistics_and_is_not_compressed(target: PartTarget) -> None:
-    """Its least and greatest would put whole pictures into the footer."""
+    """Its least and greatest would put whole images into the footer."""
     with PartWriter(target) as writer:
-        name = writer.add(picture(1))
+        name = writer.add(image(1))
 
     group = pq.ParquetFile(f"{target.folder}/{name}").metadata.row_group(0)
     columns = {group.column(number).path_in_schema: group.column(number) for number in range(group.num_columns)}
@@ -86,22 +86,22 @@ def test_content_has_no_statistics_and_is_not_compressed(target: PartTarget) -> 
     assert columns["sha256"].statistics.min == f"{1:064x}"
 
 
-def test_a_writer_without_pictures_makes_no_file(target: PartTarget) -> None:
+def test_a_writer_without_images_makes_no_file(target: PartTarget) -> None:
     """Neither does one that fails before its first row group is full."""
     with PartWriter(target):
         pass
     with suppress(OSError), PartWriter(target) as writer:
-        writer.add(picture(1))
+        writer.add(image(1))
         raise OSError
 
     assert list(Path(target.folder).iterdir()) == []
 
 
-def test_rewriting_keeps_the_asked_pictures_in_a_new_part(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewriting_keeps_the_asked_images_in_a_new_part(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row group by row group; the old part stays as it is."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
-        (old,) = {writer.add(picture(number)) for number in range(8)}
+        (old,) = {writer.add(image(number)) for number in range(8)}
     keep = [f"{number:064x}" for number in (1, 2, 7)]
 
     asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "dealt": [], "splits": []}])
@@ -115,13 +115,13 @@ def test_rewriting_keeps_the_asked_pictures_in_a_new_part(target: PartTarget, mo
     assert pq.ParquetFile(f"{target.folder}/{old}").metadata.num_rows == 8
 
 
-def test_rewriting_gives_pictures_the_split_that_they_were_dealt(
+def test_rewriting_gives_images_the_split_that_they_were_dealt(
     target: PartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All others keep theirs; without a list of rows to keep, all are kept."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
-        (old,) = {writer.add(picture(number)) for number in range(8)}
+        (old,) = {writer.add(image(number)) for number in range(8)}
     dealt = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
 
     row = {"part": old, "keep": None, "dealt": list(dealt), "splits": list(dealt.values())}
@@ -143,7 +143,7 @@ def test_small_parts_are_written_again_by_the_driver(target: PartTarget, monkeyp
     old = []
     for number in range(3):
         with PartWriter(target) as writer:
-            old.append(writer.add(picture(number)))
+            old.append(writer.add(image(number)))
     asked = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
     size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
 

@@ -86,7 +86,7 @@ def test_tables_for_a_user_show_names_in_plain_sight(name: str, shown: str) -> N
 
     assert (bad.path, bad.detail) == (shown, shown)
     assert {pair.path, pair.label, pair.other_path, pair.other_label} == {shown}
-    assert (table["picture"], table["true"], table["predicted"]) == ([shown], [shown], [shown])
+    assert (table["image"], table["true"], table["predicted"]) == ([shown], [shown], [shown])
 
 
 @pytest.mark.parametrize("name", NAMES)

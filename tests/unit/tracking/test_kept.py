@@ -11,7 +11,7 @@ from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, TableRef
 from tasks.tracking.kept import table_tags
 from tasks.tracking.runs import flat_params
-from tasks.train.phases import Setting
+from tasks.train.phases import TrainingContext
 from tasks.train.results import run_config, training_data
 
 
@@ -21,7 +21,7 @@ def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> Non
     manifest = CacheManifest(
         format=2, table=table, content_digest="", settings=CacheConfig(image_size=32), classes=("a", "b"), splits={}
     )
-    setting = SimpleNamespace(
+    context = SimpleNamespace(
         train=TrainConfig(weights="none", freeze_backbone=False),
         distributed=None,
         cache=CacheRef(url="/cache", digest="d"),
@@ -30,7 +30,7 @@ def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> Non
         device=torch.device("cpu"),
         precision=torch.float32,
     )
-    config = run_config(cast("Setting", setting), training_data(cast("Setting", setting)))
+    config = run_config(cast("TrainingContext", context), training_data(cast("TrainingContext", context)))
     params = {name: str(value) for name, value in flat_params(config).items()}
     assert table_tags(params) == {
         "lakevision.table": "/home/tables/images",

@@ -15,7 +15,7 @@ from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts
 
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
-"""No picture is called a cat; 8 of 12 are right."""
+"""No image is called a cat; 8 of 12 are right."""
 
 MISTAKES = (Mistake(5, 2, 0, 0.97, 0.01, 4.6), Mistake(0, 0, 1, 0.6, 0.3, 1.2))
 

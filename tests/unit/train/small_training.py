@@ -16,7 +16,7 @@ from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import fit
 from tasks.train.progress import Progress
 from tasks.train.step import StepSettings
-from tasks.train.step_callback import Pauses
+from tasks.train.step_callback import StepCallback
 
 MAX_EPOCHS = 5
 NUM_STEPS = 6
@@ -100,7 +100,7 @@ class Training:
             reducer=SingleProcess(),
             on_epoch=on_epoch,
             settings=StepSettings(seed=1),
-            pauses=Pauses(
+            step_callback=StepCallback(
                 SingleProcess(),
                 save,
                 checkpoint_seconds=self._checkpoint_seconds,

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone stand for its pictures: the head makes of them what the network makes of these."""
+"""Features of a frozen backbone stand for its images: the head makes of them what the network makes of these."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.cache.held import HeldLoader
+from tasks.cache.in_memory import InMemoryLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.collectives import Reducer, SingleProcess
@@ -42,9 +42,9 @@ def materialize(
     reducer: Reducer | None = None,
 ) -> tuple[str, CacheManifest]:
     """Make the features of both splits."""
-    pictures = open_cache(cache)
+    images = open_cache(cache)
     reducer = reducer or SingleProcess()
-    return materialize_features(SMALL, classifier, cache, pictures, (TRAIN, VAL), str(folder), CPU, precision, reducer)
+    return materialize_features(SMALL, classifier, cache, images, (TRAIN, VAL), str(folder), CPU, precision, reducer)
 
 
 def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tensor]:
@@ -68,7 +68,7 @@ def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tens
         ),
     ],
 )
-def test_head_on_features_predicts_as_the_network_on_pictures(
+def test_head_on_features_predicts_as_the_network_on_images(
     cache: CacheRef, classifier: Classifier, tmp_path: Path, precision: torch.dtype | None, tolerance: float
 ) -> None:
     """Each row gets the same logits either way, within the rounding of the number format."""
@@ -136,12 +136,12 @@ def test_making_features_says_how_far_it_is(
 
     messages = said("lakevision.train")
     assert [message.rpartition(", ")[0] for message in messages] == [
-        f"{url}: the frozen backbone runs over 159 pictures",
-        "features of 64 of 150 pictures of the split 'train'",
-        "features of 128 of 150 pictures of the split 'train'",
+        f"{url}: the frozen backbone runs over 159 images",
+        "features of 64 of 150 images of the split 'train'",
+        "features of 128 of 150 images of the split 'train'",
         "",
     ]
-    assert messages[-1] == f"{url}: features of 159 pictures"
+    assert messages[-1] == f"{url}: features of 159 images"
 
 
 def test_features_of_another_form_of_the_network_are_not_taken(
@@ -160,7 +160,7 @@ def test_features_of_another_form_of_the_network_are_not_taken(
 
 
 def test_features_are_a_cache_like_any_other(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
-    """Files are digested, a damaged one is made again, and nobody takes them for the pictures."""
+    """Files are digested, a damaged one is made again, and nobody takes them for the images."""
     folder = tmp_path / "features"
     url, features = materialize(cache, classifier, folder)
     verify_files(url, features)
@@ -211,7 +211,7 @@ def test_held_features_come_in_the_batches_of_the_cache(
     """From memory or from the files, from the start or from the middle of an epoch: the same rows in one order."""
     url, features = materialize(cache, classifier, tmp_path)
     for rank in range(num_ranks):
-        held = HeldLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
+        held = InMemoryLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
         read = CacheLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
         assert held.num_steps == read.num_steps
         for epoch, start in ((1, 0), (2, 18)):
@@ -239,7 +239,7 @@ def test_features_can_be_trained_on(cache: CacheRef, classifier: Classifier, tmp
 def test_mistakes_are_the_same_rows_with_and_without_features(
     cache: CacheRef, classifier: Classifier, tmp_path: Path
 ) -> None:
-    """A batch of features knows its rows, from which the pictures are found again."""
+    """A batch of features knows its rows, from which the images are found again."""
     url, features = materialize(cache, classifier, tmp_path)
     loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
     slow = evaluate_in_detail(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
@@ -250,10 +250,10 @@ def test_mistakes_are_the_same_rows_with_and_without_features(
     assert fast.calibration.error == pytest.approx(slow.calibration.error, rel=1e-3)
 
 
-def test_features_of_jpeg_pictures_are_read_as_features(
+def test_features_of_jpeg_images_are_read_as_features(
     make_cache: Callable[..., CacheRef], classifier: Classifier, tmp_path: Path
 ) -> None:
-    """Their manifest is that of the pictures, and says how those are stored."""
+    """Their manifest is that of the images, and says how those are stored."""
     url, features = materialize(make_cache({TRAIN: ROWS, VAL: 9}, image_size=32, format="jpeg"), classifier, tmp_path)
 
     held = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())

@@ -1,4 +1,4 @@
-"""A stage of training: early stopping, the best weights, and ranks that are threads."""
+"""A phase of training: early stopping, the best weights, and ranks that are threads."""
 
 from collections.abc import Iterator
 
@@ -81,7 +81,7 @@ def test_batch_norm_statistics_are_averaged_over_ranks() -> None:
 
 
 def test_ranks_validate_with_the_same_batch_norm_statistics() -> None:
-    """Each rank saw its own pictures; after every epoch all have the mean of what they saw."""
+    """Each rank saw its own images; after every epoch all have the mean of what they saw."""
     inputs, labels = separable(12)
     inputs[6:] += 100.0
 

@@ -36,8 +36,8 @@ def test_learning_rate_is_asked_for_each_step_over_all_epochs() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_training_metrics_are_means_over_pictures() -> None:
-    """Batches of different size weigh by their pictures: the loss is that of the whole split."""
+def test_training_metrics_are_means_over_images() -> None:
+    """Batches of different size weigh by their images: the loss is that of the whole split."""
     inputs, labels = separable(10)
     model = linear()
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3, 4, 5, 6, 7], [8], [9]])
@@ -78,7 +78,7 @@ def test_gradients_above_the_bound_are_scaled_down_to_it() -> None:
 
 
 def test_ranks_bound_the_average_of_their_gradients() -> None:
-    """Not each its own: they take the step of one process on all pictures."""
+    """Not each its own: they take the step of one process on all images."""
     inputs, labels = separable(8)
     settings = StepSettings(label_smoothing=0.1, max_gradient_norm=1e-3)
 
@@ -132,7 +132,7 @@ def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
 
 
 def test_empty_batches_change_nothing() -> None:
-    """A step without pictures leaves weights and metrics as they are."""
+    """A step without images leaves weights and metrics as they are."""
     inputs, labels = separable(6)
     with_empty, without = linear(), linear()
     results = []
@@ -146,8 +146,8 @@ def test_empty_batches_change_nothing() -> None:
     assert results[0] == results[1]
 
 
-def test_lone_picture_trains_with_batch_norm() -> None:
-    """A last batch of one picture, of which batch norm can take no variance, trains all the same and counts once."""
+def test_lone_image_trains_with_batch_norm() -> None:
+    """A last batch of one image, of which batch norm can take no variance, trains all the same and counts once."""
     inputs, labels = separable(5)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, NUM_CLASSES)).double()

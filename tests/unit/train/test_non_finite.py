@@ -27,7 +27,7 @@ from tests.unit.train.tiny_training import (
 
 @pytest.mark.parametrize(("weight", "bias", "loss"), [(float("nan"), 0.0, "nan"), (0.0, -float("inf"), "inf")])
 def test_loss_that_is_no_number_ends_the_step_and_names_the_layer(weight: float, bias: float, loss: str) -> None:
-    """Also where it is infinite; the rows of the step are told, of which the caller knows the pictures."""
+    """Also where it is infinite; the rows of the step are told, of which the caller knows the images."""
     inputs, labels = separable(6)
     model = nn.Sequential(nn.ReLU(), linear())
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_the_layer_is_looked_for_on_what_the_augmentation_made_of_the_batch() ->
 
 
 def test_divergence_on_one_rank_ends_all() -> None:
-    """A rank whose own pictures are fine raises too, instead of waiting for the other."""
+    """A rank whose own images are fine raises too, instead of waiting for the other."""
     inputs, labels = separable(6)
     inputs[5] = float("nan")
 
@@ -127,8 +127,8 @@ def test_divergence_on_one_rank_ends_all() -> None:
 
 
 def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU it is seen later; the pictures are still those of the step in which it came."""
-    monkeypatch.setattr(loop, "is_look", lambda step, num_steps, device: step == num_steps - 1)
+    """On a GPU it is seen later; the images are still those of the step in which it came."""
+    monkeypatch.setattr(loop, "should_check_finite", lambda step, num_steps, device: step == num_steps - 1)
     inputs, labels = separable(8)
     inputs[3, 0] = float("nan")
     model = linear()

@@ -6,13 +6,13 @@ import pytest
 
 from tasks.collectives import SingleProcess
 from tasks.train import rank_zero as module
-from tasks.train.rank_zero import alone
+from tasks.train.rank_zero import run_on_rank_zero
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 
 
 def test_one_process_just_works() -> None:
     """There is nobody to tell."""
-    assert alone(SingleProcess(), lambda: 3) == 3
+    assert run_on_rank_zero(SingleProcess(), lambda: 3) == 3
 
 
 def test_the_others_are_told_that_it_goes_on_and_get_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_others_are_told_that_it_goes_on_and_get_the_result(monkeypatch: pyt
             return said
 
         monkeypatch.setattr(reducer, "broadcast", broadcast)
-        return alone(reducer, lambda: time.sleep(0.2) or "done")
+        return run_on_rank_zero(reducer, lambda: time.sleep(0.2) or "done")
 
     assert ThreadRanks(3).run(rank_main) == ["done"] * 3
     assert heard[-1] == (True, "done")
@@ -45,7 +45,7 @@ def test_what_it_raises_ends_rank_0() -> None:
         raise OSError("no room")
 
     def rank_main(reducer: ThreadReducer) -> None:
-        alone(reducer, fail)
+        run_on_rank_zero(reducer, fail)
 
     with pytest.raises(OSError, match="no room"):
         ThreadRanks(2).run(rank_main)

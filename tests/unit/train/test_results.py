@@ -11,7 +11,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.model.network import build_classifier
 from tasks.refs import CacheRef, TableRef
-from tasks.train.phases import Setting
+from tasks.train.phases import TrainingContext
 from tasks.train.results import run_config, run_name, run_tags, training_data
 
 TRIAL, REPEAT = {"lakevision.trial": "3"}, {"lakevision.repeat_of": "abc"}
@@ -23,19 +23,19 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
     return make_cache({"train": 9, "val": 3, "test": 12})
 
 
-def setting_of(cache: CacheRef, table: TableRef | None = None, *, ranks: bool = False) -> Setting:
+def context_of(cache: CacheRef, table: TableRef | None = None, *, ranks: bool = False) -> TrainingContext:
     """Return the setting of a training on the cache, made from that table."""
     manifest = open_cache(cache)
     manifest = manifest.model_copy(update={"table": table or manifest.table})
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     distributed = DistributedConfig() if ranks else None
-    return Setting(train, distributed, cache, manifest, "", classifier, torch.device("cpu"), SingleProcess())
+    return TrainingContext(train, distributed, cache, manifest, "", classifier, torch.device("cpu"), SingleProcess())
 
 
 def test_runs_are_called_after_what_is_special_about_them(cache: CacheRef) -> None:
     """So that the trials of a search are not twenty lines alike."""
-    single, ranks = setting_of(cache), setting_of(cache, ranks=True)
+    single, ranks = context_of(cache), context_of(cache, ranks=True)
 
     assert run_name(single, {}) == "squeezenet1_1 16 px"
     assert run_name(ranks, {}) == "squeezenet1_1 16 px, 1 ranks"
@@ -46,7 +46,7 @@ def test_runs_are_called_after_what_is_special_about_them(cache: CacheRef) -> No
 def test_source_of_a_run_is_the_flow(cache: CacheRef) -> None:
     """And no file of ours that a rank happens to run; tags that are given win."""
     sources = [
-        run_tags(setting_of(cache, ranks=ranks), tags)["mlflow.source.name"]
+        run_tags(context_of(cache, ranks=ranks), tags)["mlflow.source.name"]
         for ranks, tags in (
             (False, {}),
             (True, {}),
@@ -63,17 +63,17 @@ def test_a_run_is_tagged_with_the_id_of_its_table(cache: CacheRef) -> None:
     """By which the table is known wherever it lies; a cache of an older version has none."""
     table = TableRef(path="/tables/images", version=3, table_id="a27e")
 
-    assert run_tags(setting_of(cache, table), {})["lakevision.table_id"] == "a27e"
-    assert "lakevision.table_id" not in run_tags(setting_of(cache), {})
+    assert run_tags(context_of(cache, table), {})["lakevision.table_id"] == "a27e"
+    assert "lakevision.table_id" not in run_tags(context_of(cache), {})
 
 
 def test_data_of_a_run_whose_table_is_gone_has_no_source(cache: CacheRef) -> None:
     """The cache is enough to train; everything that it knows is logged."""
-    setting = setting_of(cache)
-    data = training_data(setting)
+    context = context_of(cache)
+    data = training_data(context)
 
     assert (data.source, data.content_digest, data.rows) == (None, "content", {"train": 9, "val": 3, "test": 12})
-    assert run_config(setting, data)["data"] == {
+    assert run_config(context, data)["data"] == {
         "table": "/tables/images",
         "version": 3,
         "table_id": "",

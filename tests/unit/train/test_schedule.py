@@ -49,7 +49,7 @@ def test_the_rate_rises_to_its_scaled_value(scale: str, reached: float) -> None:
     """
     distributed = DistributedConfig(num_ranks=4, scale_learning_rate=scale, warmup_epochs=1.5)
 
-    rate = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), distributed, steps_an_epoch=10)
+    rate = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), distributed, steps_per_epoch=10)
 
     assert rate(0) == pytest.approx(0.1)
     assert rate(15) == rate(99) == pytest.approx(reached)
@@ -66,8 +66,8 @@ def test_the_rate_of_one_rank_is_that_of_a_single_process(schedule: str) -> None
 
 def test_the_rate_of_a_single_process_starts_at_its_value() -> None:
     """Without ranks there is nothing to warm up to."""
-    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), None, steps_an_epoch=10)
-    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), None, steps_an_epoch=10)
+    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), None, steps_per_epoch=10)
+    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), None, steps_per_epoch=10)
 
     assert {constant(step) for step in (0, 5, 500)} == {0.1}
     assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
@@ -104,13 +104,13 @@ def test_a_plateau_is_counted_each_time_the_metric_stays() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rate_of_a_later_stage_falls_before_early_stopping_ends_it(seed: int) -> None:
-    """Both wait for something better than the best of all stages; luck in an earlier one ends nothing too soon."""
+    """Both wait for something better than the best of all phases; luck in an earlier one ends nothing too soon."""
     values = [0.9, 0.8, *(np.random.default_rng(seed).uniform(0.5, 0.95, size=40).tolist())]
     train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=3, learning_rate=0.1)
     stopping = EarlyStopping(patience=3, min_delta=0.0, higher_is_better=True)
     for epoch, value in enumerate(values[:2]):
         stopping.update(epoch, value)
-    stopping.epochs_without_improvement = 0  # A stage counts its own patience.
+    stopping.epochs_without_improvement = 0  # A phase counts its own patience.
 
     epoch, rates = 2, []
     while not stopping.should_stop:
@@ -146,7 +146,7 @@ def test_on_a_plateau_the_rate_falls_to_a_tenth() -> None:
     ],
 )
 def test_the_rate_rises_in_the_warmup_that_is_asked_for(how: str, batch_size: int, first: float, peak: float) -> None:
-    """Two epochs of five steps: from the rate of 32 pictures where more scale it up, else from a hundredth."""
+    """Two epochs of five steps: from the rate of 32 images where more scale it up, else from a hundredth."""
     train = TrainConfig(schedule="constant", scale_learning_rate=how, warmup_epochs=2.0, learning_rate=0.1)
     rate = learning_rate(train, None, 5, batch_size=batch_size)
 
@@ -188,7 +188,7 @@ def test_a_rate_that_is_scaled_up_has_a_warmup_unless_somebody_says_how_long(
 
 
 def test_ranks_and_batch_scale_together() -> None:
-    """Two ranks of 64 pictures have the rate of 128; of the two warm-ups the longer one counts."""
+    """Two ranks of 64 images have the rate of 128; of the two warm-ups the longer one counts."""
     train = TrainConfig(schedule="constant", scale_learning_rate="linear", learning_rate=0.1)
     for asked, epochs in ((None, 5), (0.0, 1), (3.0, 3)):
         settings = train.model_copy(update={"warmup_epochs": asked})
@@ -199,7 +199,7 @@ def test_ranks_and_batch_scale_together() -> None:
 
 
 def test_a_stage_has_its_own_rate_and_length() -> None:
-    """The cosine ends with the stage."""
+    """The cosine ends with the phase."""
     rate = learning_rate(TrainConfig(learning_rate=0.1), None, 5, base=0.01, max_epochs=4)
 
     assert rate(0) == pytest.approx(0.01)

@@ -14,10 +14,10 @@ from tasks.model.precision import SAMPLE, forward_bytes
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.system.cores import num_cores
-from tasks.train.phases import Setting, prepare_stage, stages_of
+from tasks.train.phases import TrainingContext, phases_of, prepare_phase
 from tasks.train.training import Training
 from tests.unit.train.conftest import SMALL
-from tests.unit.train.one_stage import begun, prepare, setting_of
+from tests.unit.train.one_phase import begun, context_of, prepare
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -36,11 +36,11 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 
 
 @pytest.fixture
-def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., Setting]]:
-    """Yield what does what a training does before its first stage; afterwards there are as many threads as before."""
+def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingContext]]:
+    """Yield what does what a training does before its first phase; afterwards there are as many threads as before."""
     before = torch.get_num_threads()
 
-    def make(reducer: SingleProcess | None = None, **settings: object) -> Setting:
+    def make(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
         train = TrainConfig.model_validate(
             {"model": SMALL, "weights": "none", "freeze_backbone": False, "device": "cpu", "batch_size": 6} | settings
         )
@@ -51,7 +51,9 @@ def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., Setting]]:
     torch.set_num_threads(before)
 
 
-def test_a_lone_process_has_its_weights_in_the_memory_format_of_the_pictures(begin: Callable[..., Setting]) -> None:
+def test_a_lone_process_has_its_weights_in_the_memory_format_of_the_images(
+    begin: Callable[..., TrainingContext],
+) -> None:
     """Channels last; ranks have them as Horovod takes them."""
     alone, ranked = (begin(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
 
@@ -63,7 +65,7 @@ def test_a_lone_process_has_its_weights_in_the_memory_format_of_the_pictures(beg
 
 
 def test_as_many_threads_compute_as_are_asked_for(
-    begin: Callable[..., Setting], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., TrainingContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the settings, or else by who launched the process, or else each rank its share of the cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -85,35 +87,35 @@ def test_the_network_computes_in_the_chosen_format(cache: CacheRef, monkeypatch:
     """Where the device has it."""
     monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
     for precision, sums in (("bf16", torch.bfloat16), ("fp32", None)):
-        setting = setting_of(cache, precision=precision, feature_cache=False)
-        prepare(setting)
-        assert setting.classifier.precision == sums
+        context = context_of(cache, precision=precision, feature_cache=False)
+        prepare(context)
+        assert context.classifier.precision == sums
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_network_is_compiled_where_that_is_asked_for(cache: CacheRef, *, wanted: bool) -> None:
     """What is compiled is what runs in each step, so that its weights keep their names."""
-    setting = setting_of(cache, compile=wanted, feature_cache=False)
-    made = prepare(setting)
+    context = context_of(cache, compile=wanted, feature_cache=False)
+    made = prepare(context)
 
-    assert made.model is setting.classifier
-    assert (setting.classifier.network._compiled_call_impl is not None) == wanted
-    assert not any("_orig_mod" in name for name in setting.classifier.state_dict())
+    assert made.model is context.classifier
+    assert (context.classifier.network._compiled_call_impl is not None) == wanted
+    assert not any("_orig_mod" in name for name in context.classifier.state_dict())
 
 
 def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features take next to no memory; a frozen backbone that runs in each epoch takes it for its largest layers."""
     monkeypatch.setattr("tasks.model.precision.MIN_AUTO_STEPS", 1)
-    picture = torch.zeros(32, 32, 3, dtype=torch.uint8)
+    image = torch.zeros(32, 32, 3, dtype=torch.uint8)
 
-    # Half of it is for the forward pass: that is for ten pictures.
-    free = 2 * 10 * forward_bytes(setting_of(cache).classifier, picture, SAMPLE) / SAMPLE
+    # Half of it is for the forward pass: that is for ten images.
+    free = 2 * 10 * forward_bytes(context_of(cache).classifier, image, SAMPLE) / SAMPLE
     monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free)
     sizes = {}
     for feature_cache in (True, False):
-        setting, progress = setting_of(cache, batch_size="auto", feature_cache=feature_cache), begun()
-        prepare_stage(setting, stages_of(setting.train)[0], progress)
+        context, progress = context_of(cache, batch_size="auto", feature_cache=feature_cache), begun()
+        prepare_phase(context, phases_of(context.train)[0], progress)
         sizes[feature_cache] = progress.batch_size
 
-    # Of 45 pictures, the largest power of two that is a step.
+    # Of 45 images, the largest power of two that is a step.
     assert sizes == {True: 32, False: 8}

@@ -1,4 +1,4 @@
-"""What a step computes: its loss against a formula, on what an augmentation made of its pictures and labels."""
+"""What a step computes: its loss against a formula, on what an augmentation made of its images and labels."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ from tests.unit.train.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoa
 
 SIDE, EPOCH, RATE = 16, 2, 0.05
 STEPS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]
-"""Rows of an epoch; the last step has a lone picture, which is blended with none."""
+"""Rows of an epoch; the last step has a lone image, which is blended with none."""
 
 
 class Pixels(nn.Linear):
@@ -27,14 +27,14 @@ class Pixels(nn.Linear):
         super().__init__(SIDE * SIDE * 3, NUM_CLASSES)
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
-        """Return logits of pictures, uint8 or float32 of 0 to 255."""
+        """Return logits of images, uint8 or float32 of 0 to 255."""
         return super().forward(images_BHWC.float().flatten(1) / 255)
 
 
 def loss_by_formula(
     logits_BK: torch.Tensor, targets: torch.Tensor, weights_K: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Return the sum over pictures of -sum_k w_k q_k log p_k, where q shares `smoothing` out to all classes alike."""
+    """Return the sum over images of -sum_k w_k q_k log p_k, where q shares `smoothing` out to all classes alike."""
     shares_BK = targets if targets.ndim == 2 else functional.one_hot(targets, NUM_CLASSES)
     wanted_BK = (1 - smoothing) * shares_BK + smoothing / NUM_CLASSES
     log_p_BK = logits_BK - logits_BK.exp().sum(dim=1, keepdim=True).log()
@@ -54,7 +54,7 @@ def loss_by_formula(
     ],
     ids=["flip", "crop", "rand-augment", "mixup", "cutmix", "all"],
 )
-def test_an_epoch_trains_on_augmented_pictures_and_their_labels(changes: dict[str, Any], smoothing: float) -> None:
+def test_an_epoch_trains_on_augmented_images_and_their_labels(changes: dict[str, Any], smoothing: float) -> None:
     """Three steps of gradient descent on the loss of the formula: weighted classes, smoothed and blended labels."""
     torch.manual_seed(3)
     images = torch.randint(0, 256, (12, SIDE, SIDE, 3), dtype=torch.uint8)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.collectives import Reducer, SingleProcess
-from tasks.system.signals import held_back, interrupt_on, is_asked_to_leave
-from tasks.train.step_callback import Pauses
+from tasks.system.signals import defer_signals, interrupt_on, shutdown_requested
+from tasks.train.step_callback import StepCallback
 from tests.thread_ranks import ThreadRanks, ThreadReducer
 
 
@@ -15,16 +15,20 @@ from tests.thread_ranks import ThreadRanks, ThreadReducer
 def test_a_checkpoint_is_written_when_its_time_has_come(interval: float, wanted: int) -> None:
     """After every step with an interval of nothing, after none with a long one."""
     saved: list[int] = []
-    pauses = Pauses(SingleProcess(), lambda: saved.append(1), checkpoint_seconds=interval, seconds_left=lambda: 1.0)
-    assert not any(pauses.after_step() for _ in range(3))
+    step_callback = StepCallback(
+        SingleProcess(), lambda: saved.append(1), checkpoint_seconds=interval, seconds_left=lambda: 1.0
+    )
+    assert not any(step_callback.after_step() for _ in range(3))
     assert len(saved) == wanted
 
 
 def test_the_budget_ends_after_the_step_that_used_it_up() -> None:
     """Neither before nor later."""
     left = [2.0, 1.0, 0.0]
-    pauses = Pauses(SingleProcess(), lambda: None, checkpoint_seconds=1e9, seconds_left=lambda: left.pop(0))
-    assert [pauses.after_step() for _ in range(3)] == [False, False, True]
+    step_callback = StepCallback(
+        SingleProcess(), lambda: None, checkpoint_seconds=1e9, seconds_left=lambda: left.pop(0)
+    )
+    assert [step_callback.after_step() for _ in range(3)] == [False, False, True]
 
 
 def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
@@ -32,7 +36,7 @@ def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
 
     def rank_main(reducer: ThreadReducer) -> tuple[list[int], list[int]]:
         step, saved, over = 0, [], []
-        pauses = Pauses(
+        step_callback = StepCallback(
             reducer,
             lambda: saved.append(step),
             # Rank 1's own clock and budget would never say so.
@@ -40,7 +44,7 @@ def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
             seconds_left=lambda: 1.0 if step < 5 or reducer.rank else 0.0,
         )
         for step in range(8):  # read by the functions above
-            if pauses.after_step():
+            if step_callback.after_step():
                 over.append(step)
                 break
         return saved, over
@@ -65,19 +69,21 @@ def interruptible() -> Iterator[None]:
 def test_a_signal_within_a_step_is_heard_after_it_and_saved_before_it_ends_the_process() -> None:
     """What came once is not held for later."""
     saved: list[int] = []
-    pauses = Pauses(SingleProcess(), lambda: saved.append(1), checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
+    step_callback = StepCallback(
+        SingleProcess(), lambda: saved.append(1), checkpoint_seconds=1e9, seconds_left=lambda: 1.0
+    )
 
     def step() -> None:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             assert not saved
-            pauses.after_step()
+            step_callback.after_step()
 
     with pytest.raises(KeyboardInterrupt):
         step()
     assert saved == [1]
-    with held_back():
-        assert not is_asked_to_leave()
+    with defer_signals():
+        assert not shutdown_requested()
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -85,7 +91,7 @@ def test_a_second_signal_does_not_wait() -> None:
     """Who asks twice wants it now."""
 
     def step() -> None:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("the second one waited")
@@ -104,13 +110,13 @@ def test_a_rank_hears_the_first_signal_alone() -> None:
         signal.raise_signal(signal.SIGTERM)
         saved.append(1)
 
-    pauses = Pauses(SingleProcess(), save, checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
+    step_callback = StepCallback(SingleProcess(), save, checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
 
     def step() -> None:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-            pauses.after_step()
+            step_callback.after_step()
 
     with pytest.raises(KeyboardInterrupt, match="asked to leave"):
         step()
@@ -123,7 +129,7 @@ def test_what_is_held_back_comes_at_the_end() -> None:
     done: list[int] = []
 
     def step() -> None:
-        with held_back(), held_back():
+        with defer_signals(), defer_signals():
             signal.raise_signal(signal.SIGTERM)
             done.append(1)
 
@@ -139,16 +145,18 @@ def test_one_rank_that_is_asked_to_leave_takes_the_others_along() -> None:
         steps: list[int] = []
         saved: list[int] = []
 
-        class Asked(Pauses):
+        class Asked(StepCallback):
             def _wants_to_leave(self) -> bool:
                 return reducer.rank == 1 and len(steps) > 2
 
-        pauses = Asked(reducer, lambda: saved.append(len(steps)), checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
+        step_callback = Asked(
+            reducer, lambda: saved.append(len(steps)), checkpoint_seconds=1e9, seconds_left=lambda: 1.0
+        )
 
         def train() -> None:
             while len(steps) < 50:
                 steps.append(1)
-                pauses.after_step()
+                step_callback.after_step()
 
         with pytest.raises(KeyboardInterrupt):
             train()

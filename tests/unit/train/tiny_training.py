@@ -38,7 +38,7 @@ class TensorLoader:
         return len(self._steps)
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many pictures all ranks have in the step."""
+        """Return how many images all ranks have in the step."""
         assert start == 0
         return self._global_rows[step]
 

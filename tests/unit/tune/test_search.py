@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Range, TuneConfig
 from tasks.errors import SubmittedRunCancelled, WrongInput
 from tasks.launch.spec import RankSpec
@@ -58,7 +58,7 @@ class _Trial:
     def __init__(self, trials: Trials, number: int, values: dict[str, Any]) -> None:
         self.trials, self.number, self.values, self.looks = trials, number, values, trials.looks
 
-    def ended(self) -> bool:
+    def poll(self) -> bool:
         self.looks -= 1
         if self.looks > 0:
             return False
@@ -240,7 +240,7 @@ def test_a_trial_that_early_stopping_has_ended_is_not_pruned(study: optuna.Study
 
 def test_epochs_of_all_stages_are_what_trials_are_given_more_or_less_of(storage: Storage) -> None:
     """Of those of the first stage alone Hyperband would make too few brackets."""
-    stages = [FineTuneStage(unfreeze_from="layer4", max_epochs=5), FineTuneStage(unfreeze_from="all", max_epochs=2)]
+    stages = [FineTunePhase(unfreeze_from="layer4", max_epochs=5), FineTunePhase(unfreeze_from="all", max_epochs=2)]
     train = TrainConfig(max_epochs=2, fine_tune=stages)
 
     pruner = open_study(storage, "stages", train, TUNE, create=True).pruner
@@ -285,12 +285,12 @@ def test_trials_at_once_have_slots_of_their_own(storage: Storage, monkeypatch: p
     begin = TrialThreads(2)
     running = {number: begin(TrialStart(spec, "study", number, TUNE, "parent")) for number in (0, 1)}
     ends[1].set()
-    while not running[1].ended():
+    while not running[1].poll():
         time.sleep(0.01)
     running[2] = begin(TrialStart(spec, "study", 2, TUNE, "parent"))
     for end in ends.values():
         end.set()
-    while not all(trial.ended() for trial in running.values()):
+    while not all(trial.poll() for trial in running.values()):
         time.sleep(0.01)
     assert slots == {0: (0, 2), 1: (1, 2), 2: (1, 2)}
 

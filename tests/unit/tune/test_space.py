@@ -8,7 +8,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from pydantic import ValidationError
 
 from tasks.cache.manifest import open_cache
-from tasks.config.train import FineTuneStage, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import NOT_SEARCHED, Choices, Range, TrialRun, TuneConfig, TuneRun
 from tasks.errors import WrongInput, explain
 from tasks.refs import CacheRef
@@ -112,7 +112,7 @@ def test_epochs_that_leave_nothing_to_prune_are_refused() -> None:
 
 def test_a_trial_of_many_stages_has_the_epochs_of_all() -> None:
     """Fewer in its first stage would leave the others as they are, so a bound is refused."""
-    stages = [FineTuneStage(unfreeze_from="layer4", max_epochs=5), FineTuneStage(unfreeze_from="all", max_epochs=3)]
+    stages = [FineTunePhase(unfreeze_from="layer4", max_epochs=5), FineTunePhase(unfreeze_from="all", max_epochs=3)]
     train = TrainConfig(max_epochs=9, fine_tune=stages)
     given = {"train": train.model_dump(), "tune": {"min_epochs": 17}}
     tune = TuneRun.model_validate(given).tune
@@ -186,30 +186,30 @@ def test_a_trial_is_named_by_study_and_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "expected"),
+    ("images", "expected"),
     [(64, [16, 32, 64]), (63, [8, 16, 32]), (20, [4, 8, 16]), (8, [2, 4, 8]), (7, [2, 4]), (4, [2, 4])],
 )
-def test_the_default_search_fits_few_pictures(
-    make_cache: Callable[..., CacheRef], said: Callable[[str], list[str]], pictures: int, expected: list[int]
+def test_the_default_search_fits_few_images(
+    make_cache: Callable[..., CacheRef], said: Callable[[str], list[str]], images: int, expected: list[int]
 ) -> None:
     """With smaller batches, which is said; what else it draws is as it was."""
-    manifest = open_cache(make_cache({"train": pictures, "val": 3, "test": 3}))
+    manifest = open_cache(make_cache({"train": images, "val": 3, "test": 3}))
 
     fitted = fit_to_data(TRAIN, TuneConfig(num_trials=7), manifest)
 
     assert fitted.space == TuneConfig().space | {"batch_size": Choices(choices=[*expected])}
     assert fitted.num_trials == 7
-    sentence = f"the split 'train' has {pictures} pictures: train.batch_size is drawn from {expected}"
-    assert [sentence in message for message in said("lakevision.tune")] == ([] if pictures == 64 else [True])
+    sentence = f"the split 'train' has {images} images: train.batch_size is drawn from {expected}"
+    assert [sentence in message for message in said("lakevision.tune")] == ([] if images == 64 else [True])
 
 
 @pytest.mark.parametrize(
     "space", [Choices(choices=[8, 21]), Choices(choices=["auto", 21, 8]), Range(low=8, high=21)], ids=str
 )
-def test_a_batch_that_a_person_gave_is_refused_where_the_pictures_are_too_few(
+def test_a_batch_that_a_person_gave_is_refused_where_the_images_are_too_few(
     make_cache: Callable[..., CacheRef], space: Choices | Range
 ) -> None:
-    """Not changed: whoever named it is told which value it is, and how many pictures there are."""
+    """Not changed: whoever named it is told which value it is, and how many images there are."""
     manifest = open_cache(make_cache({"train": 20, "val": 3, "test": 3}))
     tune = TuneConfig(search={"batch_size": space, "optimizer": Choices(choices=["adam", "sgd"])})
 

@@ -19,7 +19,7 @@ def _photos() -> list[Path]:
     return sorted(folder.glob("*/*.jpg"))[:400] if named and folder.is_dir() else []
 
 
-def _picture(number: int, photos: list[Path]) -> bytes:
+def _image(number: int, photos: list[Path]) -> bytes:
     """Return one JPEG: a crop of a photo where there are some, else smooth gradients under noise."""
     generator = np.random.default_rng(number)
     long_side = int(generator.choice(LONG_SIDES))
@@ -45,10 +45,10 @@ def _write(folder: str, begin: int, end: int) -> None:
     for number in range(begin, end):
         place = Path(folder) / f"class-{number % CLASSES:02d}"
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:06d}.jpg").write_bytes(_picture(number, photos))
+        (place / f"{number:06d}.jpg").write_bytes(_image(number, photos))
 
 
-def write_pictures(folder: Path, count: int, first: int = 0) -> None:
+def write_images(folder: Path, count: int, first: int = 0) -> None:
     """Write `count` JPEGs into class folders below `folder`, numbered from `first`."""
     step = 250
     with ProcessPoolExecutor() as pool:

@@ -11,13 +11,13 @@ from tasks.paths import local_path
 logger = logging.getLogger("lakevision.cache")
 
 
-def use_file(url: str) -> Path | None:
+def lock_file(url: str) -> Path | None:
     """Return the file beside a local cache whose lock says that it is read, and whose time says when it last was."""
     path = local_path(url)
     return None if path is None else path.with_name(f"{path.name}.used")
 
 
-class CacheUse:
+class CacheReadLock:
     """A shared lock on a cache, from its making until `close` or the end of the process.
 
     A cache on an object store has none: nothing of ours removes it. Where the folder is read-only nobody sweeps it.
@@ -25,7 +25,7 @@ class CacheUse:
 
     def __init__(self, url: str) -> None:
         self._descriptor: int | None = None
-        file = use_file(url)
+        file = lock_file(url)
         if file is None or not file.parent.is_dir():
             return
         try:

@@ -1,4 +1,4 @@
-"""Pictures as bytes of files, whole and damaged, for the tests of decoding."""
+"""Images as bytes of files, whole and damaged, for the tests of decoding."""
 
 import io
 import struct
@@ -19,7 +19,7 @@ def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> 
 
 
 def noise(width: int, height: int, seed: int = 1) -> Image.Image:
-    """Return an RGB picture in which every pixel differs from its neighbours."""
+    """Return an RGB image in which every pixel differs from its neighbours."""
     samples = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(samples)
 

@@ -6,11 +6,11 @@ import torch
 
 from tasks.cache.loader import Batch, CacheLoader
 
-HELD_BYTES = 1 << 30
+IN_MEMORY_BYTES = 1 << 30
 """Size up to which a split is held."""
 
 
-class HeldLoader(CacheLoader):
+class InMemoryLoader(CacheLoader):
     """A loader that reads its split once, in its first epoch; order, shards and positions are the loader's own."""
 
     _held: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -13,22 +13,22 @@ from tasks.config.train import TrainConfig
 from tasks.model.network import build_classifier
 from tasks.refs import CacheRef
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.phases import Setting, Trainable, prepare_stage, stages_of
+from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import Progress
 from tests.caches import write_cache
 from tests.unit.train.conftest import SMALL
 from tests.unit.train.tiny_training import CPU
 
 
-def setting_of(cache: CacheRef, **settings: object) -> Setting:
-    """Return what a training of one process has before its first stage; its features lie beside the cache."""
+def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
+    """Return what a training of one process has before its first phase; its features lie beside the cache."""
     train = TrainConfig.model_validate({"model": SMALL, "batch_size": 6, "precision": "fp32"} | settings)
     manifest = open_cache(cache)
     torch.manual_seed(2)
     # Weights drawn at random stand for pretrained ones.
     classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
     folder = str(Path(cache.url).parent / "features")
-    return Setting(train, None, cache, manifest, folder, classifier, CPU, SingleProcess())
+    return TrainingContext(train, None, cache, manifest, folder, classifier, CPU, SingleProcess())
 
 
 def begun(**where: Any) -> Progress:
@@ -36,9 +36,9 @@ def begun(**where: Any) -> Progress:
     return Progress(EarlyStopping(patience=2, min_delta=0.0, higher_is_better=True), **where)
 
 
-def prepare(setting: Setting, number: int = 0, **where: Any) -> Trainable:
-    """Make a stage ready."""
-    return prepare_stage(setting, stages_of(setting.train)[number], begun(**where))
+def prepare(context: TrainingContext, number: int = 0, **where: Any) -> Trainable:
+    """Make a phase ready."""
+    return prepare_phase(context, phases_of(context.train)[number], begun(**where))
 
 
 def labelled_cache(folder: Path, **labels: list[int]) -> CacheRef:
