@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from tasks.environment import lakevision_home  # noqa: E402
 from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.processes import free_port, plain_environment  # noqa: E402
+from tests.builders.processes import free_port, plain_environment  # noqa: E402
 
 HALF = 0.5
 """A second demo takes less than half the time of the first."""

@@ -14,7 +14,7 @@ from tasks.cache.sizes import FILE_BYTES, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.decode import encode_jpeg
 from tasks.refs import CacheRef
-from tests import caches
+from tests.builders import caches
 
 SIDE = 224
 QUALITY = 90

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.environment import lakevision_home
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 
 def log_file(benchmark: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 SAMPLE_SECONDS = 0.05
 """How often the Python processes are looked at: what ETL's driver holds when it decides, it holds for some tenths."""

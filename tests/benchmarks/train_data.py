@@ -12,8 +12,8 @@ from PIL import Image
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.decode import decode_pixels, encode_jpeg
-from tests import caches
 from tests.benchmarks import loader_data
+from tests.builders import caches
 
 SIDE = loader_data.SIDE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import free_port, plain_environment, run_python
+from tests.builders.processes import free_port, plain_environment, run_python
 
 
 def run_demo(home: Path) -> tuple[dict, str, float]:

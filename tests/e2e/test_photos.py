@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.summary.summary import PipelineSummary
-from tests.processes import plain_environment, run_python
+from tests.builders.processes import plain_environment, run_python
 
 CODE = """
 import sys

@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from tests.faults.killing import Undisturbed, run_undisturbed
+from tests.builders.killed_runs import Undisturbed, run_undisturbed
 
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 

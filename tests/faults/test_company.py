@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.company import check_changing_source, check_two_at_once
+from tests.builders.concurrent_runs import check_changing_source, check_two_at_once
 
 
 @pytest.mark.parametrize("number", range(2))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.spark.session import spark_session
-from tests.faults.disks import (
+from tests.builders.disks import (
     Disk,
     check_full_in_cache,
     check_full_in_etl,
@@ -14,7 +14,7 @@ from tests.faults.disks import (
     check_read_only,
     mounted_disk,
 )
-from tests.faults.one_run import SPARK, make_storage
+from tests.builders.etl_and_cache import SPARK, make_storage
 
 
 @pytest.fixture

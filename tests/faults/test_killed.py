@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.killing import MOMENTS, VICTIMS, check_killed
+from tests.builders.killed_runs import MOMENTS, VICTIMS, check_killed
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import server_errors
-from tests.running_up import running_up
+from tests.builders.processes import server_errors
+from tests.builders.stack import running_up
 
 NUM_RUNS = 10
 RUN_SECONDS = 900

@@ -16,11 +16,11 @@ from tasks.launch.spec import RankSpec
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
-from tests.faults.disks import mounted_disk
-from tests.faults.killed_training import TRAIN, check_made_good, launch_and_kill
-from tests.integration.hand_made import hand_made_cache
-from tests.integration.trainings import weights
-from tests.processes import rank_processes
+from tests.builders.disks import mounted_disk
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.killed_training import TRAIN, check_made_good, launch_and_kill
+from tests.builders.processes import rank_processes
+from tests.builders.training_runs import weights
 
 MOMENTS = 3
 

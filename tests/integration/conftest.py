@@ -13,7 +13,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.refs import CacheRef
 from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
-from tests.integration.hand_made import hand_made_cache
+from tests.builders.hand_made_cache import hand_made_cache
 
 
 @pytest.fixture(scope="session")

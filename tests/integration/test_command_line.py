@@ -6,7 +6,7 @@ import subprocess
 import filelock
 import pytest
 
-from tests.processes import free_port, plain_environment, run_python
+from tests.builders.processes import free_port, plain_environment, run_python
 
 
 def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -12,8 +12,8 @@ from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
+from tests.builders.etl_tables import ingest
 from tests.conftest import write_images
-from tests.integration.etl_tables import ingest
 
 
 def both(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[dict]]:

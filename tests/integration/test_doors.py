@@ -20,9 +20,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from deployments.login import auth_file, authorization
-from tests.integration.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
-from tests.processes import plain_environment, run_python, server_errors
-from tests.running_up import Up, running_up
+from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
+from tests.builders.processes import plain_environment, run_python, server_errors
+from tests.builders.stack import Up, running_up
 
 FOREIGN = "http://page.example"
 

@@ -13,8 +13,8 @@ from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_source, prepare_ingest
+from tests.builders.etl_tables import etl_settings, ingest, ledger, stored, versions
 from tests.conftest import write_images
-from tests.integration.etl_tables import etl_settings, ingest, ledger, stored, versions
 
 
 def test_every_image_is_stored_and_a_second_run_commits_nothing(spark, source, storage):

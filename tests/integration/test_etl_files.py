@@ -15,10 +15,10 @@ from PIL import Image
 
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
+from tests.builders.etl_tables import ingest, ledger
+from tests.builders.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
+from tests.builders.processes import ROOT
 from tests.conftest import write_images
-from tests.integration.etl_tables import ingest, ledger
-from tests.processes import ROOT
-from tests.unit.etl.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
 
 README = ROOT / "README.md"
 

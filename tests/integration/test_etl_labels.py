@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tasks.errors import WrongInput
+from tests.builders.etl_tables import ingest, ledger, stored, versions
 from tests.conftest import write_images
-from tests.integration.etl_tables import ingest, ledger, stored, versions
 
 SPLITS = ("train", "val", "test")
 

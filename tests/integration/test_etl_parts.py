@@ -13,9 +13,9 @@ from tasks.etl import ingest, staging
 from tasks.etl.outcomes import Comparison
 from tasks.tables import delta, parts, rewriting, snapshots
 from tasks.tables.delta import TableChanged
+from tests.builders import etl_tables
+from tests.builders.etl_tables import ledger, stored, versions
 from tests.conftest import write_images
-from tests.integration import etl_tables
-from tests.integration.etl_tables import ledger, stored, versions
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,11 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.spark.file_systems import GIVE_UP_EARLY
 from tasks.storage import Storage, resolve_storage
+from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
+from tests.builders.object_store import ObjectStore, serve
+from tests.builders.processes import ROOT, free_port
 from tests.conftest import write_images
-from tests.integration.etl_tables import etl_settings, ingest, ledger, versions
-from tests.integration.object_store import ObjectStore, serve
 from tests.integration.test_etl_files import LINES, make_source, noise
-from tests.processes import ROOT, free_port
 
 HANG_SECONDS = 180
 """Nothing that is given up early takes so long: Hadoop's defaults try for minutes."""

@@ -4,12 +4,12 @@ import pytest
 
 from tasks.launch.spec import RankSpec
 from tasks.train.run import train_model
-from tests.faults.company import check_changing_source, check_killed_in_company
+from tests.builders.concurrent_runs import check_changing_source, check_killed_in_company
+from tests.builders.disks import check_full_in_etl, check_read_only, mounted_disk
+from tests.builders.etl_and_cache import make_storage
+from tests.builders.killed_runs import Undisturbed, check_killed_workers, run_undisturbed
+from tests.builders.killed_training import TRAIN, check_made_good, launch_and_kill
 from tests.faults.conftest import draw_for
-from tests.faults.disks import check_full_in_etl, check_read_only, mounted_disk
-from tests.faults.killed_training import TRAIN, check_made_good, launch_and_kill
-from tests.faults.killing import Undisturbed, check_killed_workers, run_undisturbed
-from tests.faults.one_run import make_storage
 
 
 @pytest.fixture(scope="module")

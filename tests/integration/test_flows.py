@@ -56,8 +56,8 @@ from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRe
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import rank_processes
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import rank_processes
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from tasks.repeat.original_run import read_training
 from tasks.repeat.repeat import repeat_training
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tests.integration.interrupted import STEPS, CountingRank, Ground, Interruption, make_ground
-from tests.unit.train.small_training import Killed
+from tests.fakes.interrupted_training import STEPS, CountingRank, Ground, Interruption, make_ground
+from tests.fakes.small_training import Killed
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

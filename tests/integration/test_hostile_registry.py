@@ -19,7 +19,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.refs import RunRef
 from tasks.registry.promote import CHAMPION, promote_best
-from tests.integration.untrained import log_run, predict
+from tests.builders.untrained_model import log_run, predict
 
 NAME = "photos"
 WEIGHTS_TAG = "lakevision.sha256.weights.pt"

@@ -22,10 +22,10 @@ from tasks.launch.spec import RankSpec
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
-from tests.integration.interrupted import coloured_cache
-from tests.integration.trainings import SMALL, epochs_in_event_file, train, train_here, weights
-from tests.processes import rank_processes
-from tests.unit.train.small_training import Killed, same_tensors
+from tests.builders.processes import rank_processes
+from tests.builders.training_runs import SMALL, epochs_in_event_file, train, train_here, weights
+from tests.fakes.interrupted_training import coloured_cache
+from tests.fakes.small_training import Killed, same_tensors
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])

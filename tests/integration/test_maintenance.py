@@ -25,8 +25,8 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
 from tasks.tracking.kept import table_tags
+from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
-from tests.processes import plain_environment, run_python
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
+from tests.builders.processes import plain_environment, run_python
+from tests.builders.untrained_model import log_run, predict
 from tests.conftest import write_images
-from tests.integration.untrained import log_run, predict
-from tests.processes import plain_environment, run_python
 
 CODE = """
 import sys

@@ -23,7 +23,7 @@ from tasks.registry.promote import promote_best
 from tasks.spark import progress as spark_progress
 from tasks.spark import worker_log
 from tasks.tables.snapshots import newest_snapshot
-from tests.integration.untrained import log_run, predict
+from tests.builders.untrained_model import log_run, predict
 
 
 def ingest(source, storage):

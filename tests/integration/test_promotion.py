@@ -22,8 +22,8 @@ from tasks.refs import ModelRef
 from tasks.registry.promote import CHAMPION, check_promotion, promote_best
 from tasks.registry.task import promote_run
 from tasks.tables.snapshots import newest_snapshot
-from tests.integration.hand_made import SIDE, hand_made_cache
-from tests.integration.untrained import PHOTOS, log_run
+from tests.builders.hand_made_cache import SIDE, hand_made_cache
+from tests.builders.untrained_model import PHOTOS, log_run
 
 NAME = "photos"
 NAMED = PromoteConfig(model_name=NAME)

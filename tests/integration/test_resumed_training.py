@@ -12,7 +12,7 @@ from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tests.integration.interrupted import (
+from tests.fakes.interrupted_training import (
     STEPS,
     CountingRank,
     Ground,
@@ -22,7 +22,7 @@ from tests.integration.interrupted import (
     logged_metrics,
     make_ground,
 )
-from tests.unit.train.small_training import Killed
+from tests.fakes.small_training import Killed
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

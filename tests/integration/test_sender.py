@@ -24,8 +24,8 @@ from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
 from tasks.train.run import train_model
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, plain_environment
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import free_port, plain_environment
 
 START_SECONDS = 90.0
 

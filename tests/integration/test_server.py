@@ -18,9 +18,9 @@ from deployments.ports import listen
 from deployments.stack_mark import STACK_MARK
 from deployments.stack_processes import LocalStack
 from tasks.config.pipeline import PipelineConfig
-from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, rank_processes, run_python, server_errors
+from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 
 
 @pytest.fixture(scope="module")

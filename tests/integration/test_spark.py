@@ -19,7 +19,7 @@ from tasks.spark.jvm import check_java, class_archive
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.session import spark_session, without_spark_first
 from tasks.spark.worker_log import WorkerCount
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 
 def fail(batches):

@@ -24,10 +24,10 @@ from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.classifier import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import rank_processes
+from tests.builders.training_runs import SMALL, train, weights
 from tests.conftest import write_images
-from tests.integration.hand_made import hand_made_cache
-from tests.integration.trainings import SMALL, train, weights
-from tests.processes import rank_processes
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.config.train import FineTunePhase
-from tests.integration.interrupted import (
+from tests.fakes.interrupted_training import (
     STEPS,
     CountingRank,
     Ground,

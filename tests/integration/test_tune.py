@@ -33,7 +33,7 @@ from tasks.tune.space import study_name
 from tasks.tune.study import NoTrialCompleted, open_study, trial_rows
 from tasks.tune.task import search_best
 from tasks.tune.trial import Pruned, run_trial
-from tests.integration.hand_made import hand_made_cache
+from tests.builders.hand_made_cache import hand_made_cache
 
 SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
 RATES = {"learning_rate": Range(low=1e-8, high=2e-8, log=True)}

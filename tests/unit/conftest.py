@@ -1,25 +1,19 @@
-"""One compute thread, and a tiny cache, written with the code that Spark tasks run, but without Spark."""
+"""One compute thread, a tiny cache without Spark, and a small network with its weights."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+import torchvision
 
 from tasks.config.cache import CacheConfig
+from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef
-from tests.caches import write_cache
+from tests.builders.caches import Pixels, noise, write_cache
+from tests.builders.small_network import SMALL
 
 CLASSES = ("ant", "bee", "cat")
-
-Pixels = npt.NDArray[np.uint8]
-
-
-def noise(row: int, side: int) -> Pixels:
-    """Return pixels drawn from the row's number."""
-    return np.random.default_rng(row).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,3 +47,19 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
         )
 
     return make
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state dict of SMALL, drawn at random: stands for pretrained weights."""
+    torch.manual_seed(11)
+    path = tmp_path_factory.mktemp("weights") / "small.pt"
+    torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def classifier(weights: Path) -> Classifier:
+    """A frozen classifier whose head prefers no class."""
+    torch.manual_seed(2)
+    return build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import ROOT, bare_environment, run_python
+from tests.builders.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
     "tasks.launch.rank",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tasks.decode import decode_image, decode_pixels
-from tests.unit.etl.image_bytes import encoded, noise
+from tests.builders.image_bytes import encoded, noise
 
 WHITE = (255, 255, 255)
 ORIENTATION_TAG = 0x0112

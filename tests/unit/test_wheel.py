@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, bare_environment, run_python
+from tests.builders.processes import ROOT, bare_environment, run_python
 
 BACKEND_MISSING = ("Failed to fetch", "Could not connect", "dns error", "error sending request", "No solution found")
 """What uv says when it cannot get the build backend."""

@@ -12,8 +12,8 @@ from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cach
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, TableRef
+from tests.builders.split_batches import load, read_ranks, rows_of
 from tests.unit.cache.conftest import ROWS
-from tests.unit.cache.split_train import load, read_ranks, rows_of
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

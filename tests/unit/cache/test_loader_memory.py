@@ -9,7 +9,7 @@ import torch
 
 from tasks.cache.manifest import CacheDamaged
 from tasks.refs import CacheRef
-from tests.unit.cache.split_train import load
+from tests.builders.split_batches import load
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -15,7 +15,7 @@ from tasks.cache.sweep import remove_unnamed, sweep_caches
 from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
 from tasks.refs import TableRef
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 DAY = 86_400
 NOW = 1_700_000_000.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.audit import FOUND, KNOWN_FINDINGS, NOT_CHECKED, NOTHING_NEW, judge, known_findings, main
-from tests.processes import free_port
+from tests.builders.processes import free_port
 
 FINDING = {
     "id": "GHSA-aaaa-bbbb-cccc",

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 WORKERS = [name for name, service in SERVICES.items() if "worker" in name and "environment" in service]

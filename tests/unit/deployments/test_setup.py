@@ -9,7 +9,7 @@ from pathlib import Path
 from deployments.fetch_jars import DELTA_DIGESTS
 from tasks.spark.jvm import DELTA_JARS
 from tasks.storage import Storage
-from tests.processes import ROOT, plain_environment, run_python
+from tests.builders.processes import ROOT, plain_environment, run_python
 
 
 def run_step(cache: Path, *command: str) -> "subprocess.CompletedProcess[str]":

@@ -16,7 +16,7 @@ from tasks.decode import (
     decode_pixels,
 )
 from tasks.image_structure import scan_problem
-from tests.unit.etl.image_bytes import (
+from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,
     jpeg_with_segments,

@@ -23,7 +23,7 @@ from tasks.etl.near_duplicates import dhash
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tasks.tables.parts import PartTarget
-from tests.unit.etl.image_bytes import scan_bomb
+from tests.builders.image_bytes import scan_bomb
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:

@@ -11,7 +11,7 @@ from tasks.decode import (
     fit_within,
     letterbox,
 )
-from tests.unit.etl.image_bytes import encoded, noise
+from tests.builders.image_bytes import encoded, noise
 
 
 @pytest.mark.parametrize(

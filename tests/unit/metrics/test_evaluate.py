@@ -8,8 +8,8 @@ from torch.nn import functional
 from tasks.collectives import SingleProcess
 from tasks.metrics.evaluate import DetailedEvaluation, Evaluation, evaluate, evaluate_in_detail
 from tasks.metrics.mistakes import NUM_MISTAKES
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import CPU, NUM_CLASSES, TensorLoader, linear, separable, steps_of
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import CPU, NUM_CLASSES, TensorLoader, linear, separable, steps_of
 
 ROWS = 60
 

@@ -8,7 +8,7 @@ import torch
 
 from tasks.collectives import SingleProcess
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake, WorstMistakes, mistake_table
-from tests.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 Image = tuple[int, int, list[float]]
 """Row, true class, probabilities."""

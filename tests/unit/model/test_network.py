@@ -11,7 +11,7 @@ from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
 from tasks.model.pretrained import check_model_name
-from tests.unit.train.conftest import SMALL
+from tests.builders.small_network import SMALL
 
 # googlenet says on every start that its way to draw weights will change.
 pytestmark = pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet:FutureWarning")

@@ -21,8 +21,8 @@ from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.properties import table_properties
+from tests.builders.hand_made_cache import hand_made_cache
 from tests.conftest import write_images
-from tests.integration.hand_made import hand_made_cache
 
 
 class Usage(NamedTuple):

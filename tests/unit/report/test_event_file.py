@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tasks.metrics.epoch import EpochMetrics
 from tasks.report.event_file import scalar_tag, write_event_file
-from tests.unit.train.finished import history_of
+from tests.builders.finished_training import history_of
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

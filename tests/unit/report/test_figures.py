@@ -13,7 +13,7 @@ from PIL import Image
 from tasks.metrics.calibration import NUM_BINS, Calibration
 from tasks.metrics.mistakes import Mistake
 from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes, shorten
-from tests.unit.train.finished import history_of
+from tests.builders.finished_training import history_of
 
 CLASSES = ("ant", "bee", "cat")
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])

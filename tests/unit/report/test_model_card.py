@@ -14,7 +14,7 @@ from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.train import TrainConfig, TrainRun
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts, model_card
-from tests.unit.train.finished import evaluation_of, facts_of
+from tests.builders.finished_training import evaluation_of, facts_of
 
 COUNTS = [30, 40, 7]
 

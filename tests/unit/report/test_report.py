@@ -12,8 +12,8 @@ from tasks.metrics.evaluate import Evaluation
 from tasks.refs import CacheRef
 from tasks.report.report import class_table, log_report
 from tasks.storage import Storage
-from tests.unit.conftest import noise
-from tests.unit.train.finished import CONFUSION, evaluation_of, facts_of
+from tests.builders.caches import noise
+from tests.builders.finished_training import CONFUSION, evaluation_of, facts_of
 
 CLASSES = ("ant", "bee", "cat")
 COUNTS = [3, 3, 3]

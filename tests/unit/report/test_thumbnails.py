@@ -10,7 +10,7 @@ from PIL import Image
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake
 from tasks.report.figures import draw_learning_curves, draw_mistakes
 from tasks.report.thumbnails import fit_images, shrink
-from tests.unit.train.finished import history_of
+from tests.builders.finished_training import history_of
 
 MOST_BYTES = 200_000
 

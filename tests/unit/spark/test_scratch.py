@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tasks.spark.scratch import Scratch
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 KILLED = """
 import os, signal, sys

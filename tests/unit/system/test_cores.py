@@ -13,7 +13,7 @@ import pytest
 from tasks.errors import WrongInput
 from tasks.system import cores
 from tasks.system.cores import free_memory, gpu_names, num_cores, share_of_gpus, take_slot
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 
 @pytest.mark.parametrize(

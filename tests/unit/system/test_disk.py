@@ -6,7 +6,7 @@ import pytest
 
 from tasks.errors import DiskFull, WrongInput
 from tasks.system.disk import NO_SPACE, check_writable, translate_disk_full
-from tests.processes import ROOT, plain_environment, run_python
+from tests.builders.processes import ROOT, plain_environment, run_python
 
 
 def test_a_place_that_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:

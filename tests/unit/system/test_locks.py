@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from tasks.system.locks import exclusive_lock
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 HOLDER = """
 import sys

@@ -5,7 +5,7 @@ from torch import nn
 
 from tasks.model.network import Classifier, build_classifier
 from tasks.train.features import backbone_digest, ends_in_head
-from tests.unit.train.conftest import SMALL
+from tests.builders.small_network import SMALL
 
 
 def test_the_digest_of_a_backbone_is_of_architecture_and_weights(classifier: Classifier) -> None:

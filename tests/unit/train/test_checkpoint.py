@@ -12,7 +12,7 @@ import torch
 from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import check_fits
-from tests.unit.train.small_training import CONFIG, Killed, Training, assert_same, kill_at
+from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
 from tasks.train.features import FORM, feature_loader, materialize_features
-from tests.thread_ranks import ThreadRanks
-from tests.unit.train.conftest import SMALL
+from tests.builders.small_network import SMALL
+from tests.fakes.thread_ranks import ThreadRanks
 
 CPU = torch.device("cpu")
 ROWS = 70

@@ -9,8 +9,8 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.train.loop import average_buffers
 from tasks.train.progress import Progress
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import (
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import (
     NUM_CLASSES,
     TensorLoader,
     fit_simply,

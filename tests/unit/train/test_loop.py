@@ -11,8 +11,8 @@ from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import (
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import (
     CPU,
     NUM_CLASSES,
     Recorder,

@@ -11,8 +11,8 @@ from tasks.errors import Diverged
 from tasks.train import loop
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import (
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import (
     CPU,
     NUM_CLASSES,
     Recorder,

@@ -16,9 +16,9 @@ from tasks.schema import TEST, TRAIN, VAL
 from tasks.train.loop import train_one_epoch
 from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.step import StepSettings
-from tests.unit.train.finished import history_of
-from tests.unit.train.one_phase import begun, context_of, labelled_cache, prepare
-from tests.unit.train.tiny_training import CPU
+from tests.builders.finished_training import history_of
+from tests.builders.phases import begun, context_of, labelled_cache, prepare
+from tests.fakes.tiny_training import CPU
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 

@@ -7,7 +7,7 @@ import pytest
 from tasks.collectives import SingleProcess
 from tasks.train import rank_zero as module
 from tasks.train.rank_zero import run_on_rank_zero
-from tests.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
 def test_one_process_just_works() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.system.signals import interrupt_on
-from tests.unit.train.small_training import (
+from tests.fakes.small_training import (
     MAX_EPOCHS,
     NUM_STEPS,
     Killed,

@@ -16,8 +16,8 @@ from tasks.storage import resolve_storage
 from tasks.system.cores import num_cores
 from tasks.train.phases import TrainingContext, phases_of, prepare_phase
 from tasks.train.training import Training
-from tests.unit.train.conftest import SMALL
-from tests.unit.train.one_phase import begun, context_of, prepare
+from tests.builders.phases import begun, context_of, prepare
+from tests.builders.small_network import SMALL
 
 # petastorm leaves its Parquet files to the reference count to close.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -13,7 +13,7 @@ from tasks.config.train import AugmentationConfig
 from tasks.model.augmentation import make_augment
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings, step_seed
-from tests.unit.train.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
+from tests.fakes.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
 
 SIDE, EPOCH, RATE = 16, 2, 0.05
 STEPS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]

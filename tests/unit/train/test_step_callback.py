@@ -8,7 +8,7 @@ import pytest
 from tasks.collectives import Reducer, SingleProcess
 from tasks.system.signals import defer_signals, interrupt_on, shutdown_requested
 from tasks.train.step_callback import StepCallback
-from tests.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
 @pytest.mark.parametrize(("interval", "wanted"), [(0.0, 3), (1e9, 0)])

@@ -13,7 +13,7 @@ import torchvision
 from tasks.errors import WrongInput
 from tasks.model.network import IMAGENET_CLASSES, build_classifier, load_weights
 from tasks.model.pretrained import weights_digest
-from tests.unit.train.conftest import SMALL
+from tests.builders.small_network import SMALL
 
 
 def test_weights_of_a_file_are_loaded(weights: Path) -> None:

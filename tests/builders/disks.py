@@ -18,8 +18,8 @@ from tasks.refs import TableRef
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.tables import snapshots
-from tests.faults.killing import MOMENTS, Undisturbed, leftovers, run_and_read
-from tests.faults.one_run import CACHE, SPARK, settings
+from tests.builders.etl_and_cache import CACHE, SPARK, settings
+from tests.builders.killed_runs import MOMENTS, Undisturbed, leftovers, run_and_read
 
 
 class Disk:

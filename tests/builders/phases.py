@@ -15,9 +15,9 @@ from tasks.refs import CacheRef
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import Progress
-from tests.caches import write_cache
-from tests.unit.train.conftest import SMALL
-from tests.unit.train.tiny_training import CPU
+from tests.builders.caches import write_cache
+from tests.builders.small_network import SMALL
+from tests.fakes.tiny_training import CPU
 
 
 def context_of(cache: CacheRef, **settings: object) -> TrainingContext:

@@ -25,9 +25,9 @@ from tasks.spark.failure import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots
+from tests.builders.etl_and_cache import SPARK, make_storage, run
+from tests.builders.processes import ROOT
 from tests.conftest import write_images
-from tests.faults.one_run import SPARK, make_storage, run
-from tests.processes import ROOT
 
 PART_NAME = re.compile(r"part-\d{5}-[0-9a-f]{32}-[0-9a-f]{12}\.parquet")
 
@@ -114,7 +114,7 @@ def start_run(source: Path, storage: Storage, log: Path) -> subprocess.Popen[str
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.one_run", str(source), storage.home],
+            [sys.executable, "-m", "tests.builders.etl_and_cache", str(source), storage.home],
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,

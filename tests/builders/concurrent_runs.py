@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.spark.session import spark_session
-from tests.faults.killing import (
+from tests.builders.etl_and_cache import SPARK, make_storage, settings
+from tests.builders.killed_runs import (
     Undisturbed,
     check_made_good,
     end_run,
@@ -19,7 +20,6 @@ from tests.faults.killing import (
     run_and_read,
     start_run,
 )
-from tests.faults.one_run import SPARK, make_storage, settings
 
 
 def check_two_at_once(undisturbed: Undisturbed, home: Path, seconds_apart: float) -> None:

@@ -12,11 +12,18 @@ from tasks.cache.write import CacheFileWriter
 from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
+Pixels = npt.NDArray[np.uint8]
+
+
+def noise(row: int, side: int) -> Pixels:
+    """Return pixels drawn from the row's number, uint8 (side, side, 3)."""
+    return np.random.default_rng(row).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
 
 class Draw(Protocol):
     """Gives the pixels, uint8 HWC, and the label's index of a row of a split."""
 
-    def __call__(self, split: str, row: int) -> tuple[npt.NDArray[np.uint8], int]:
+    def __call__(self, split: str, row: int) -> tuple[Pixels, int]:
         """Return pixels and label."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from deployments.login import auth_file, authorization
-from tests.processes import ROOT, free_port, plain_environment
+from tests.builders.processes import ROOT, free_port, plain_environment
 
 
 @dataclass

@@ -5,7 +5,7 @@ from pathlib import Path
 from tasks.config.cache import CacheConfig
 from tasks.decode import decode_pixels
 from tasks.refs import CacheRef
-from tests.caches import write_cache
+from tests.builders.caches import write_cache
 
 SIDE = 24
 

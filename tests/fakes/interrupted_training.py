@@ -27,8 +27,8 @@ from tasks.system.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tests.caches import write_cache
-from tests.unit.train.small_training import TIMINGS, Killed, same_tensors
+from tests.builders.caches import write_cache
+from tests.fakes.small_training import TIMINGS, Killed, same_tensors
 
 MODEL, SIDE = "shufflenet_v2_x0_5", 32
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}

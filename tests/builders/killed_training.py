@@ -17,7 +17,7 @@ from tasks.launch.launcher import RankFailed, launch_ranks
 from tasks.launch.spec import RankSpec
 from tasks.refs import RunRef
 from tasks.storage import Storage
-from tests.integration.trainings import weights
+from tests.builders.training_runs import weights
 
 TRAIN = TrainConfig(
     model="shufflenet_v2_x0_5",
