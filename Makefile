@@ -55,8 +55,8 @@ bench-train: setup  ## training's speed, and its time to the best accuracy
 bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
 	@$(python) tests/benchmarks/$*.py $(BENCH_ARGS)
 
-readme: setup  ## write the README's benchmark tables from what the benchmarks measured
-	@$(python) -m deployments.readme_tables
+readme: setup  ## write the READMEs' trees from the docstrings, and their tables from what the benchmarks measured
+	@$(python) -m deployments.readme
 
 image:  ## build the CPU image and run the DAG's smallest case in it
 	@deployments/build_image.sh

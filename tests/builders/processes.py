@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def free_port() -> int:

@@ -4,14 +4,15 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.readme import TREE, described_files, readmes, with_trees
 from tests.builders.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
@@ -24,6 +25,11 @@ LOADED_BY_RANKS_AND_EXECUTORS = (
 CODE = ("flows", "tasks")
 DESCRIBED = ("flows", "tasks", "deployments", "docker")
 """Folders whose every file a reader may open."""
+
+needs_git = pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(),
+    reason="needs git and a checkout, to know which files are tracked",
+)
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc"}
 
@@ -48,6 +54,25 @@ def imported_names(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.add(node.module.split(".")[0])
     return names
+
+
+def imported_modules(file: Path, known: set[str]) -> set[str]:
+    """Return the modules of `known` that the file imports anywhere in it."""
+    named = set()
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # A name of a module, or a module of a package.
+            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {
+        max((module for module in known if f"{name}.".startswith(f"{module}.")), key=len, default="") for name in named
+    } - {""}
+
+
+def package(module: str) -> str:
+    """Return the package of a module: `tasks.etl`; of one that is in no package of `tasks`, its own name."""
+    return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +166,18 @@ def test_importing_starts_nothing(imported: dict[str, Any]) -> None:
     }
 
 
+def test_packages_import_each_other_in_one_direction_only() -> None:
+    """Not even through other files: what a package stands on can be read without it. The same holds for modules."""
+    files = {module_name(file): file for file in sources("flows", "tasks", "deployments")}
+    modules = {name: imported_modules(file, set(files)) - {name} for name, file in files.items()}
+    packages: dict[str, set[str]] = {}
+    for name, others in modules.items():
+        packages.setdefault(package(name), set()).update(package(other) for other in others)
+    for arrows in (packages, modules):
+        assert sum(len(others) for others in arrows.values()) > len(arrows)
+        TopologicalSorter({name: others - {name} for name, others in arrows.items()}).prepare()
+
+
 def test_only_flows_and_tasks_import_prefect() -> None:
     """The plain functions work in a notebook, a rank and an executor without Prefect."""
     importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "prefect" in imported_names(file)}
@@ -199,49 +236,28 @@ def test_every_package_is_one() -> None:
     assert sorted(str(folder) for folder in folders if not (folder / "__init__.py").is_file()) == []
 
 
-def described_paths() -> dict[str, str]:
-    """Return the paths of the README's tree with their descriptions."""
-    blocks = re.findall(r"^```tree\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks, "README.md has no fenced block tagged tree"
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    pairs = [line.strip().split(maxsplit=1) for line in lines]
-    assert len({path for path, *_ in pairs}) == len(pairs), "a path is in the README's tree twice"
-    return {path: rest[0] if rest else "" for path, *rest in pairs}
+def folders_with_trees() -> dict[str, Path]:
+    """Return the README of each folder that one has a tree of."""
+    found = [(tree[2], readme) for readme in readmes() for tree in TREE.finditer(readme.read_text())]
+    assert len(dict(found)) == len(found), "two READMEs have a tree of one folder"
+    return dict(found)
 
 
-def tracked_files() -> set[str]:
-    """Return the files of the folders that a reader may open, as git knows them."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs git and a checkout, to know which files are tracked")
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *DESCRIBED], capture_output=True, text=True, check=True
-    ).stdout
-    paths = [Path(path) for path in listed.split("\0") if path]
-    return {
-        path.as_posix()
-        for path in paths
-        if (path.suffix in {".py", ".sh", ".yaml"} or path.name.startswith("Dockerfile"))
-        and path.name != "__init__.py"
-        and (ROOT / path).exists()
-    }
+@needs_git
+def test_every_file_that_a_reader_may_open_is_in_a_tree() -> None:
+    """Of a folder of its own README, or of one above it."""
+    assert folders_with_trees().keys() >= set(DESCRIBED)
+    for folder, readme in folders_with_trees().items():
+        assert (ROOT / folder).is_relative_to(readme.parent)
+        assert described_files(folder), f"{readme} has a tree of '{folder}', where no file is"
 
 
-def test_readme_names_every_file() -> None:
-    """A file that a reader may open has its line in the README's tree."""
-    assert tracked_files() - described_paths().keys() == set()
-
-
-def test_readme_describes_what_it_names() -> None:
-    """Every path in the README's tree has a description, and those of folders end with a slash."""
-    described = described_paths()
-
-    assert [path for path, description in described.items() if not description] == []
-    assert [path for path in described if (ROOT / path).is_dir() != path.endswith("/")] == []
-
-
-def test_readme_names_nothing_that_is_gone() -> None:
-    """Every path in the README's tree exists."""
-    assert [path for path in described_paths() if not (ROOT / path).exists()] == []
+@needs_git
+@pytest.mark.parametrize("folder", DESCRIBED)
+def test_no_tree_is_stale(folder: str) -> None:
+    """Paths and descriptions are those of the files; `make readme` writes them."""
+    text = folders_with_trees()[folder].read_text()
+    assert with_trees(text) == text
 
 
 @pytest.mark.parametrize("dockerfile", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda file: file.suffix)
