@@ -72,7 +72,7 @@ def imported_modules(file: Path, known: set[str]) -> set[str]:
 
 def package(module: str) -> str:
     """Return the package of a module: `tasks.etl`; of one that is in no package of `tasks`, its own name."""
-    return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".")[0]
+    return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".", maxsplit=1)[0]
 
 
 @pytest.fixture(scope="module")
