@@ -19,26 +19,29 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_WORDS = 30
 """Words of a sentence. The aim is 25; a list of names may take a few more."""
 
-RATES = r"(epoch|step|rank|image|batch|file|row|core|run|stage|flow|home|table|class|second|minute|home|split|worker)"
+_RATE = r"(batch|class|core|epoch|file|flow|home|image|minute|rank|row|run|second|split|stage|step|table|worker)"
+_COUNTED = r"(batches|bytes|epochs|files?|images|lines?|milliseconds|ms|once|rows|seconds|steps|times|twice|GB|MB)"
+_OF_TRAINING = (
+    r"(batch|cache|code|data|device|epoch|flow|image|job|loop|loss|metric|process|run|script|set|speed|split|stage|step|"
+    r"task|time)"
+)
 
 RULES: dict[str, str] = {
     r"\bpictures?\b": "image",
     r"\btrainings\b": "training runs",
-    r"\b(a|another|every|each|this|that|same|one|exactly the same) training\b(?! (run|set|loop|step|data|cache|image|loss|"
-    r"split|metric|time|device|stage|phase|code|process|setting|epoch|flow|task|batch|speed|job|script))": "a training run",
+    rf"\b(a|another|every|each|this|that|same|one) training\b(?! {_OF_TRAINING})": "a training run",
     r"\b(go|goes|going|gone|went) on\b": "resume, continue",
     r"\bask(ed|s)? to leave\b": "interrupt, shut down",
     r"\b(is|are|was|were|be|being|as) no (longer )?(a )?numbers?\b|\bno numbers?\b": "non-finite, NaN",
     r"\bby heart\b": "overfit",
-    rf"\b(images|steps|times|bytes|seconds|milliseconds|lines?|rows|files?|epochs|batches|once|twice|GB|MB|ms) an? {RATES}\b":
-        "per epoch, per step, per rank",
+    rf"\b{_COUNTED} an? {_RATE}\b": "per epoch, per step, per rank",
     r"\bpersons?\b|\bwhoever\b|\bsomebody\b|\bsomeone\b": "user",
     r"\btak(e|es|en|ing) (its |their |a |the )?turns?\b|\bto ourselves\b": "exclusive lock, acquire",
-    r"\bwhat it (gave|gives|learned|computes|computed)\b": "name the thing",
+    r"\bwhat it (gave|gives|learned|computes|computed)\b": "the name of the thing",
     r"\bSay (whether|that|which|in which|how|where|of)\b": "Return whether ..., Describe ..., Log ...",
-    r"\bthat which\b|\bwhat is\b|\bone that\b|\bso that it may\b": "name the thing",
+    r"\bthat which\b|\bwhat is\b|\bone that\b|\bso that it may\b": "the name of the thing",
     r"\b(is|are|was|were) no (?!longer\b|more\b|such\b)[a-z]+": "is not a ..., has no ...",
-}  # fmt: skip
+}
 """What a text must not have, and what to write instead."""
 
 EXCEPTIONS: dict[str, str] = {
@@ -50,19 +53,21 @@ EXCEPTIONS: dict[str, str] = {
 FIRST_WORDS = {"What", "Whoever", "Who", "Whose", "Where", "How", "Whether", "Which", "That"}
 """No docstring begins with one of these."""
 
-NOUNS_TOO = {
-    "Access", "Batch", "Build", "Cache", "Check", "Commit", "Count", "Cut", "Display", "Draw", "Export", "File", "Figure",
-    "Graph", "Import", "Label", "List", "Load", "Lock", "Log", "Merge", "Name", "Note", "Order", "Place", "Plan", "Point",
-    "Promise", "Query", "Rank", "Read", "Reason", "Record", "Report", "Request", "Result", "Return", "Run", "Sample", "Schedule",
-    "Search", "Set", "Shape", "Share", "Sort", "Split", "Stage", "Start", "State", "Step", "Stop", "Store", "Test",
-    "Time", "Train", "Update", "Use", "Watch", "Weight", "Work", "Write",
+VERBS = {
+    "Bring", "Bound", "Choose", "Collect", "Compare", "Decide", "Delete", "Determine", "Ensure", "Fetch",
+    "Find", "Fit", "Get", "Give", "Hold", "Install", "Keep", "Make", "Open", "Predict", "Put", "Raise",
+    "Refuse", "Register", "Remove", "Replace", "Restore", "Return", "Rewrite", "Say", "Send", "Show", "Submit",
+    "Take", "Tell", "Turn", "Yield",
 }  # fmt: skip
-"""Verbs that are nouns as well: a module or class may begin with them."""
+"""First words that tell a module's or class's docstring which does not begin with a noun."""
 
-ARTICLES = {"A", "An", "The", "All", "Any", "Both", "Each", "Every", "Its", "It", "No", "None", "One", "Of", "By", "With", "Without",
-            "And", "As", "Also", "Even", "For", "From", "In", "Into", "Not", "On", "Only", "So", "To", "Two", "Where",
-            "While", "When", "If", "There", "This", "These", "Those", "True", "False", "Nothing", "Something"}  # fmt: skip
-"""First words that tell a docstring which does not begin with a verb."""
+NOT_VERBS = {
+    "A", "All", "Also", "An", "And", "Any", "As", "Both", "By", "Each", "Even", "Every", "False", "For", "From",
+    "If", "In", "Into", "It", "Its", "No", "None", "Not", "Nothing", "Of", "On", "One", "Only", "So",
+    "Something", "That", "The", "There", "These", "This", "Those", "To", "True", "Two", "When", "While", "With",
+    "Without",
+}  # fmt: skip
+"""First words that tell a function's docstring which does not begin with a verb."""
 
 
 class Problem(NamedTuple):
@@ -80,30 +85,35 @@ class Text(NamedTuple):
     text: str
 
 
-def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = {ast.unparse(one).split("(")[0].rpartition(".")[2] for one in node.decorator_list}
-    return bool(names & {"property", "cached_property"})
+Described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _is_test(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_noun(node: Described) -> bool:
+    """Return whether the docstring is that of a thing: a module, a class or a property."""
+    if isinstance(node, ast.Module | ast.ClassDef):
+        return True
+    return bool({"property", "cached_property"} & {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list})
+
+
+def _is_test(node: Described) -> bool:
+    """Return whether the docstring is a sentence on what holds: that of a test or a fixture."""
+    if isinstance(node, ast.Module | ast.ClassDef):
+        return False
     return node.name.startswith("test_") or any("fixture" in ast.unparse(one) for one in node.decorator_list)
 
 
-def first_word_problem(node: ast.AST, docstring: str) -> str | None:
+def first_word_problem(node: Described, docstring: str) -> str | None:
     """Return what is wrong with the first word of a docstring, or None."""
-    first = re.split(r"[\s,:;.'’]", docstring.strip().lstrip("`\"'"), maxsplit=1)[0]
+    first = re.split(r"[\s,:;.']", docstring.strip().lstrip("`\"'"), maxsplit=1)[0]
     if first in FIRST_WORDS:
         return f"a docstring begins with '{first}': begin with a verb, or with a noun for a module or class"
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    if (
-        is_function
-        and not _is_property(node)
-        and not _is_test(node)
-        and (first in ARTICLES or re.fullmatch(r"[A-Z]\w+s", first))
-    ):
-        third = first.endswith("s") and first not in {"Process", "Pass", "Address", "Discuss", "Express", "Access"}
-        if first in ARTICLES or third:
-            return f"a function's docstring begins with '{first}': begin with a verb, as 'Return' or 'Raise'"
+    if _is_test(node):
+        return None
+    if _is_noun(node):
+        return f"a module, class or property begins with '{first}': begin with a noun" if first in VERBS else None
+    third_person = re.fullmatch(r"[A-Z][a-z]+[^su]s", first) and first not in {"Bypass", "Process", "Pass", "Address"}
+    if first in NOT_VERBS or third_person:
+        return f"a function's docstring begins with '{first}': begin with a verb, as 'Return' or 'Raise'"
     return None
 
 
@@ -160,15 +170,19 @@ def problems(path: Path) -> Iterator[Problem]:
                     yield Problem(name, getattr(node, "lineno", 1), says)
 
 
+NOT_CHECKED = {
+    "deployments/prose.py": "names the words",
+    "tests/unit/test_prose.py": "breaks the rules to test them",
+    "tests/benchmarks/LOG.md": "is a record: entries stay as they were written",
+}
+"""Files whose prose is not checked, and why."""
+
+
 def checked_files() -> list[Path]:
     """Return the files whose prose is checked."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py", "*.md"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [
-        ROOT / path
-        for path in sorted(listed)
-        if path and (ROOT / path).exists() and path not in {"deployments/prose.py", "tests/benchmarks/LOG.md"}
-    ]
+    return [ROOT / path for path in sorted(listed) if (ROOT / path).is_file() and path not in NOT_CHECKED]
 
 
 def main(arguments: list[str]) -> int:
