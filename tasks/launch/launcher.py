@@ -21,12 +21,13 @@ import filelock
 from tasks.cache.manifest import read_manifest
 from tasks.environment import rank_environment
 from tasks.errors import USER_ERRORS, OutOfTime
+from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED
 from tasks.launch.rendezvous import ranks_environments
-from tasks.launch.spec import EVENT_MARK, EXIT_ENDED, RankSpec
 from tasks.progress.count import Standing, tell
 from tasks.refs import RunRef
 from tasks.system.cores import num_cores, share_of_gpus
 from tasks.train.batches import check_data
+from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
 
 logger = logging.getLogger("lakevision.ranks")
@@ -103,7 +104,7 @@ def _end(ranks: list[_Rank], grace_seconds: float) -> None:
 
 
 def launch_ranks(
-    spec: RankSpec,
+    spec: TrainingSpec,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RunRef:
@@ -162,7 +163,9 @@ def _check_stop(stop: threading.Event | None) -> None:
         raise Stopped("the training was ended before its end: run again, and it goes on from its last checkpoint")
 
 
-def _train(spec: RankSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None) -> RunRef:
+def _train(
+    spec: TrainingSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None
+) -> RunRef:
     num_ranks = spec.num_ranks
     lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
     ranks: list[_Rank] = []

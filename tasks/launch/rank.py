@@ -19,12 +19,13 @@ from torch import nn
 from tasks.collectives import Reducer, SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import UserError, WrongInput, user_error_name
-from tasks.launch.spec import EVENT_MARK, EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT, RankSpec
+from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
 from tasks.progress.count import heard_by
 from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import OneLine
 from tasks.train.progress import ReportedEpoch
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 
 
 def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
@@ -126,7 +127,7 @@ def leave_ranks() -> None:
     hvd.shutdown()
 
 
-def run_rank(spec: RankSpec, reducer: Reducer) -> None:
+def run_rank(spec: TrainingSpec, reducer: Reducer) -> None:
     """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
 
     def on_epoch(metrics: ReportedEpoch) -> None:
@@ -141,9 +142,7 @@ def run_rank(spec: RankSpec, reducer: Reducer) -> None:
             }
         )
 
-    run = train_model(
-        spec.train, spec.cache, spec.storage, spec.distributed, reducer, spec.tags, on_epoch, spec.repetition
-    )
+    run = train_model(spec, reducer, on_epoch)
     if reducer.rank == 0:
         emit({"run_id": run.run_id})
 
@@ -153,7 +152,7 @@ def main(spec_path: str) -> int:
     # An exception, so that the MLflow run ends as killed and not as running for ever. Heard once: a machine that shuts
     # down asks every process, and the parent its ranks again, which would tear the checkpoint that they write.
     interrupt_on(signal.SIGTERM, once=True)
-    spec = RankSpec.model_validate_json(Path(spec_path).read_text())
+    spec = TrainingSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for handler in logging.getLogger().handlers:
         handler.addFilter(OneLine())  # the launcher reads this line by line

@@ -12,7 +12,6 @@ from tasks import tracking
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
-from tasks.launch.spec import RankSpec
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.task import SubmittedRun, submit, where_to_run
 from tasks.progress.epochs import EpochProgress
@@ -20,9 +19,10 @@ from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
 from tasks.train.identity import run_key
+from tasks.train.spec import TrainingSpec
 
 
-def train_with_artifacts(spec: RankSpec, key: str) -> RunRef:
+def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
     """Train in processes of their own, with the progress of the epochs and the metrics at the end."""
     epochs = EpochProgress(key, spec.train.total_epochs)
     run = launch_ranks(spec, epochs.hear)
@@ -51,7 +51,7 @@ def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRe
     if found := tracking.find_finished_run(storage, run_key(train, cache, None)):
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has trained this already")
-    spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage, tags=flow_run_tags())
+    spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train")
 
 
@@ -85,7 +85,7 @@ def submit_train_distributed(
         return skipped(found, f"MLflow run {found.run_id} has trained this already")
     if where_to_run(distributed) == "in_place":
         get_run_logger().info("no Prefect server is configured: %d ranks train in place", distributed.num_ranks)
-        spec = RankSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+        spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
         return train_with_artifacts(spec, "train-distributed")
     parameters = {
         "config": TrainDistributedRun(storage=storage.as_config(), train=train, distributed=distributed).model_dump(),
@@ -99,5 +99,5 @@ def submit_train_distributed(
 @stage("train-ranks", timeout_seconds=None)
 def train_ranks(train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage) -> RunRef:
     """Run the ranks on this machine: what the worker of the GPU pool does."""
-    spec = RankSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train-distributed")

@@ -1,1 +1,1 @@
-"""A training run repeated on the same version of the data, and compared with the original."""
+"""Repetition of a training run on the same version of the data, compared with the original."""

@@ -1,4 +1,4 @@
-"""A finished training as its MLflow run tells of it, to be done again."""
+"""Settings and data of a finished training run, read from MLflow to repeat it."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from tasks.refs import Ref
 from tasks.storage import Storage
 
 
-class FirstTraining(Ref):
-    """A finished training, as it was logged: what it takes to do it again."""
+class OriginalRun(Ref):
+    """A finished training run as it was logged: settings, data version and provenance."""
 
     run_id: str
     train: TrainConfig
@@ -27,26 +27,26 @@ class FirstTraining(Ref):
     weights_digest: str
     device: str
     processor: str | None = None
-    """Name of the CPU or GPU that computed; None of runs that did not log it."""
+    """Name of the CPU or GPU; None if the run did not log it."""
     precision: str
     num_threads: int | None = None
-    """That it computed with on each rank; None of runs that did not log it."""
+    """Number of threads per rank; None if the run did not log it."""
     batch_sizes: dict[str, str]
-    """By stage, where the training chose them itself."""
+    """Batch size by phase, if it was chosen automatically."""
     versions: dict[str, str]
     code_version: str | None
-    gone_on: str | None = None
-    """What changed on the way, where it was interrupted and gone on with otherwise than it was begun."""
+    resumed_with_changes: str | None = None
+    """Changes of the provenance when the run was resumed; None if there were none."""
     metrics: dict[str, float]
-    unknown_then: list[str]
-    """Settings that a training has now and had not then; they have their defaults."""
+    new_settings: list[str]
+    """Settings of this version that the run's version did not have; they have their defaults."""
 
 
-def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
-    """Read what a run trained, and from what; without a run, the newest that is no repetition.
+def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
+    """Read settings and data version of a run, by default the newest run that is not a repetition.
 
     Raises:
-        WrongInput: There is no such finished training, or its settings are none any more.
+        WrongInput: No such finished run exists, or its settings are invalid in this version.
     """
     logged = tracking.logged_training(storage, run_id or tracking.newest_training(storage).run_id)
     try:
@@ -54,20 +54,20 @@ def read_training(run_id: str | None, storage: Storage) -> FirstTraining:
     except KeyError as error:
         raise WrongInput(
             f"run_id is '{logged.run_id}', whose config.json has no {error}: it was logged by an older version, "
-            "which logged too little; give a newer run"
+            "which did not record everything; give a newer run"
         ) from None
     except ValidationError as error:
         raise WrongInput(
-            f"run_id is '{logged.run_id}', whose settings are none of this version ({explain(error)}): "
-            f"check out the code it was trained with, {logged.code_version or 'which it does not name'}"
+            f"run_id is '{logged.run_id}', whose settings are invalid in this version ({explain(error)}): "
+            f"check out the code it was trained with, {logged.code_version or 'which the run did not record'}"
         ) from None
 
 
-def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
+def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
     config: dict[str, Any] = logged.config
     data, train = config["data"], config["train"]
-    # Nothing is removed for the sake of a repetition.
-    return FirstTraining(
+    # A repetition removes no old checkpoints or caches.
+    return OriginalRun(
         run_id=logged.run_id,
         train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}),
         distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
@@ -84,7 +84,7 @@ def _parse(logged: tracking.LoggedTraining) -> FirstTraining:
         batch_sizes=logged.batch_sizes,
         versions=logged.versions,
         code_version=logged.code_version,
-        gone_on=logged.gone_on,
+        resumed_with_changes=logged.gone_on,
         metrics=logged.metrics,
-        unknown_then=sorted(TrainConfig.model_fields.keys() - train.keys()),
+        new_settings=sorted(TrainConfig.model_fields.keys() - train.keys()),
     )

@@ -6,7 +6,7 @@ from tasks import tracking
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import flow_run_tags, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
-from tasks.repeat.original_run import FirstTraining, read_training
+from tasks.repeat.original_run import OriginalRun, read_training
 from tasks.report.task import publish_run
 from tasks.spark.session import without_spark_first
 from tasks.storage import Storage
@@ -16,23 +16,23 @@ from tasks.text.markup import in_cells
 
 
 @stage("read-training", timeout_seconds=1800)
-def read_first_training(run_id: str | None, storage: Storage) -> FirstTraining:
-    """Read what a finished MLflow run trained, and from what."""
-    # Or a server that is away would be one that does not have the run.
+def read_first_training(run_id: str | None, storage: Storage) -> OriginalRun:
+    """Read settings and data version of a finished MLflow run."""
+    # Otherwise an unreachable server would look like a server without the run.
     tracking.check_tracking(storage)
     return read_training(run_id, storage)
 
 
 @stage("choose-trained-images", timeout_seconds=1800)
-def choose_trained_images(first: FirstTraining, storage: Storage, spark: SparkConfig) -> TableRef:
-    """Return the table version that a run was trained from."""
+def choose_trained_images(first: OriginalRun, storage: Storage, spark: SparkConfig) -> TableRef:
+    """Return the table version that a run was trained on."""
     check_table_path(first.table)
     return without_spark_first(lambda session: at_version(session, first.table, first.version), spark, storage)
 
 
 @stage("repeat-training", timeout_seconds=None)
-def train_again(first: FirstTraining, cache: CacheRef, storage: Storage) -> RepeatReport:
-    """Train again what a run trained, and show both beside each other."""
+def train_again(first: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
+    """Repeat a training run, and publish a comparison with the original."""
     from tasks.repeat.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
 
     report = repeat_training(first, cache, storage, flow_run_tags())

@@ -1,5 +1,6 @@
 """What is no number in a step of training: found at once, and named for a person."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,26 +17,70 @@ CHECK_EVERY_STEPS = 20
 WAY_OUT = "lower train.learning_rate, bound the gradients (train.max_gradient_norm), or set train.precision to fp32"
 
 
-class FiniteWatch:
-    """Remembers the first step whose gradients were no numbers, without waiting for the device after each."""
+class NonFiniteGuard:
+    """Checks the losses and gradients of an epoch, and names the step, layer and images of the first non-finite one.
 
-    def __init__(self, device: torch.device) -> None:
+    On a GPU every check waits for the device, so values are checked after each CHECK_EVERY_STEPS steps; a device
+    tensor keeps the number of the first step whose gradients were non-finite.
+    """
+
+    def __init__(self, model: nn.Module, reducer: Reducer, device: torch.device, epoch: int, num_steps: int) -> None:
+        """Begin an epoch.
+
+        Args:
+            model: The trained model.
+            reducer: The other ranks.
+            device: Device of the model.
+            epoch: Number of the epoch, from 0.
+            num_steps: Steps of the epoch.
+        """
+        self._model = model
+        self._reducer = reducer
+        self._device = device
+        self._epoch = epoch
+        self._num_steps = num_steps
         self._first = torch.full((), -1, dtype=torch.int64, device=device)
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=CHECK_EVERY_STEPS)
+        self._step = 0
+        self._is_checked = False
+        self._problem = ""
 
-    def see(self, step: int, gradient_norm: torch.Tensor, rows: list[int]) -> None:
-        """Take in a step: the norm of its gradients, (), and the rows of the split `train` that it was on."""
+    def begin_step(self, step: int, rows: list[int]) -> None:
+        """Begin a step on these rows of the split `train`."""
+        self._step = step
         self._rows.append((step, rows))
-        self._first.masked_fill_((self._first < 0) & ~gradient_norm.isfinite(), step)
+        self._is_checked = should_check_finite(step, self._num_steps, self._device)
 
-    def first_bad_step(self) -> int | None:
-        """Return the first step whose gradients were no numbers, or None; waits for the device."""
-        first = int(self._first)
-        return None if first < 0 else first
+    def check_loss(self, total: torch.Tensor, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the summed loss of the step, (), as NaN if it is non-finite.
 
-    def rows_of(self, step: int) -> list[int]:
-        """Return the rows of one of the last CHECK_EVERY_STEPS steps."""
-        return next((rows for number, rows in self._rows if number == step), [])
+        Args:
+            total: The summed loss.
+            replay: Returns the inputs of the forward pass once more, with the same augmentation and seed.
+        """
+        if not self._is_checked or bool(total.isfinite()):
+            return total
+        self._problem = describe_loss(self._model, replay(), float(total.detach()), self._epoch, self._step)
+        # An infinite loss may have finite gradients. With NaN every rank sees non-finite gradients in the same step.
+        return total * math.nan
+
+    def check_gradients(self, norm: torch.Tensor) -> None:
+        """Check the gradients of the step, averaged over the ranks.
+
+        Args:
+            norm: Norm of all gradients together, ().
+
+        Raises:
+            Diverged: They were non-finite in this step, or in one since the last check.
+        """
+        self._first.masked_fill_((self._first < 0) & ~norm.isfinite(), self._step)
+        if not self._is_checked or (first := int(self._first)) < 0:
+            return
+        rows = next((rows for number, rows in self._rows if number == first), [])
+        if first == self._step:
+            found = describe_gradients(self._model, self._epoch, first)
+            raise diverged_on(self._reducer, self._problem, found, rows)
+        raise diverged_on(self._reducer, "", describe_earlier(self._epoch, first, self._step), rows)
 
 
 def should_check_finite(step: int, num_steps: int, device: torch.device) -> bool:

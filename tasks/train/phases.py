@@ -13,7 +13,6 @@ from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.collectives import Reducer
-from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import listed
 from tasks.metrics.evaluate import Loader
@@ -21,12 +20,12 @@ from tasks.model.augmentation import make_augment
 from tasks.model.device import make_optimizer
 from tasks.model.network import Classifier
 from tasks.model.precision import choose_precision, largest_batch
-from tasks.refs import CacheRef
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
 from tasks.train.progress import Progress
 from tasks.train.schedule import learning_rate
+from tasks.train.spec import TrainingSpec
 from tasks.train.step import StepSettings
 
 logger = logging.getLogger("lakevision.train")
@@ -56,12 +55,8 @@ def phases_of(train: TrainConfig) -> list[Phase]:
 class TrainingContext:
     """All that the phases of one training share, on one rank."""
 
-    train: TrainConfig
-    distributed: DistributedConfig | None
-    cache: CacheRef
+    spec: TrainingSpec
     manifest: CacheManifest
-    folder: str
-    """Folder or URL of the caches."""
     classifier: Classifier
     device: torch.device
     reducer: Reducer
@@ -69,21 +64,21 @@ class TrainingContext:
     @cached_property
     def precision(self) -> torch.dtype | None:
         """Number format of the network's sums."""
-        return choose_precision(self.train.precision, self.device, self.manifest.image_size)
+        return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
 
     @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
         """Images of each class by split."""
-        return {split: count_labels(self.cache.url, self.manifest, split) for split in SPLITS}
+        return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of a split's images, shuffled where it is trained on."""
         return CacheLoader(
-            self.cache.url,
+            self.spec.cache.url,
             self.manifest,
             split,
             batch_size,
-            seed=self.train.seed if split == TRAIN else None,
+            seed=self.spec.train.seed if split == TRAIN else None,
             rank=self.reducer.rank,
             num_ranks=self.reducer.num_ranks,
         )
@@ -94,7 +89,7 @@ class TrainingContext:
         Raises:
             WrongInput: As `check_data`.
         """
-        check_data(self.train, self.manifest, self.reducer.num_ranks)
+        check_data(self.spec.train, self.manifest, self.reducer.num_ranks)
         if self.reducer.rank != 0:
             return
         for split in (VAL, TEST):
@@ -118,7 +113,7 @@ class TrainingContext:
         balanced: n / (K n_k), so that the weights of all images have the mean 1 (King and Zeng, "Logistic Regression
         in Rare Events Data", 2001, section 4.2).
         """
-        if self.train.class_weights == "none":
+        if self.spec.train.class_weights == "none":
             return None
         counts = torch.from_numpy(self.counts[TRAIN]).double()
         weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
@@ -126,8 +121,8 @@ class TrainingContext:
 
     def batch_size(self, model: nn.Module) -> int:
         """Return the images a step of the model on each rank, the same on all of them."""
-        if self.train.batch_size != "auto":
-            return self.train.batch_size
+        if self.spec.train.batch_size != "auto":
+            return self.spec.train.batch_size
         size = largest_batch(
             model,
             self._example(model),
@@ -159,7 +154,7 @@ class Trainable:
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
     """Make ready what a phase trains; its optimizer is not yet the reducer's."""
-    train, classifier = context.train, context.classifier
+    train, classifier = context.spec.train, context.classifier
     if phase.unfreeze_from is not None:
         classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = context.precision
@@ -174,11 +169,10 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
             classifier.network.compile()
-    steps = loaders[TRAIN].num_steps
     rate = learning_rate(
         train,
-        context.distributed,
-        steps,
+        context.spec.distributed,
+        loaders[TRAIN].num_steps,
         batch_size=batch_size,
         base=phase.learning_rate,
         max_epochs=phase.max_epochs,
@@ -192,27 +186,23 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
     )
-
-    def of_phase(step: int) -> float:
-        return rate(step - progress.first_epoch * steps)
-
-    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), of_phase, settings)
+    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), rate, settings)
 
 
 def _takes_features(context: TrainingContext, phase: Phase) -> bool:
-    if phase.unfreeze_from is not None or not context.train.makes_features:
+    if phase.unfreeze_from is not None or not context.spec.train.makes_features:
         return False
     return ends_in_head(context.classifier, sample_images(context.manifest.image_size).to(context.device))
 
 
 def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loader]:
     url, features = materialize_features(
-        context.train.model,
+        context.spec.train.model,
         context.classifier,
-        context.cache,
+        context.spec.cache,
         context.manifest,
         (TRAIN, VAL),
-        context.folder,
+        context.spec.storage.cache,
         context.device,
         context.precision,
         context.reducer,
@@ -223,7 +213,7 @@ def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loa
             features,
             split,
             batch_size,
-            seed=context.train.seed if split == TRAIN else None,
+            seed=context.spec.train.seed if split == TRAIN else None,
             rank=context.reducer.rank,
             num_ranks=context.reducer.num_ranks,
         )

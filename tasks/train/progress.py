@@ -31,6 +31,8 @@ class RunningEpoch:
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds of it spent waiting for batches."""
+    is_over: bool = False
+    """No step is left to this process: the time budget is used up, or the epoch is trained."""
     is_trained: bool = False
     """Every image was seen, or the budget is used up: what lacks is the validation."""
 

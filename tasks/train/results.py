@@ -1,7 +1,6 @@
 """What a training says of itself in MLflow: what it was given, and at its end what came of it."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +18,6 @@ from tasks.report.model_card import TrainingFacts
 from tasks.report.report import log_report
 from tasks.schema import TRAIN
 from tasks.spark.session import NeedsSpark
-from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
 from tasks.tracking import (
@@ -53,20 +51,22 @@ def source_of(table: TableRef) -> str | None:
     return without_credentials(source) if source else None
 
 
-def run_name(context: TrainingContext, tags: Mapping[str, str]) -> str:
+def run_name(context: TrainingContext) -> str:
     """Return what the list of runs calls the run: the network, its image size, and what is special about the run."""
-    ranks = [] if context.distributed is None else [f"{context.reducer.num_ranks} ranks"]
+    tags = context.spec.tags
+    ranks = [] if context.spec.distributed is None else [f"{context.reducer.num_ranks} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
     repeated = ["repeated"] if REPEAT_TAG in tags else []
-    return ", ".join([f"{context.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
+    return ", ".join([f"{context.spec.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
 
 
-def run_tags(context: TrainingContext, tags: Mapping[str, str]) -> dict[str, str]:
+def run_tags(context: TrainingContext) -> dict[str, str]:
     """Return the tags of the run: those given, the flow that trains as its source, and the table's id."""
+    tags = context.spec.tags
     if TRIAL_TAG in tags or REPEAT_TAG in tags:
         flow = "tune" if TRIAL_TAG in tags else "repeat"
     else:
-        flow = "train" if context.distributed is None else "train_distributed"
+        flow = "train" if context.spec.distributed is None else "train_distributed"
     table_id = context.manifest.table.table_id
     own = {FLOW_SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
     return own | dict(tags)
@@ -76,11 +76,11 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
     """Return all that decides a training, enough to do it again."""
     manifest = context.manifest
     return {
-        "train": context.train.model_dump(),
-        "distributed": None if context.distributed is None else context.distributed.model_dump(),
+        "train": context.spec.train.model_dump(),
+        "distributed": None if context.spec.distributed is None else context.spec.distributed.model_dump(),
         "cache": {
-            "url": context.cache.url,
-            "digest": context.cache.digest,
+            "url": context.spec.cache.url,
+            "digest": context.spec.cache.digest,
             "image_size": manifest.image_size,
             "settings": manifest.settings.decisive(),
         },
@@ -92,7 +92,7 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
             "source": data.source or "",
             "rows": dict(data.rows),
         },
-        "weights_digest": weights_digest(context.train.model, context.train.weights),
+        "weights_digest": weights_digest(context.spec.train.model, context.spec.train.weights),
         "num_ranks": context.reducer.num_ranks,
         "device": str(context.device),
         "processor": processor_name(context.device),
@@ -101,9 +101,7 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
     }
 
 
-def log_results(
-    run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation, storage: Storage
-) -> None:
+def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation) -> None:
     """Log the metrics of the best epoch and of the split `test`, the report, and the model that was tested."""
     manifest = context.manifest
     best = progress.history[progress.stopping.best_epoch]
@@ -123,11 +121,11 @@ def log_results(
         step=best.epoch,
     )
     facts = TrainingFacts(
-        train=context.train,
-        distributed=context.distributed,
-        cache=context.cache,
+        train=context.spec.train,
+        distributed=context.spec.distributed,
+        cache=context.spec.cache,
         manifest=manifest,
-        weights_digest=weights_digest(context.train.model, context.train.weights),
+        weights_digest=weights_digest(context.spec.train.model, context.spec.train.weights),
         num_ranks=context.reducer.num_ranks,
         device=str(context.device),
         history=progress.history,
@@ -136,9 +134,9 @@ def log_results(
         source=source_of(manifest.table),
         gone_on=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
-    log_report(run, facts, context.counts[TRAIN].tolist(), storage)
+    log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:
         state = context.classifier.state_dict()
-        save_classifier(Path(scratch), context.train.model, state, manifest.classes, manifest.image_size)
+        save_classifier(Path(scratch), context.spec.train.model, state, manifest.classes, manifest.image_size)
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)

@@ -27,9 +27,12 @@ class LearningRate:
     total_steps: int
     """Steps of all epochs, those of the warm-up among them."""
     schedule: Literal["cosine", "constant", "one_cycle"]
+    first_step: int = 0
+    """Number of the phase's first step, counted over the epochs of all phases."""
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0 over all epochs."""
+        """Return the learning rate of a step, counted from 0 over the epochs of all phases."""
+        step -= self.first_step
         if self.schedule == "one_cycle":
             return self._one_cycle(step)
         if step < self.warmup_steps:
@@ -110,7 +113,7 @@ def learning_rate(
     history: Callable[[], Sequence[float]] = tuple,
     first_epoch: int = 0,
 ) -> Callable[[int], float]:
-    """Return the learning rate of a phase by its steps: scaled by batch size and ranks, after a warm-up.
+    """Return the learning rate of a phase by the step: scaled by batch size and ranks, after a warm-up.
 
     To a rate that is scaled up the warm-up begins with that of REFERENCE_BATCH images on one rank (Goyal et al.
     2017, arXiv:1706.02677, section 2.2), to any other with WARMUP_START of it.
@@ -140,6 +143,7 @@ def learning_rate(
         warmup_steps=round(warmup_epochs * steps_per_epoch),
         total_steps=epochs * steps_per_epoch,
         schedule="constant" if train.schedule == "plateau" else train.schedule,
+        first_step=first_epoch * steps_per_epoch,
     )
     if train.schedule != "plateau":
         return rate

@@ -59,6 +59,12 @@ def augmented(
     return (inputs, labels_B) if settings.augment is None else settings.augment(inputs, labels_B)
 
 
+def replayed_inputs(inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, seed: int) -> torch.Tensor:
+    """Return the inputs of a step's forward pass once more: seeded alike, with the same augmentation."""
+    seed_step(inputs.device, seed)
+    return at_least_two(augmented(inputs, labels_B, settings)[0])
+
+
 def summed_loss(
     model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
 ) -> torch.Tensor:

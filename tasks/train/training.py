@@ -10,8 +10,6 @@ import torch
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.collectives import Reducer, SingleProcess
-from tasks.config.distributed import DistributedConfig
-from tasks.config.train import TrainConfig
 from tasks.environment import given_threads
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
@@ -19,22 +17,22 @@ from tasks.metrics.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.model.device import choose_device, make_deterministic
 from tasks.model.fold import fold_batch_norm
 from tasks.model.network import build_classifier, copy_of_state
-from tasks.refs import CacheRef, RunRef
+from tasks.refs import RunRef
 from tasks.report.image_names import name_images
-from tasks.schema import TEST, TRAIN, VAL
-from tasks.storage import Storage
+from tasks.schema import TEST, TRAIN
 from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.feature_files import BATCH
-from tasks.train.identity import check_fits, decisive_settings, run_key
-from tasks.train.loop import fit, has_epochs_left
+from tasks.train.identity import check_fits
+from tasks.train.loop import LoopSettings, fit, has_epochs_left
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
 from tasks.train.provenance import changes, current_provenance, note_of, recorded_provenance
 from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
+from tasks.train.spec import TrainingSpec
 from tasks.train.step_callback import StepCallback
 
 logger = logging.getLogger("lakevision.train")
@@ -47,29 +45,19 @@ class Training:
     """One training on one rank."""
 
     def __init__(
-        self,
-        train: TrainConfig,
-        cache: CacheRef,
-        storage: Storage,
-        distributed: DistributedConfig | None,
-        reducer: Reducer,
-        tags: dict[str, str],
-        on_epoch: Callable[[ReportedEpoch], None] | None,
-        repetition: str | None = None,
+        self, spec: TrainingSpec, reducer: Reducer, on_epoch: Callable[[ReportedEpoch], None] | None = None
     ) -> None:
-        self.key = run_key(train, cache, distributed, repetition)
-        self.folder = storage.checkpoints / self.key
-        self._train = train
-        self._cache = cache
-        self._storage = storage
-        self._distributed = distributed
+        self.folder = spec.storage.checkpoints / spec.key
+        self._spec = spec
+        self._train = spec.train
+        self._storage = spec.storage
         self._reducer = reducer
-        self._tags = tags
         self._on_epoch = on_epoch
-        self._identity = decisive_settings(train, cache, distributed, repetition)
-        self.checkpoints = Checkpoints(self.folder, train.keep_checkpoints, self._identity)
+        self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
         self.progress = Progress(
-            EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor != "val_loss")
+            EarlyStopping(
+                self._train.patience, self._train.min_delta, higher_is_better=self._train.monitor != "val_loss"
+            )
         )
         # On rank 0 alone, while the MLflow run is open.
         self._run: tracking.TrackedRun | None = None
@@ -86,7 +74,7 @@ class Training:
         # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
         checkpoint = None if resume_point.checkpoint is None else self.checkpoints.load(resume_point.checkpoint)
         if checkpoint is not None:
-            check_fits(checkpoint, self._identity, context.manifest.classes, self.folder)
+            check_fits(checkpoint, self._spec.identity, context.manifest.classes, self.folder)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("going on at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = context.manifest.classes
@@ -98,8 +86,8 @@ class Training:
             run_of_rank_0: RunRef = wait_for_rank_zero(self._reducer)
             return run_of_rank_0
         data = training_data(context)
-        name, config, tags = run_name(context, self._tags), run_config(context, data), run_tags(context, self._tags)
-        with tracking.tracked_run(self._storage, name, self.key, config, tags, resume_point.resume) as run:
+        name, config, tags = run_name(context), run_config(context, data), run_tags(context)
+        with tracking.tracked_run(self._storage, name, self._spec.key, config, tags, resume_point.resume) as run:
             run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
@@ -137,12 +125,12 @@ class Training:
         assert self._sender is not None, "a run has a sender"
         self._send_new()  # Of the last epochs no checkpoint may have been written: the disk was full.
         self._sender.close()
-        log_results(run, context, self.progress, test, self._storage)
+        log_results(run, context, self.progress, test)
         return RunRef(run_id=run.run_id)
 
     def _prepare(self) -> TrainingContext:
         train, reducer = self._train, self._reducer
-        manifest = open_cache(self._cache)
+        manifest = open_cache(self._spec.cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // reducer.num_ranks))
         make_deterministic(device)
@@ -153,9 +141,7 @@ class Training:
         if reducer.num_ranks == 1:
             # In the memory format of the cache's pixels; Horovod takes tensors in the other one alone.
             classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        context = TrainingContext(
-            train, self._distributed, self._cache, manifest, self._storage.cache, classifier, device, reducer
-        )
+        context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
         return context
 
@@ -205,23 +191,18 @@ class Training:
                 is_last = progress.phase == len(train.fine_tune) and not has_epochs_left(progress, max_epochs)
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
+        loop = LoopSettings(
+            trainable.learning_rate,
+            context.device,
+            reducer,
+            max_epochs=max_epochs,
+            monitor=train.monitor,
+            num_classes=len(context.manifest.classes),
+            step=trainable.settings,
+            step_callback=step_callback,
+        )
         try:
-            return fit(
-                model,
-                trainable.loaders[TRAIN],
-                trainable.loaders[VAL],
-                optimizer,
-                trainable.learning_rate,
-                progress,
-                max_epochs=max_epochs,
-                monitor=train.monitor,
-                num_classes=len(context.manifest.classes),
-                device=context.device,
-                reducer=reducer,
-                on_epoch=on_epoch,
-                settings=trainable.settings,
-                step_callback=step_callback,
-            )
+            return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
         except Diverged as diverged:
             raise diverged.naming(lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)) from None
         except KeyboardInterrupt:

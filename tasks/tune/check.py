@@ -1,4 +1,4 @@
-"""Refuse a search whose trials could not all be trained, before a cache is built for it."""
+"""Checks that every trial of a search can be trained, before a cache is built for it."""
 
 from itertools import islice
 
@@ -9,7 +9,7 @@ from tasks.tune.space import fit_batches
 
 
 def check_search_sizes(config: TuneRun, images: TableRef) -> None:
-    """Refuse a search of which a trial may draw a batch larger than a table version has images.
+    """Raise an error where a trial may draw a batch larger than the number of training images.
 
     Raises:
         WrongInput: As `fit_batches`.
@@ -19,11 +19,11 @@ def check_search_sizes(config: TuneRun, images: TableRef) -> None:
 
 
 def check_search(config: TuneRun, *, here: bool = True) -> None:
-    """Refuse a search whose trials could not all be trained, before a cache is built for it.
+    """Raise an error where a trial could not be trained, before a cache is built for the search.
 
     Args:
         config: The search.
-        here: Whether its trials run on this machine, as `check_training` has it.
+        here: Whether its trials run on this machine, as in `check_training`.
 
     Raises:
         WrongInput: Names the setting, its value, and the way out.
@@ -35,6 +35,6 @@ def check_search(config: TuneRun, *, here: bool = True) -> None:
 
     for device, precision in {(one.device, one.precision) for one in drawn if here}:
         choose_precision(precision, choose_device(device, 0))
-    # Networks are built once each, whatever else of them is searched.
+    # Each network is built once, whichever other settings are searched.
     for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
         check_training(train, config.cache, here=here)

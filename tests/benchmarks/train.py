@@ -100,8 +100,8 @@ def head_alone() -> torch.nn.Module:
 def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable[[], torch.nn.Module]) -> Figure:
     """Time steps of our loop on inputs (B, ...) in memory against bare ones, in turns, in one process."""
     from tasks.cache.loader import Batch
-    from tasks.collectives import SingleProcess
     from tasks.train.loop import train_one_epoch
+    from tests.fakes.tiny_training import loop_of
 
     device = torch.device("cpu")
     labels = torch.arange(len(inputs)) % 10
@@ -124,7 +124,7 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
     mine, bare = make(), make()
 
     def ours() -> None:
-        train_one_epoch(mine[0], Memory(), mine[1], lambda step: 1e-3, 0, device, SingleProcess())
+        train_one_epoch(mine[0], Memory(), mine[1], loop_of(lambda step: 1e-3, device=device), 0)
 
     def theirs() -> None:
         model, optimizer = bare
@@ -168,9 +168,9 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     from tasks.config.storage import StorageConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.launcher import launch_ranks
-    from tasks.launch.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.train.spec import TrainingSpec
 
     url = str(folder / "uint8")
     manifest = read_manifest(url)
@@ -181,7 +181,7 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     )
     tracking.prepare_tracking(storage)  # As every flow does before its first stage.
     began = time.perf_counter()
-    spec = RankSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
+    spec = TrainingSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)
     whole = time.perf_counter() - began
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)

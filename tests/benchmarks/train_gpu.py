@@ -13,7 +13,6 @@ import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
-from tasks.collectives import SingleProcess
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.model.device import make_deterministic, make_optimizer
@@ -23,6 +22,7 @@ from tasks.schema import TRAIN
 from tasks.train.loop import TrainedEpoch, train_one_epoch
 from tests.benchmarks import loader_data
 from tests.benchmarks.figures import Figure
+from tests.fakes.tiny_training import loop_of
 
 BATCH_SIZE = 128
 STEPS = 100
@@ -115,7 +115,7 @@ def our_loop(url: str, device: torch.device) -> tuple[list[TrainedEpoch], list[i
 
     def epoch(number: int) -> TrainedEpoch:
         rate = train.learning_rate
-        return train_one_epoch(classifier, loader, optimizer, lambda step: rate, number, device, SingleProcess())
+        return train_one_epoch(classifier, loader, optimizer, loop_of(lambda step: rate, device=device), number)
 
     epoch(0)  # Not counted: kernels are chosen, the cache's files are read from disk.
     with watched() as utilisation:

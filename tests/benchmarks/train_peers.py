@@ -38,12 +38,12 @@ def ours(folder: Path, precision: str) -> Run:
     """Return our loop on our cache."""
     from tasks.cache.loader import Batch, CacheLoader
     from tasks.cache.manifest import read_manifest
-    from tasks.collectives import SingleProcess
     from tasks.config.train import TrainConfig
     from tasks.model.device import make_optimizer
     from tasks.model.network import build_classifier
     from tasks.model.precision import choose_precision
     from tasks.train.loop import train_one_epoch
+    from tests.fakes.tiny_training import loop_of
 
     device = torch.device("cpu")
     manifest = read_manifest(str(folder / "uint8"))
@@ -69,9 +69,7 @@ def ours(folder: Path, precision: str) -> Run:
 
     def run(steps: int) -> None:
         loader.wanted = steps
-        train_one_epoch(
-            classifier, loader, optimizer, lambda step: LEARNING_RATE, next(epochs), device, SingleProcess()
-        )
+        train_one_epoch(classifier, loader, optimizer, loop_of(lambda step: LEARNING_RATE, device=device), next(epochs))
 
     return run
 

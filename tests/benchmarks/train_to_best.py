@@ -34,9 +34,9 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     from tasks.config.storage import StorageConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.launcher import launch_ranks
-    from tasks.launch.spec import RankSpec
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.train.spec import TrainingSpec
     from tests.benchmarks import train_data
 
     url = str(folder / "uint8")
@@ -44,7 +44,7 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     assert manifest is not None
     storage = resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed))))
     run = launch_ranks(
-        RankSpec(
+        TrainingSpec(
             train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed),
             distributed=None,
             cache=CacheRef(url=url, digest=manifest.digest),

@@ -1,63 +1,37 @@
-"""Runs that are not alone: another run at the same places, and somebody who writes to the source."""
+"""Two runs with the same tables and cache, and a source that changes during a run."""
 
 import itertools
 import os
-import shutil
-import signal
 import threading
 import time
 from pathlib import Path
 
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.spark.session import spark_session
-from tests.builders.etl_and_cache import SPARK, make_storage, settings
-from tests.builders.killed_runs import (
-    Undisturbed,
-    check_made_good,
-    end_run,
-    kill_in,
-    leftovers,
-    run_and_read,
-    start_run,
-)
+from tasks.storage import Storage
+from tests.builders.etl_and_cache import SPARK, settings
+from tests.builders.killed_runs import StartedRun, start_run
 
 
-def check_two_at_once(undisturbed: Undisturbed, home: Path, seconds_apart: float) -> None:
-    """Two runs of both stages at the same places: each table is committed once, the cache built once."""
-    storage = make_storage(home)
-    logs = [home / "one.log", home / "two.log"]
-    runs = [start_run(undisturbed.source, storage, logs[0])]
+def start_two_runs(source: Path, storage: Storage, seconds_apart: float) -> tuple[StartedRun, StartedRun]:
+    """Start two runs of both stages with the same tables and cache."""
+    first = start_run(source, storage, Path(storage.home) / "one.log")
     time.sleep(seconds_apart)
-    runs.append(start_run(undisturbed.source, storage, logs[1]))
-    said = [end_run(process, log) for process, log in zip(runs, logs, strict=True)]
-    assert [process.returncode for process in runs] == [0, 0], said
-    for name in ("images", "files"):
-        assert [path.name for path in Path(storage.table(name)).glob("_delta_log/*.json")] == [f"{0:020}.json"]
-    assert sum(" rows, val " in one for one in said) == 1, "both built the cache"
-    assert run_and_read(undisturbed.source, storage) == undisturbed.held
-    assert leftovers(storage) == []
+    return first, start_run(source, storage, Path(storage.home) / "two.log")
 
 
-def check_killed_in_company(undisturbed: Undisturbed, home: Path) -> None:
-    """Of two runs the one at the tables loses its driver, and the other one its JVM while it builds the cache."""
-    storage = make_storage(home)
-    logs = [home / "one.log", home / "two.log"]
-    runs = [start_run(undisturbed.source, storage, log) for log in logs]
-    waiting = None
-    while waiting is None and all(process.poll() is None for process in runs):
-        waiting = next((number for number in (0, 1) if "waiting until it ends" in logs[number].read_text()), None)
+def find_waiting_run(runs: tuple[StartedRun, StartedRun]) -> int | None:
+    """Return the index of the run that waits for the other's lock, or None where a run ends before one waits."""
+    while all(run.process.poll() is None for run in runs):
+        for index, run in enumerate(runs):
+            if "waiting until it ends" in run.log.read_text():
+                return index
         time.sleep(0.05)
-    assert waiting is not None, [log.read_text() for log in logs]
-    assert kill_in(runs[1 - waiting], "driver", "reading", storage, seconds=0), logs[1 - waiting].read_text()
-    killed = kill_in(runs[waiting], "jvm", "building", storage, seconds=0)
-    said = [end_run(process, log) for process, log in zip(runs, logs, strict=True)]
-    assert killed, said
-    assert runs[1 - waiting].returncode == -signal.SIGKILL, said
-    check_made_good(undisturbed, storage)
+    return None
 
 
 class _Writer:
-    """Writes to files of a source for as long as it is entered, then leaves them as they were at the start."""
+    """A thread that changes two files of a source while the context is entered, and restores them at its end."""
 
     def __init__(self, replaced: Path, overwritten: Path) -> None:
         self._replaced = replaced
@@ -91,21 +65,19 @@ class _Writer:
             time.sleep(0.005)
 
 
-def check_changing_source(undisturbed: Undisturbed, folder: Path) -> None:
-    """Files change, and one goes, while they are read: the run ends, and the next one has what is there then."""
-    source, storage = folder / "source", make_storage(folder / "home")
-    shutil.copytree(undisturbed.source, source)
+def ingest_changing_source(source: Path, storage: Storage) -> tuple[int, int]:
+    """Ingest a source of which one listed file is missing, one is replaced and one is overwritten during the run.
+
+    All three are as before when it returns.
+
+    Returns:
+        The number of listed files, and the number of stored images.
+    """
+    moved, aside = source / "red" / "000.png", source.with_name("gone.png")
     with spark_session(SPARK, storage):
         listed = prepare_ingest(settings(source), storage, SPARK)
-        (source / "red" / "000.png").rename(folder / "gone.png")
+        moved.rename(aside)
         with _Writer(source / "green" / "000.png", source / "blue" / "000.png"):
             report = ingest_source(settings(source), listed, storage, SPARK)
-        # What nobody wrote to is stored; the file that went is not.
-        assert listed.listing.num_rows - 3 <= report.stored < listed.listing.num_rows
-        (folder / "gone.png").rename(source / "red" / "000.png")
-        held = run_and_read(source, storage)
-    assert held.without_splits() == undisturbed.held.without_splits()
-    # Images that came in two runs are dealt in another order: the fractions hold to one image all the same.
-    sizes, wanted = held.split_sizes(), undisturbed.held.split_sizes()
-    assert all(abs(sizes[key] - wanted[key]) <= 1 for key in sizes.keys() | wanted.keys()), (sizes, wanted)
-    assert leftovers(storage) == []
+        aside.rename(moved)
+    return listed.listing.num_rows, report.stored

@@ -1,42 +1,50 @@
-"""Disks that are full or read-only: small ones of a test's own, which only root can have."""
+"""Small disks that a test fills or makes read-only; mounting them needs root."""
 
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tasks.cache.materialize import materialize_cache
-from tasks.errors import DiskFull, WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.etl.staging import MARK
+from tasks.etl.staging import MARKER
 from tasks.refs import TableRef
-from tasks.spark.session import spark_session
 from tasks.storage import Storage
-from tasks.tables import snapshots
-from tests.builders.etl_and_cache import CACHE, SPARK, settings
-from tests.builders.killed_runs import MOMENTS, Undisturbed, leftovers, run_and_read
+from tests.builders.etl_and_cache import SPARK, settings
+from tests.builders.killed_runs import MOMENTS
 
 
 class Disk:
-    """A mounted tmpfs with everything that a run writes but its logs and Spark's temporary files."""
+    """A mounted tmpfs for everything that a run writes except logs and Spark's temporary files."""
 
     def __init__(self, folder: Path, home: Storage) -> None:
         self.folder = folder
         self.storage = home.model_copy(update={"tables": f"{folder}/tables", "cache": f"{folder}/cache"})
 
     def remount(self, *options: str) -> None:
-        """Give it another size, or make it read-only."""
+        """Remount the disk with other options: another size, or read-only."""
         subprocess.run(["mount", "-o", ",".join(("remount", *options)), self.folder], check=True)
+
+    def leave_free(self, kilobytes: int) -> None:
+        """Shrink the disk to the used space plus `kilobytes`."""
+        self.remount(f"size={(shutil.disk_usage(self.folder).used >> 10) + kilobytes}k")
+
+    def files_that_stay(self) -> list[str]:
+        """Return the names of files that the next ETL run would not remove.
+
+        It removes the files of the runs that a marker file names: a task of a failed job may still have been writing.
+        """
+        names = [path.name for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        runs = [name.rsplit("-", 1)[1] for name in names if name.startswith(MARKER)]
+        return [name for name in names if not any(f"-{run}" in name for run in runs)]
 
 
 @contextmanager
 def mounted_disk(folder: Path, home: Storage, kilobytes: int) -> Iterator[Disk]:
-    """Mount a disk of this size; skip the test where that is not allowed."""
+    """Mount a disk of this size, or skip the test where that is not allowed."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder]
     try:
@@ -51,68 +59,42 @@ def mounted_disk(folder: Path, home: Storage, kilobytes: int) -> Iterator[Disk]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def check_read_only(disk: Disk, source: Path) -> None:
-    """Both stages are refused before there is a session, in one sentence."""
-    disk.remount("ro")
-    with pytest.raises(WrongInput, match=r"storage.tables is '.*', where nothing can be written \(Read-only"):
-        ingest_images(settings(source), disk.storage, SPARK)
-    with pytest.raises(WrongInput, match=r"storage.cache is '.*', where nothing can be written \(Read-only"):
-        materialize_cache(CACHE, TableRef(path="nowhere", version=0), disk.storage, SPARK)
-    disk.remount("rw")
-    assert list(disk.folder.iterdir()) == []
-
-
-def check_full_in_etl(disk: Disk, source: Path) -> None:
-    """The tables are not there: nothing of them is left either, but an empty file for the next run to sweep by.
-
-    And what it says the next run is to sweep: a task of the job that failed may still have been writing.
-    """
-    with pytest.raises(DiskFull, match=r"a disk was full .*'.*/tables' has [\d.]+ MB free") as raised:
-        ingest_images(settings(source), disk.storage, SPARK)
-    assert "\n" not in str(raised.value)
-    left = [path.name for path in disk.folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    runs = [name.rsplit("-", 1)[1] for name in left if name.startswith(MARK)]
-    assert [name for name in left if not any(f"-{run}" in name for run in runs)] == []
-
-
-def check_full_in_growth(disk: Disk, undisturbed: Undisturbed, free_kilobytes: int) -> None:
-    """The tables are there, and as they were; with room made, they have what an undisturbed run has."""
-    source, aside = disk.folder.with_name("grown"), disk.folder.with_name("aside")
-    shutil.copytree(undisturbed.source, source)
+def ingest_a_third(source: Path, storage: Storage) -> TableRef:
+    """Ingest every third file of a source, the others moved away for that time; return the table of images."""
+    aside = source.with_name("aside")
     aside.mkdir()
     later = [file for file in sorted(source.glob("*/*")) if int(file.stem) % 3]
     for file in later:
         file.rename(aside / f"{file.parent.name}-{file.name}")
-    images = ingest_images(settings(source), disk.storage, SPARK).images
+    images = ingest_images(settings(source), storage, SPARK).images
     for file in later:
         (aside / f"{file.parent.name}-{file.name}").rename(file)
-    disk.remount(f"size={(shutil.disk_usage(disk.folder).used >> 10) + free_kilobytes}k")
-    with pytest.raises(DiskFull, match=r"a disk was full .*'.*/tables' has [\d.]+ MB free"):
-        ingest_images(settings(source), disk.storage, SPARK)
-    with spark_session(SPARK, disk.storage) as spark:
-        assert snapshots.latest(spark, images.path) == images
-    disk.remount("size=20m")
-    assert run_and_read(source, disk.storage) == undisturbed.held
-    assert leftovers(disk.storage) == []
+    return images
 
 
-def _fill_while_building(disk: Disk) -> None:
-    while not MOMENTS["building"](disk.storage, []):
-        time.sleep(0.005)
-    with (disk.folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+def fill(filler: Path) -> None:
+    """Write to a file until the disk has no room left."""
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
 
 
-def check_full_in_cache(disk: Disk, undisturbed: Undisturbed) -> None:
-    """Somebody else fills the disk while the cache is written; when they are gone, it is built."""
-    images = ingest_images(settings(undisturbed.source), disk.storage, SPARK).images
-    filler = threading.Thread(target=_fill_while_building, args=(disk,))
-    filler.start()
-    with pytest.raises(DiskFull, match=r"a disk was full .*'.*/cache' has [\d.]+ MB free"):
-        materialize_cache(CACHE, images, disk.storage, SPARK)
-    filler.join()
-    (disk.folder / "filler").unlink()
-    assert [path for path in Path(disk.storage.cache).rglob("*") if path.is_dir()] == []
-    assert run_and_read(undisturbed.source, disk.storage) == undisturbed.held
-    assert leftovers(disk.storage) == []
+@contextmanager
+def filled_while_building(disk: Disk) -> Iterator[None]:
+    """Fill the disk as soon as a file of a cache is there, and free it at the end."""
+    stop, filler = threading.Event(), disk.folder / "filler"
+
+    def wait_and_fill() -> None:
+        while not MOMENTS["building"](disk.storage, []):
+            if stop.wait(0.005):
+                return
+        fill(filler)
+
+    thread = threading.Thread(target=wait_and_fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        filler.unlink(missing_ok=True)

@@ -1,27 +1,25 @@
-"""Runs that are disturbed, what they must end with, and what they must not leave."""
+"""Runs of ETL and cache in processes that a test kills, and readers of the data and files that they leave."""
 
 import hashlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tasks.cache.loader import CacheLoader
-from tasks.cache.manifest import MANIFEST, open_cache, read_manifest, verify_files
-from tasks.etl.staging import MARK
+from tasks.cache.manifest import MANIFEST, CacheDamaged, open_cache, read_manifest, verify_files
+from tasks.etl.staging import MARKER
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, FILES, IMAGES, SPLITS
-from tasks.spark.failure import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots
@@ -32,7 +30,7 @@ from tests.conftest import write_images
 PART_NAME = re.compile(r"part-\d{5}-[0-9a-f]{32}-[0-9a-f]{12}\.parquet")
 
 LIVENESS_SECONDS = 240
-"""Nothing here takes so long: what does has hung."""
+"""A process that is still running after this time hangs."""
 
 Row = tuple[str, ...]
 
@@ -42,46 +40,51 @@ FILES_SPLIT = FILES.fieldNames().index("split")
 
 
 @dataclass(frozen=True)
-class Held:
-    """What tables and cache hold, without the times at which it was written."""
+class Contents:
+    """Contents of tables and cache, without the times at which they were written."""
 
-    images: frozenset[Row]
+    images: tuple[Row, ...]
+    """Sorted; not a set, which would hide an image that is stored twice."""
     files: frozenset[Row]
     cache: frozenset[Row]
 
-    def without_splits(self) -> "Held":
-        """Return the same but for splits, and for the rows' order in the cache, which follows from them."""
-        images = frozenset((*row[:IMAGES_SPLIT], *row[IMAGES_SPLIT + 1 :]) for row in self.images)
+    def duplicate_images(self) -> list[Row]:
+        """Return the rows of images that are stored more than once."""
+        return [row for row, number in Counter(self.images).items() if number > 1]
+
+    def without_splits(self) -> "Contents":
+        """Return the contents without splits, and without the order of rows in the cache, which depends on them."""
+        images = tuple(sorted((*row[:IMAGES_SPLIT], *row[IMAGES_SPLIT + 1 :]) for row in self.images))
         files = frozenset((*row[:FILES_SPLIT], *row[FILES_SPLIT + 1 :]) for row in self.files)
-        return Held(images, files, frozenset(row[2:] for row in self.cache))
+        return Contents(images, files, frozenset(row[2:] for row in self.cache))
 
     def split_sizes(self) -> Counter[tuple[str, str]]:
-        """Return how many images each label has in each split."""
+        """Return the number of images per label and split."""
         return Counter((row[IMAGES_LABEL], row[IMAGES_SPLIT]) for row in self.images)
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A source, and what an undisturbed run makes of it."""
+    """A source, and the contents of tables and cache after an undisturbed run on it."""
 
     source: Path
-    held: Held
+    contents: Contents
 
 
 def run_undisturbed(folder: Path, per_class: int) -> Undisturbed:
-    """Make a source, and run once."""
+    """Write a source of images, and run both stages on it once."""
     source = folder / "source"
     write_images(source, per_class, side=128)
     return Undisturbed(source, run_and_read(source, make_storage(folder / "undisturbed")))
 
 
-def run_and_read(source: Path, storage: Storage) -> Held:
-    """Run both stages in this process; return what is there then."""
+def run_and_read(source: Path, storage: Storage) -> Contents:
+    """Run both stages in this process, and return the contents of tables and cache."""
     with spark_session(SPARK, storage):
-        return read_held(storage, run(source, storage))
+        return read_contents(storage, run(source, storage))
 
 
-def read_held(storage: Storage, ref: CacheRef) -> Held:
+def read_contents(storage: Storage, ref: CacheRef) -> Contents:
     """Read the newest tables, and every byte and every image of the cache."""
     with spark_session(SPARK, storage) as spark:
         images, files = (
@@ -92,10 +95,9 @@ def read_held(storage: Storage, ref: CacheRef) -> Held:
         (*map(str, (row | {"content": hashlib.sha256(row["content"]).hexdigest()}).values()),)
         for row in (image.asDict() for image in image_rows)
     ]
-    assert len(set(stored)) == len(stored)
-    # Of a file that went away before the first undisturbed run, nobody else knows.
+    # Only the disturbed run saw a file that was deleted before the undisturbed run.
     known = [tuple(map(str, row)) for row in paths if row["outcome"] != DELETED]
-    return Held(frozenset(stored), frozenset(known), _read_cache(ref))
+    return Contents(tuple(sorted(stored)), frozenset(known), _read_cache(ref))
 
 
 def _read_cache(ref: CacheRef) -> frozenset[Row]:
@@ -109,11 +111,28 @@ def _read_cache(ref: CacheRef) -> frozenset[Row]:
     )
 
 
-def start_run(source: Path, storage: Storage, log: Path) -> subprocess.Popen[str]:
-    """Start both stages in a process of its own, which leads a session."""
+@dataclass(frozen=True)
+class StartedRun:
+    """A run in its own process, which leads a session, and the file that has its output."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """The exit status of a run, its output, and the processes that it left running."""
+
+    returncode: int
+    output: str
+    left_running: list[str]
+
+
+def start_run(source: Path, storage: Storage, log: Path) -> StartedRun:
+    """Start both stages in their own process, which leads a session."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.builders.etl_and_cache", str(source), storage.home],
             cwd=ROOT,
             stdout=file,
@@ -121,20 +140,34 @@ def start_run(source: Path, storage: Storage, log: Path) -> subprocess.Popen[str
             text=True,
             start_new_session=True,
         )
+    return StartedRun(process, log)
 
 
-def end_run(process: subprocess.Popen[str], log: Path) -> str:
-    """Wait until the run and every process of it is gone; return what it said."""
+def end_run(started: StartedRun) -> EndedRun:
+    """Wait until the run and all its processes have ended, and kill those that have not after `LIVENESS_SECONDS`.
+
+    Raises:
+        subprocess.TimeoutExpired: The run itself did not end in that time.
+    """
+    leader = started.process.pid
     try:
-        process.wait(LIVENESS_SECONDS)
+        started.process.wait(LIVENESS_SECONDS)
         deadline = time.monotonic() + LIVENESS_SECONDS
-        while members := _session(process.pid):
-            assert time.monotonic() < deadline, f"left running: {members}"
+        while (members := _session(leader)) and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:
-        for member in _session(process.pid):
+        for member in _session(leader):
             member.kill()
-    return log.read_text(errors="replace")
+    output = started.log.read_text(errors="replace")
+    return EndedRun(started.process.returncode, output, [str(member) for member in members])
+
+
+def run_to_end(source: Path, storage: Storage) -> EndedRun:
+    """Run both stages in their own process.
+
+    Its session is a new one: the start of a session removes the temporary folder of a killed one.
+    """
+    return end_run(start_run(source, storage, Path(storage.home) / "again.log"))
 
 
 def _session(leader: int) -> list[psutil.Process]:
@@ -149,14 +182,14 @@ def _session(leader: int) -> list[psutil.Process]:
 
 
 def _workers(members: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the Python workers of Spark: the daemon's children."""
+    """Return the Python workers of Spark, which are the children of its daemon."""
     found = []
     for member in members:
         try:
             if "pyspark.daemon" in " ".join(member.parent().cmdline()):
                 found.append(member)
         except (psutil.NoSuchProcess, AttributeError):
-            continue  # It ended while it was looked at.
+            continue  # The process ended meanwhile.
     return found
 
 
@@ -172,29 +205,30 @@ MOMENTS: dict[str, Callable[[Storage, list[psutil.Process]], bool]] = {
     "files": lambda storage, members: any(Path(storage.table("files")).glob("part-*")),
     "building": lambda storage, members: any(Path(storage.cache).glob("*/*.parquet")),
 }
-"""What can be seen from outside when a stage is at it: images are read, a table or the cache is written."""
+"""Moments of a run by their signs outside of it: images are read, a table or the cache is written."""
 
 
-def kill_in(process: subprocess.Popen[str], victim: str, moment: str, storage: Storage, seconds: float) -> bool:
-    """Kill the victim without a chance to say anything, so long after the moment began; say whether it was there."""
-    while process.poll() is None:
+def kill_in(started: StartedRun, victim: str, moment: str, storage: Storage, seconds: float) -> bool:
+    """Kill the victim with SIGKILL, `seconds` after the moment began; return whether it was running."""
+    while started.process.poll() is None:
         try:
-            members = _session(process.pid)
+            members = _session(started.process.pid)
             if not MOMENTS[moment](storage, members):
                 time.sleep(0.01)
                 continue
             time.sleep(seconds)
-            found = VICTIMS[victim](_session(process.pid))
+            found = VICTIMS[victim](_session(started.process.pid))
             for killed in found[:1]:
                 killed.kill()
         except psutil.NoSuchProcess:
-            continue  # It ended while it was looked at.
+            continue  # The process ended meanwhile.
         return bool(found)
     return False
 
 
-def check_killed_workers(source: Path, storage: Storage) -> None:
-    """Python workers of this process's session are killed as they come: the run fails, the session lives."""
+@contextmanager
+def killing_workers() -> Iterator[None]:
+    """Kill every Python worker that the Spark session of this process starts."""
     stop = threading.Event()
 
     def kill() -> None:
@@ -205,81 +239,63 @@ def check_killed_workers(source: Path, storage: Storage) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(SparkFailed, match="^a Python worker of Spark was killed"):
-            run(source, storage)
+        yield
     finally:
         stop.set()
         killer.join()
 
 
-def check_killed(undisturbed: Undisturbed, home: Path, victim: str, moment: str, seconds: float) -> None:
-    """Kill the victim so long after the moment began: a plain run ends like an undisturbed one, and nothing is left."""
-    storage = make_storage(home)
-    if not _run_and_kill(undisturbed.source, storage, victim, moment, seconds):
-        # The moment was over before so many seconds were: an undisturbed run, which shows nothing.
-        storage = make_storage(home.with_name(f"{home.name}-at-once"))
-        assert _run_and_kill(undisturbed.source, storage, victim, moment, seconds=0)
-    check_made_good(undisturbed, storage)
+def run_and_kill(source: Path, storage: Storage, victim: str, moment: str, seconds: float) -> tuple[bool, EndedRun]:
+    """Run both stages, and kill the victim `seconds` after the moment began.
 
-
-def _run_and_kill(source: Path, storage: Storage, victim: str, moment: str, seconds: float) -> bool:
-    """Run, and kill the victim; say whether it was there to be killed, the driver with a session."""
-    log = Path(storage.home) / "run.log"
-    process = start_run(source, storage, log)
-    killed = kill_in(process, victim, moment, storage, seconds)
-    said = end_run(process, log)
-    last = said.splitlines()[-1] if said else "nothing"
-    print(f"{victim} killed {seconds:.2f} s into {moment}: {killed}; status {process.returncode}, said last: {last}")
-    if not killed:
-        assert process.returncode == 0, said
-    elif victim == "driver":
-        assert process.returncode == -signal.SIGKILL, said
-        return bool(session_folders(storage))
-    return killed
-
-
-def check_made_good(undisturbed: Undisturbed, storage: Storage) -> None:
-    """No half cache is there; a plain run ends like an undisturbed one, and nothing is left.
-
-    It has a process, and so a session, of its own: that session's start is what removes the folder of a killed one.
+    Returns:
+        Whether the victim was running, and the run after its end.
     """
-    check_no_half_cache(storage)
-    log = Path(storage.home) / "again.log"
-    again = start_run(undisturbed.source, storage, log)
-    said = end_run(again, log)
-    assert again.returncode == 0, said
-    assert leftovers(storage) == []
-    assert run_and_read(undisturbed.source, storage) == undisturbed.held
+    started = start_run(source, storage, Path(storage.home) / "run.log")
+    killed = kill_in(started, victim, moment, storage, seconds)
+    ended = end_run(started)
+    last = ended.output.splitlines()[-1] if ended.output else "none"
+    print(f"{victim} killed {seconds:.2f} s into {moment}: {killed}; status {ended.returncode}, last line: {last}")
+    return killed, ended
 
 
 def session_folders(storage: Storage) -> list[Path]:
-    """Return the folders of temporary files of Spark's sessions, the running and the killed ones."""
+    """Return the temporary folders of Spark's sessions, both running and killed."""
     return [path for path in (Path(storage.home) / "spark-temp").glob("*") if path.is_dir()]
 
 
-def check_no_half_cache(storage: Storage) -> None:
-    """Every cache that has a manifest is whole."""
-    for manifest in Path(storage.cache).glob(f"*/{MANIFEST}"):
-        url = str(manifest.parent)
-        found = read_manifest(url)
-        assert found is not None
-        verify_files(url, found)
+def damaged_caches(storage: Storage) -> list[str]:
+    """Return one message for each cache that has a manifest and is incomplete or damaged."""
+    messages = []
+    for path in Path(storage.cache).glob(f"*/{MANIFEST}"):
+        manifest = read_manifest(str(path.parent))
+        if manifest is None:
+            messages.append(f"{path} cannot be read")
+            continue
+        try:
+            verify_files(str(path.parent), manifest)
+        except CacheDamaged as error:
+            messages.append(str(error))
+    return messages
 
 
 def leftovers(storage: Storage) -> list[str]:
-    """Return the temporary files below the run's home; data files of Spark's own that no commit names are VACUUM's."""
+    """Return the temporary files below the run's home.
+
+    Data files of Spark's own that no commit names are left to VACUUM, and are not among them.
+    """
     home = Path(storage.home)
-    caches = {manifest.parent for manifest in Path(storage.cache).glob(f"[!.]*/{MANIFEST}")}
-    named = {cache / MANIFEST for cache in caches}
-    for cache in caches:
-        manifest = read_manifest(str(cache))
-        assert manifest is not None
-        named |= {cache / file.name for split in manifest.splits.values() for file in split.files}
+    named: set[Path] = set()
+    for path in Path(storage.cache).glob(f"[!.]*/{MANIFEST}"):
+        manifest = read_manifest(str(path.parent))
+        # All files of a cache whose manifest cannot be read are leftovers.
+        if manifest is not None:
+            named |= {path, *(path.parent / file.name for split in manifest.splits.values() for file in split.files)}
     left = [path for path in Path(storage.cache).rglob("*") if path.is_file() and path not in named]
     left = [path for path in left if path.suffix not in {".lock", ".used"}]
     left += [path for path in Path(storage.tables).rglob("*") if path.name.endswith(".tmp")]
     for table in (Path(storage.table("images")), Path(storage.table("files"))):
-        left += list(table.glob(f"_delta_log/{MARK}*"))
+        left += list(table.glob(f"_delta_log/{MARKER}*"))
         parts = (path for path in table.glob("part-*") if PART_NAME.fullmatch(path.name))
         left += [path for path in parts if path.name not in delta.added_since(str(table), None)]
     left += [path for path in home.glob("spark-temp/*") if path.name != ".lock"]

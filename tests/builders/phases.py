@@ -9,12 +9,15 @@ import torch
 from tasks.cache.manifest import open_cache
 from tasks.collectives import SingleProcess
 from tasks.config.cache import CacheConfig
+from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.model.network import build_classifier
 from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import Progress
+from tasks.train.spec import TrainingSpec
 from tests.builders.caches import write_cache
 from tests.builders.small_network import SMALL
 from tests.fakes.tiny_training import CPU
@@ -27,8 +30,10 @@ def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
     torch.manual_seed(2)
     # Weights drawn at random stand for pretrained ones.
     classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
-    folder = str(Path(cache.url).parent / "features")
-    return TrainingContext(train, None, cache, manifest, folder, classifier, CPU, SingleProcess())
+    folder = Path(cache.url).parent
+    storage = resolve_storage(StorageConfig(home=str(folder / "home"), cache=str(folder / "features")))
+    spec = TrainingSpec(train=train, cache=cache, storage=storage)
+    return TrainingContext(spec, manifest, classifier, CPU, SingleProcess())
 
 
 def begun(**where: Any) -> Progress:
@@ -38,7 +43,7 @@ def begun(**where: Any) -> Progress:
 
 def prepare(context: TrainingContext, number: int = 0, **where: Any) -> Trainable:
     """Make a phase ready."""
-    return prepare_phase(context, phases_of(context.train)[number], begun(**where))
+    return prepare_phase(context, phases_of(context.spec.train)[number], begun(**where))
 
 
 def labelled_cache(folder: Path, **labels: list[int]) -> CacheRef:

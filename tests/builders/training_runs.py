@@ -10,11 +10,11 @@ from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
-from tasks.launch.spec import RankSpec
 from tasks.model.package import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 
 SMALL = TrainConfig(
     model="squeezenet1_1",
@@ -32,7 +32,7 @@ def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_ev
     """Train with the tests' settings."""
     distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
     return launch_ranks(
-        RankSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
+        TrainingSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
         on_event,
     )
 
@@ -41,7 +41,7 @@ def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **setti
     """Train as `train` does; where that is one process, in this one, which gives the same and has all imported."""
     if num_ranks is not None:
         return train(cache, storage, num_ranks, **settings)
-    return train_model(SMALL.model_copy(update=settings), cache, storage)
+    return train_model(TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=storage))
 
 
 def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ from tasks.system.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.builders.caches import write_cache
 from tests.fakes.small_training import TIMINGS, Killed, same_tensors
 
@@ -186,12 +187,18 @@ def train_with_interruptions(
     for interruption in interruptions:
         rank = make_rank(interruption)
         with sigterm_interrupts(), pytest.raises(Killed if interruption.how == "killed" else KeyboardInterrupt):
-            train_model(train, ground.cache, ground.interrupted, reducer=rank, on_epoch=rank.tell)
+            train_model(
+                TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted),
+                reducer=rank,
+                on_epoch=rank.tell,
+            )
         assert standing(ground.interrupted, train, ground.cache) == interruption.leaves
         assert rank.steps == interruption.steps
         steps, epochs = steps + rank.steps - interruption.repeated, epochs + rank.epochs
     rank = make_rank(None)
-    run = train_model(train, ground.cache, ground.interrupted, reducer=rank, on_epoch=rank.tell)
+    run = train_model(
+        TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted), reducer=rank, on_epoch=rank.tell
+    )
     return run, steps + rank.steps, epochs + rank.epochs
 
 
@@ -208,7 +215,9 @@ def check_resumed(
         The unbroken run, and the rank that trained it.
     """
     whole = make_rank(None)
-    unbroken = train_model(train, ground.cache, ground.unbroken, reducer=whole, on_epoch=whole.tell)
+    unbroken = train_model(
+        TrainingSpec(train=train, cache=ground.cache, storage=ground.unbroken), reducer=whole, on_epoch=whole.tell
+    )
     run, steps, epochs = train_with_interruptions(ground, train, interruptions, make_rank)
 
     assert (steps, epochs) == (whole.steps, whole.epochs)

@@ -11,9 +11,10 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.collectives import SingleProcess
 from tasks.metrics.epoch import EpochMetrics
+from tasks.schema import TRAIN, VAL
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import fit
+from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import Progress
 from tasks.train.step import StepSettings
 from tasks.train.step_callback import StepCallback
@@ -86,20 +87,14 @@ class Training:
         def on_epoch(_metrics: EpochMetrics, _progress: Progress) -> None:
             save()
 
-        fit(
-            self.model,
-            ShufflingLoader(after_batch),
-            ShufflingLoader(after_validated_batch),
-            self.optimizer,
+        loop = LoopSettings(
             lambda step: 0.001 * (1 + step),
-            progress,
+            torch.device("cpu"),
+            SingleProcess(),
             max_epochs=MAX_EPOCHS,
             monitor="val_loss",
             num_classes=3,
-            device=torch.device("cpu"),
-            reducer=SingleProcess(),
-            on_epoch=on_epoch,
-            settings=StepSettings(seed=1),
+            step=StepSettings(seed=1),
             step_callback=StepCallback(
                 SingleProcess(),
                 save,
@@ -108,6 +103,8 @@ class Training:
                 seconds_left=lambda: self._budget - len(progress.history) * NUM_STEPS - progress.running.steps,
             ),
         )
+        loaders = {TRAIN: ShufflingLoader(after_batch), VAL: ShufflingLoader(after_validated_batch)}
+        fit(self.model, loaders, self.optimizer, loop, progress, on_epoch)
 
     def losses(self) -> list[dict[str, float]]:
         """Return the history without what a clock measured."""

@@ -9,9 +9,11 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.epoch import EpochMetrics
+from tasks.schema import TRAIN, VAL
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.loop import fit
+from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import Progress
+from tasks.train.step import StepSettings
 
 CPU = torch.device("cpu")
 NUM_CLASSES = 3
@@ -83,6 +85,27 @@ def steps_of(num_rows: int, batch_size: int) -> list[list[int]]:
     return [list(range(begin, min(num_rows, begin + batch_size))) for begin in range(0, num_rows, batch_size)]
 
 
+def loop_of(
+    rate: Callable[[int], float],
+    reducer: Reducer | None = None,
+    step: StepSettings | None = None,
+    *,
+    device: torch.device = CPU,
+    max_epochs: int = 5,
+    monitor: str = "val_accuracy",
+) -> LoopSettings:
+    """Return the settings of a loop with these learning rates."""
+    return LoopSettings(
+        rate,
+        device,
+        reducer or SingleProcess(),
+        max_epochs=max_epochs,
+        monitor=monitor,
+        num_classes=NUM_CLASSES,
+        step=step or StepSettings(),
+    )
+
+
 def fit_simply(
     model: nn.Module,
     train_loader: TensorLoader,
@@ -100,17 +123,11 @@ def fit_simply(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     fit(
         model,
-        train_loader,
-        val_loader,
+        {TRAIN: train_loader, VAL: val_loader},
         reducer.wrap_optimizer(optimizer, model.named_parameters()),
-        lambda step: rate,
+        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor),
         progress,
-        max_epochs=max_epochs,
-        monitor=monitor,
-        num_classes=NUM_CLASSES,
-        device=CPU,
-        reducer=reducer,
-        on_epoch=on_epoch,
+        on_epoch,
     )
 
 

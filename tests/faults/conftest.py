@@ -1,4 +1,4 @@
-"""What all faults share: a seed that is printed, and one undisturbed run."""
+"""Fixtures of the fault tests: a random generator whose seed is printed, and one undisturbed run."""
 
 import os
 import random
@@ -12,18 +12,18 @@ SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 
 
 def draw_for(name: str) -> random.Random:
-    """Return what draws the moments of a test; its seed is printed, and given back draws the same ones."""
+    """Return the generator of a test's random moments, and print the seed that repeats them."""
     print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")
     return random.Random(f"{SEED} {name}")
 
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Return what draws a test's moments."""
+    """Return the generator of a test's random moments."""
     return draw_for(request.node.name)
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Run once undisturbed, on images that take a while to read."""
+    """Return a source of enough images to read for a while, and the contents after an undisturbed run on it."""
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=150)

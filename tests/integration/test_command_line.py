@@ -19,7 +19,7 @@ def test_what_is_no_port_is_one_sentence(port):
     """Before anything starts."""
     done = run_module("deployments.up", LAKEVISION_PORT=port)
     assert done.returncode == 2
-    assert f"make up: LAKEVISION_PORT is '{port}', which is no port: give a number from 1 to 65535" in done.stderr
+    assert f"make up: LAKEVISION_PORT is '{port}', which is not a port: give a number from 1 to 65535" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -120,7 +120,7 @@ def test_a_second_stack_on_one_home_is_one_sentence(tmp_path):
         folders = {"LAKEVISION_HOME": str(tmp_path), "LAKEVISION_PORT": str(free_port())}
         done = run_module("deployments.demo", **folders)
     assert done.returncode == 2
-    assert f"make demo: another stack runs on '{tmp_path}': end that one" in done.stderr
+    assert f"make demo: another stack runs on '{tmp_path}': stop it" in done.stderr
     assert "Traceback" not in done.stderr
 
 

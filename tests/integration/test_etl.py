@@ -62,15 +62,15 @@ def test_only_new_files_are_read_and_old_images_keep_their_split(spark, source, 
     assert versions(spark, storage) == (1, 1)
 
 
-def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, said, caplog):
+def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, messages_of, caplog):
     """A run with the default adds to it as it was made, and says so; a new image is where its content puts it."""
     caplog.set_level("INFO", "lakevision.etl")
     settings = etl_settings(source, split_by="content")
     ingest(source, storage, split_by="content")
-    assert not any("etl.split_by" in line for line in said("lakevision.etl"))
+    assert not any("etl.split_by" in line for line in messages_of("lakevision.etl"))
     write_images(source, per_class=2, first=100)
     report = ingest(source, storage)
-    (line,) = [line for line in said("lakevision.etl") if "etl.split_by" in line]
+    (line,) = [line for line in messages_of("lakevision.etl") if "etl.split_by" in line]
     assert line.startswith(f"etl.split_by is stratified, but '{storage.table('images')}' was made with content and")
     assert "for another split give other tables (storage.tables)" in line
     assert (report.read, report.stored, report.changed) == (6, 66, True)

@@ -1,4 +1,4 @@
-"""What happens to a file: every line of the README's table, in one source and on real tables."""
+"""What happens to a file: every line of the table in tasks/etl/README.md, in one source and on real tables."""
 
 import io
 import os
@@ -20,7 +20,7 @@ from tests.builders.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
 from tests.builders.processes import ROOT
 from tests.conftest import write_images
 
-README = ROOT / "README.md"
+README = ROOT / "tasks" / "etl" / "README.md"
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def ingested(spark, tmp_path_factory) -> Ingested:
 
 def readme_lines() -> list[str]:
     """Return the first column of the README's table."""
-    table = README.read_text().split("What happens to a file:\n\n")[1].split("\n\n")[0]
+    table = README.read_text().split("## What happens to a file\n\n")[1].split("\n\n")[0]
     return [re.split(r" \| ", line.removeprefix("| "))[0] for line in table.splitlines()[2:]]
 
 

@@ -21,7 +21,7 @@ from tests.conftest import write_images
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a task read 8 files and write about 4 images a row group."""
-    monkeypatch.setattr(ingest, "FILES_A_TASK", 8)
+    monkeypatch.setattr(ingest, "FILES_PER_TASK", 8)
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 4000)
 
 

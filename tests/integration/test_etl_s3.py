@@ -159,7 +159,7 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
         ("s3a://photos/nowhere", "source is 's3a://photos/nowhere', which does not exist: give a folder"),
         ("s3a://photos/red/000.png", "source is '.*', which is a file: give a folder"),
         ("s3a://empty", "source is 's3a://empty', which holds no .* file: check the path"),
-        ("s3a://let-in-nowhere/x", "but there is no bucket 'let-in-nowhere': check its name and the endpoint"),
+        ("s3a://let-in-nowhere/x", "but the bucket 'let-in-nowhere' does not exist: check its name and the endpoint"),
         ("s3a://wrong-key/x", "which the credentials that were found may not read: check them"),
         ("s3a://no-credentials/x", "and no credentials were found: set AWS_ACCESS_KEY_ID"),
         ("s3a://unreachable/x", "whose server does not answer: check the URL, the endpoint and the network"),

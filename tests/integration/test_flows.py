@@ -46,7 +46,6 @@ from tasks.config.tune import TrialRun, TuneRun
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed, parse_user_error
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
-from tasks.launch.spec import RankSpec
 from tasks.launch.task import train_single, train_with_artifacts
 from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions
@@ -56,6 +55,7 @@ from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRe
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import rank_processes
 
@@ -388,14 +388,14 @@ def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, stora
     losses = [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, "val_loss")]
     assert [epoch for epoch, _loss in losses] == list(range(10))
     elsewhere = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
-    other = train_model(train, cache, elsewhere)
+    other = train_model(TrainingSpec(train=train, cache=cache, storage=elsewhere))
     its_client = mlflow.MlflowClient(tracking_uri=elsewhere.tracking)
     assert losses == [(metric.step, metric.value) for metric in its_client.get_metric_history(other.run_id, "val_loss")]
     undisturbed, killed_twice = logged_weights(elsewhere), logged_weights(storage)
     assert all(torch.equal(killed_twice[name], undisturbed[name]) for name in undisturbed)
 
 
-def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, storage, said):
+def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, storage, messages_of):
     """It is told, and the training ends as it would have."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["progress-removed-epochs"]))
@@ -412,7 +412,7 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     remover = threading.Thread(target=remove)
     remover.start()
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, max_epochs=2)
-    spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage)
+    spec = TrainingSpec(train=train, distributed=None, cache=cache, storage=storage)
 
     def train_shown() -> RunRef:
         with progress_artifacts():
@@ -423,7 +423,7 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     assert len(removed) == 1
     assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).info.status == "FINISHED"
     # Once, by the thread that writes all progress.
-    assert [line.partition(" could not be shown: ")[0] for line in said("lakevision.progress")] == [
+    assert [line.partition(" could not be shown: ")[0] for line in messages_of("lakevision.progress")] == [
         "the progress of 'progress-removed-epochs'"
     ]
 

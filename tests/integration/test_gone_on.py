@@ -15,6 +15,7 @@ from tasks.repeat.original_run import read_training
 from tasks.repeat.repeat import repeat_training
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.fakes.interrupted_training import STEPS, CountingRank, Ground, Interruption, make_ground
 from tests.fakes.small_training import Killed
 
@@ -59,7 +60,7 @@ def kill_within_the_second_epoch(ground: Ground, train: TrainConfig) -> None:
     """Begin a training, and leave a checkpoint of its first epoch."""
     killed = CountingRank(interruption=Interruption("killed", STEPS + 1, leaves=(0, 1, 0)))
     with pytest.raises(Killed):
-        train_model(train, ground.cache, ground.interrupted, reducer=killed)
+        train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted), reducer=killed)
 
 
 def note_on(ground: Ground, run: RunRef) -> str | None:
@@ -69,7 +70,7 @@ def note_on(ground: Ground, run: RunRef) -> str | None:
     return note
 
 
-def test_a_training_gone_on_with_by_other_packages_code_processor_and_threads_says_so(ground, begun_otherwise, said):
+def test_a_training_gone_on_with_by_other_packages_code_processor_and_threads_says_so(ground, begun_otherwise, messages_of):
     """In the log before its next step and on its run, and whoever would repeat it reads it; its weights are kept."""
     train = ground.settings(max_epochs=2, num_threads=0, seed=21)
     kill_within_the_second_epoch(ground, train)
@@ -82,62 +83,64 @@ def test_a_training_gone_on_with_by_other_packages_code_processor_and_threads_sa
     )
     warning = f"this training goes on otherwise than it was begun: {changed}; its weights may be those of neither"
     steps_told = []
-    rank.after_step = lambda: steps_told.append(warning in said(LOGGER))
+    rank.after_step = lambda: steps_told.append(warning in messages_of(LOGGER))
 
-    run = train_model(train, ground.cache, ground.interrupted, reducer=rank)
+    run = train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted), reducer=rank)
 
     assert rank.steps == STEPS  # Of the second epoch: nothing of the first is thrown away.
     assert all(steps_told)
     assert note_on(ground, run) == changed
     first = read_training(run.run_id, ground.interrupted)
     assert (first.code_version, first.versions["torch"], first.num_threads) == ("first", "1.0", 2)
-    assert first.gone_on == changed
+    assert first.resumed_with_changes == changed
     assert f"| changed on the way | `{changed}` |" in card(ground, run)
 
 
-def test_a_training_gone_on_with_as_it_was_begun_says_nothing(ground, said):
+def test_a_training_gone_on_with_as_it_was_begun_says_nothing(ground, messages_of):
     """Neither in the log nor on its run."""
     train = ground.settings(max_epochs=2, num_threads=0, seed=22)
     kill_within_the_second_epoch(ground, train)
 
-    run = train_model(train, ground.cache, ground.interrupted)
+    run = train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted))
 
     assert note_on(ground, run) is None
     assert "changed on the way" not in card(ground, run)
-    assert not [line for line in said(LOGGER) if "goes on otherwise" in line]
+    assert not [line for line in messages_of(LOGGER) if "goes on otherwise" in line]
 
 
-def test_a_checkpoint_of_before_is_gone_on_from_and_another_device_is_named(ground, said):
+def test_a_checkpoint_of_before_is_gone_on_from_and_another_device_is_named(ground, messages_of):
     """It says device and number format in one text; the rest is compared with what its run said."""
     train = ground.settings(max_epochs=2, seed=23)
     kill_within_the_second_epoch(ground, train)
     (path,) = (ground.interrupted.checkpoints / run_key(train, ground.cache, None)).glob("step-*.pt")
     torch.save(torch.load(path, weights_only=True) | {"provenance": "cuda in bfloat16"}, path)
 
-    run = train_model(train, ground.cache, ground.interrupted)
+    run = train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted))
 
     assert note_on(ground, run) == "the device was cuda and is cpu; the precision was bfloat16 and is float32"
 
 
-def test_a_run_begun_with_other_threads_and_killed_before_its_first_checkpoint_says_so(ground, begun_otherwise, said):
+def test_a_run_begun_with_other_threads_and_killed_before_its_first_checkpoint_says_so(ground, begun_otherwise, messages_of):
     """Its parameters cannot be changed; one begun by other code or packages is left as it is, and another is made."""
     train = ground.settings(max_epochs=1, num_threads=0, seed=24)
     begun_otherwise.setenv("OMP_NUM_THREADS", "1")
     killed = CountingRank(interruption=Interruption("killed", 1, leaves=(0, 0, 0)))
     with pytest.raises(Killed):
-        train_model(train, ground.cache, ground.interrupted, reducer=killed)
+        train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted), reducer=killed)
     begun_otherwise.setenv("OMP_NUM_THREADS", "2")
 
-    run = train_model(train, ground.cache, ground.interrupted)
+    run = train_model(TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted))
 
     assert note_on(ground, run) == "the number of threads was 1 and is 2"
-    assert [line for line in said(LOGGER) if line.endswith("its parameters say how it was begun")]
+    assert [line for line in messages_of(LOGGER) if line.endswith("its parameters say how it was begun")]
 
 
 def test_a_repetition_names_what_is_different_before_it_trains(ground, monkeypatch, caplog):
     """Device, processor, number format, threads, packages and code: who sees it at the end has trained for nothing."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = train_model(ground.settings(max_epochs=1, seed=25), ground.cache, ground.interrupted)
+    run = train_model(
+        TrainingSpec(train=ground.settings(max_epochs=1, seed=25), cache=ground.cache, storage=ground.interrupted)
+    )
     trained = read_training(run.run_id, ground.interrupted)
     versions = trained.versions | {"torch": "1.0"}
     before = {
@@ -147,7 +150,7 @@ def test_a_repetition_names_what_is_different_before_it_trains(ground, monkeypat
         "num_threads": 9,
         "code_version": "first",
         "versions": versions,
-        "gone_on": "numpy was 1 and is 2",
+        "resumed_with_changes": "numpy was 1 and is 2",
     }
     with caplog.at_level(logging.INFO, "lakevision"):
         report = repeat_training(trained.model_copy(update=before), ground.cache, ground.interrupted, {})
@@ -159,10 +162,10 @@ def test_a_repetition_names_what_is_different_before_it_trains(ground, monkeypat
         "the number of threads was 9 and is 1",
         f"the code was first and is {trained.code_version}",
         f"torch was 1.0 and is {trained.versions['torch']}",
-        f"MLflow run {run.run_id} was not computed in one way: numpy was 1 and is 2",
+        f"MLflow run {run.run_id} was resumed with changes: numpy was 1 and is 2",
     ]
     assert report.differences == expected
     assert report.weights_equal  # In truth nothing was different.
     first_of_a_rank = next(number for number, line in enumerate(caplog.messages) if line.startswith("rank 0: "))
-    told = [line.removeprefix("not as it was: ") for line in caplog.messages[:first_of_a_rank]]
+    told = [line.removeprefix("changed since the original run: ") for line in caplog.messages[:first_of_a_rank]]
     assert [line for line in told if line in expected] == expected

@@ -18,10 +18,10 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingAway
 from tasks.launch.launcher import RankFailed
-from tasks.launch.spec import RankSpec
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.builders.processes import rank_processes
 from tests.builders.training_runs import SMALL, epochs_in_event_file, train, train_here, weights
 from tests.fakes.interrupted_training import coloured_cache
@@ -112,9 +112,9 @@ def test_metrics_that_a_killed_process_did_not_send_are_sent_when_it_goes_on(cac
     settings = SMALL.model_copy(update={"max_epochs": 3})
     monkeypatch.setattr(tracking.MetricSender, "send", lose_the_second)
     with pytest.raises(SystemError):
-        train_model(settings, cache, storage)
+        train_model(TrainingSpec(train=settings, cache=cache, storage=storage))
     monkeypatch.setattr(tracking.MetricSender, "send", real)
-    run = train_model(settings, cache, storage)
+    run = train_model(TrainingSpec(train=settings, cache=cache, storage=storage))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
 
@@ -122,7 +122,7 @@ def test_metrics_that_a_killed_process_did_not_send_are_sent_when_it_goes_on(cac
 def test_a_disk_that_stays_full_loses_no_metric(cache, storage, monkeypatch):
     """Metrics leave with a checkpoint that covers them, and at the end in any case."""
     monkeypatch.setattr(Checkpoints, "save", lambda *_: False)
-    run = train_model(SMALL.model_copy(update={"max_epochs": 3}), cache, storage)
+    run = train_model(TrainingSpec(train=SMALL.model_copy(update={"max_epochs": 3}), cache=cache, storage=storage))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
 
@@ -140,7 +140,7 @@ def test_a_failing_rank_ends_the_others(cache, storage):
 
 def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     """Also when it was killed and could clean nothing."""
-    spec = RankSpec(
+    spec = TrainingSpec(
         train=SMALL.model_copy(update={"max_epochs": 10_000, "patience": 10_000}),
         distributed=DistributedConfig(num_ranks=2),
         cache=cache,
@@ -149,8 +149,8 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     code = (
         "import sys; from pathlib import Path; from tasks.launch.launcher import launch_ranks;"
-        "from tasks.launch.spec import RankSpec;"
-        "spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text());"
+        "from tasks.train.spec import TrainingSpec;"
+        "spec = TrainingSpec.model_validate_json(Path(sys.argv[1]).read_text());"
         "launch_ranks(spec, lambda event: print('epoch', flush=True))"
     )
     parent = subprocess.Popen(
@@ -201,7 +201,9 @@ def test_a_training_that_takes_too_long_is_ended_and_goes_on_when_it_is_run_agai
 
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     with pytest.raises(Killed):
-        train_model(SMALL.model_copy(update=settings), cache, other, on_epoch=end_there)
+        train_model(
+            TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=other), on_epoch=end_there
+        )
     resumed, undisturbed = (after_epochs(left["next_epoch"] + 1, of) for of in (storage, other))
     assert same_tensors(resumed["model"], undisturbed["model"])
     assert [metrics["val_loss"] for metrics in resumed["history"]] == [
@@ -254,8 +256,10 @@ def test_a_training_removes_the_checkpoints_of_others_that_were_given_up_long_ag
             path.touch()
             os.utime(path, (time.time() - days * 86_400,) * 2)
     settings = SMALL.model_copy(update={"max_epochs": 1})
-    train_model(settings.model_copy(update={"keep_checkpoint_days": 0}), cache, storage)
+    train_model(
+        TrainingSpec(train=settings.model_copy(update={"keep_checkpoint_days": 0}), cache=cache, storage=storage)
+    )
     assert old.exists()
-    train_model(settings.model_copy(update={"seed": 4}), cache, storage)
+    train_model(TrainingSpec(train=settings.model_copy(update={"seed": 4}), cache=cache, storage=storage))
     assert not old.exists()
     assert [path.name for path in newer.iterdir()] == ["step-00-000001-000000000000+.pt"]

@@ -214,7 +214,7 @@ def test_a_version_younger_than_the_retention_stays_whatever_delta_remembers(spa
     )
 
 
-def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, any_retention, said):
+def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, any_retention, messages_of):
     """The tags of the model version say what the run said; where there are none, a warning names it."""
     first, held = grown(spark, source, storage)
     second = snapshots.at_version(spark, first.path, 1)
@@ -228,7 +228,7 @@ def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, 
 
     assert done.kept_versions == [first.version]
     assert hashes(spark, first) == held
-    assert [line for line in said("lakevision.tracking") if "purged" in line] == [
+    assert [line for line in messages_of("lakevision.tracking") if "purged" in line] == [
         "unknown version 1 does not say which table version it was trained from, and its run "
         f"{unknown} was purged from MLflow: files of that table version are not kept for it"
     ]

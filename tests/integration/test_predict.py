@@ -139,7 +139,7 @@ def test_what_is_missing_is_said(spark, source, storage, tmp_path):
         predict(storage, "photos", table=storage.table("images"))
 
 
-def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, make_images, storage, tmp_path, said):
+def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, make_images, storage, tmp_path, messages_of):
     """One home and registry, two folders of tables: neither's champion labels the other's images by accident."""
     first, second = (
         storage.model_copy(update={"tables": f"{storage.home}/{name}"}) for name in ("tables-cats", "tables-dogs")
@@ -166,7 +166,7 @@ def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, make_
     # Wanted in so many words: another model, and this table for it.
     report = predict(first, dogs, table=first.table("images"))
     assert (report.model, report.predicted) == (champions["dogs"], 9)
-    assert any("was trained on another table" in line for line in said("lakevision.predict"))
+    assert any("was trained on another table" in line for line in messages_of("lakevision.predict"))
     # A promotion for this very table returned it, as for tables with the same images: it is not judged again.
     settings = (PredictConfig(), PromoteConfig(model_name=dogs), first, SparkConfig())
     table = newest_snapshot(None, first.table("images")).table

@@ -34,7 +34,7 @@ def champion(storage, name: str = NAME) -> ModelRef | None:
     return tracking.model_with_alias(storage, name, CHAMPION)
 
 
-def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_path, said, caplog):
+def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_path, messages_of, caplog):
     """The champion of 0.90 stays one after 0.36, whoever promotes it again; equals and the gate change nothing."""
     caplog.set_level("INFO", "lakevision")
     first = log_run(storage, tmp_path, seed=1, accuracy=0.6)
@@ -55,7 +55,7 @@ def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_p
         assert (kept.outcome, kept.champion) == ("kept", made.champion)
         assert champion(storage) == made.champion
         assert tracking.version_tags(storage, made.champion)["lakevision.promotion"] == kept.sentence
-        assert kept.sentence in said("lakevision.registry")
+        assert kept.sentence in messages_of("lakevision.registry")
     assert "is version 1 already, which is older" in kept.reason
     # Runs that did not win are no versions: none of them keeps a version of the table from maintenance.
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)

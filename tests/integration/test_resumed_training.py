@@ -12,6 +12,7 @@ from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.fakes.interrupted_training import (
     STEPS,
     CountingRank,
@@ -128,7 +129,10 @@ def test_a_checkpoint_of_another_training_is_refused_by_name_of_what_differs(gro
     ours, theirs = ground.settings(max_epochs=1, seed=5), ground.settings(max_epochs=2, seed=6)
     other = coloured_cache(f"{tmp_path}/other", classes=("blue", "gold"))
     with pytest.raises(Killed):
-        train_model(theirs, other, storage, reducer=CountingRank(Interruption("killed", STEPS + 1, (0, 1, 0))))
+        train_model(
+            TrainingSpec(train=theirs, cache=other, storage=storage),
+            reducer=CountingRank(Interruption("killed", STEPS + 1, (0, 1, 0))),
+        )
     folders = [
         storage.checkpoints / run_key(train, cache, None) for train, cache in ((theirs, other), (ours, ground.cache))
     ]
@@ -138,7 +142,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_name_of_what_differs(gro
     before = client.get_run(their_run).to_dictionary()
 
     with pytest.raises(WrongInput) as refused:
-        train_model(ours, ground.cache, storage)
+        train_model(TrainingSpec(train=ours, cache=ground.cache, storage=storage))
 
     assert str(refused.value) == (
         f"the checkpoint in '{folders[1]}' is of another training (classes only there: gold; classes only here: green, "
@@ -149,6 +153,9 @@ def test_a_checkpoint_of_another_training_is_refused_by_name_of_what_differs(gro
     assert client.get_run(their_run).to_dictionary() == before
     shutil.rmtree(folders[1])
     epochs = []
-    run = train_model(ours, ground.cache, storage, on_epoch=lambda metrics: epochs.append(metrics.epoch))
+    run = train_model(
+        TrainingSpec(train=ours, cache=ground.cache, storage=storage),
+        on_epoch=lambda metrics: epochs.append(metrics.epoch),
+    )
     assert epochs == [0]
     assert run.run_id != their_run

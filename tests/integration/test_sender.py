@@ -24,6 +24,7 @@ from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
 from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, plain_environment
 
@@ -125,16 +126,18 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
             start()
 
     run = train_model(
-        TrainConfig(
-            model="squeezenet1_1",
-            weights=str(weights),
-            batch_size="auto",
-            max_epochs=2,
-            patience=4,
-            fine_tune=[FineTunePhase(unfreeze_from="features.12", max_epochs=2)],
+        TrainingSpec(
+            train=TrainConfig(
+                model="squeezenet1_1",
+                weights=str(weights),
+                batch_size="auto",
+                max_epochs=2,
+                patience=4,
+                fine_tune=[FineTunePhase(unfreeze_from="features.12", max_epochs=2)],
+            ),
+            cache=cache,
+            storage=storage,
         ),
-        cache,
-        storage,
         on_epoch=go_away_and_come_back,
     )
     assert trained == [0, 1, 2, 3]
@@ -148,7 +151,7 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
 
 
 @pytest.mark.parametrize("raised", [Diverged("the loss is nan"), KeyboardInterrupt(15)])
-def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, server, monkeypatch, said, raised):
+def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, server, monkeypatch, messages_of, raised):
     """It cannot be told of the end; the next run has no part of that."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
@@ -165,7 +168,7 @@ def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, s
         train()
     assert caught.value is raised
     [run_id] = begun
-    assert said("lakevision.tracking")[-1].startswith(f"MLflow run {run_id} is left as running: the tracking server ")
+    assert messages_of("lakevision.tracking")[-1].startswith(f"MLflow run {run_id} is left as running: the tracking server ")
     start()
     with tracking.tracked_run(storage, "run", "key", {}, {}, run_id):
         pass

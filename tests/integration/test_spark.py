@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from tasks.config.storage import SparkConfig
 from tasks.progress import count
 from tasks.progress.count import counted, heard_by
-from tasks.spark.failure import SparkFailed, in_short
+from tasks.spark.failure import SparkFailed, shorten_exception
 from tasks.spark.jvm import check_java, class_archive
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.session import spark_session, without_spark_first
@@ -102,9 +102,9 @@ def test_tasks_that_end_are_counted_where_no_line_of_a_worker_arrives(spark, mon
 
 def test_a_worker_killed_before_it_spoke_is_called_so():
     """The JVM says that a socket was closed; of another exception the first lines stay as they are."""
-    assert in_short(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
-    assert in_short(CLOSED_SOCKET).endswith("java.io.EOFException")
-    assert in_short("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
+    assert shorten_exception(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
+    assert shorten_exception(CLOSED_SOCKET).endswith("java.io.EOFException")
+    assert shorten_exception("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
 
 
 STARTED = """

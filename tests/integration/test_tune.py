@@ -25,9 +25,9 @@ from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig
 from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.launch.spec import RankSpec
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
+from tasks.train.spec import TrainingSpec
 from tasks.tune.search import TrialStart, TrialThreads, search_parameters
 from tasks.tune.space import study_name
 from tasks.tune.study import NoTrialCompleted, open_study, trial_rows
@@ -116,7 +116,7 @@ def test_a_trial_that_finished_before_it_was_asked_to_leave_stays_finished(stora
     settings = TuneConfig(search=RATES)
     study = open_study(storage, "study", SMALL, settings, create=True)
     study.ask({})
-    spec = RankSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
+    spec = TrainingSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
 
     def finish_all_the_same(*_args: object) -> None:
         with tracking.tracked_run(storage, "trial", spec.key, {}, {}, None) as run:
@@ -144,7 +144,7 @@ def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
         flow_runs.append(flow_run_tags()["prefect.flow_run_id"])
         search_best(SMALL, settings, cache, storage)
 
-    said = r"none of the 2 trials of the search came to its end \(2 diverged or pruned\); the last, trial 1, ended with"
+    said = r"none of the 2 trials of the search completed \(2 diverged or pruned\), and trial 1 ended last with"
     with pytest.raises(NoTrialCompleted, match=f"{said} 'the .* lower train.learning_rate, .*': search other values"):
         only_search()
 

@@ -15,21 +15,22 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfTime, WrongInput
 from tasks.launch.launcher import Stopped, launch_ranks
-from tasks.launch.spec import EVENT_MARK, RankSpec
+from tasks.launch.protocol import EVENT_MARK
 from tasks.progress.count import Standing, heard_by
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.system import cores
+from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
 
 FROM_SCRATCH = TrainConfig(weights="none", freeze_backbone=False, timeout_seconds=1)
 
 
-def spec_of(train: TrainConfig, cache: CacheRef, storage: Storage, num_ranks: int | None = None) -> RankSpec:
+def spec_of(train: TrainConfig, cache: CacheRef, storage: Storage, num_ranks: int | None = None) -> TrainingSpec:
     """Return what to train; `num_ranks` None is one process."""
     distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
-    return RankSpec(train=train, distributed=distributed, cache=cache, storage=storage)
+    return TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_trainings_at_once_share_the_cores_and_take_the_gpus_in_turn(
     cache = CacheRef(url="cache", digest="digest")
 
     run = launch_ranks(
-        RankSpec(train=train, distributed=None, cache=cache, storage=storage, slot=slot, num_slots=num_slots)
+        TrainingSpec(train=train, distributed=None, cache=cache, storage=storage, slot=slot, num_slots=num_slots)
     )
 
     assert run.run_id == given

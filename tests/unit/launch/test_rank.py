@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from tasks.collectives import SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
+from tasks.launch.protocol import EVENT_MARK
 from tasks.launch.rank import emit, gpu_obstacle, log_level, make_reducer
-from tasks.launch.spec import EVENT_MARK, RankSpec
 from tasks.launch.start_rank import EXIT_ORPHANED
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.identity import run_key
+from tasks.train.spec import TrainingSpec
 
 # A rank that sleeps instead of training.
 RANK = """
@@ -132,7 +133,7 @@ def test_events_stay_whole_while_threads_log() -> None:
 
 def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     """What the launcher writes is what the rank reads, and a name that no rank knows is refused."""
-    spec = RankSpec(
+    spec = TrainingSpec(
         train=TrainConfig(model="resnet18"),
         distributed=DistributedConfig(num_ranks=3),
         cache=CacheRef(url="/cache", digest="d"),
@@ -141,9 +142,9 @@ def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     )
     text = spec.model_dump_json()
 
-    assert RankSpec.model_validate_json(text) == spec
+    assert TrainingSpec.model_validate_json(text) == spec
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        RankSpec.model_validate(json.loads(text) | {"surprise": 1})
+        TrainingSpec.model_validate(json.loads(text) | {"surprise": 1})
 
 
 def test_single_process_is_one_rank_without_horovod() -> None:

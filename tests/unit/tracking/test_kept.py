@@ -22,9 +22,11 @@ def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> Non
         format=2, table=table, content_digest="", settings=CacheConfig(image_size=32), classes=("a", "b"), splits={}
     )
     context = SimpleNamespace(
-        train=TrainConfig(weights="none", freeze_backbone=False),
-        distributed=None,
-        cache=CacheRef(url="/cache", digest="d"),
+        spec=SimpleNamespace(
+            train=TrainConfig(weights="none", freeze_backbone=False),
+            distributed=None,
+            cache=CacheRef(url="/cache", digest="d"),
+        ),
         manifest=manifest,
         reducer=SimpleNamespace(num_ranks=1),
         device=torch.device("cpu"),

@@ -13,10 +13,10 @@ Said = Callable[[str], list[str]]
 
 
 @pytest.mark.parametrize("bad", ["x", "", "-1", "1.0", "\u0663", "1" * 400, "nan", "3\n"])
-def test_a_value_that_is_not_a_whole_number_is_treated_as_absent(said: Said, bad: str) -> None:
+def test_a_value_that_is_not_a_whole_number_is_treated_as_absent(messages_of: Said, bad: str) -> None:
     """With a warning that names it."""
     assert whole_number({"version": bad}, "version", "photos version 1") is None
-    (line,) = said("lakevision.tracking")
+    (line,) = messages_of("lakevision.tracking")
     assert line.startswith("version of photos version 1 is '")
     assert "\n" not in line
     assert whole_number({"version": "12"}, "version", "") == 12
@@ -24,10 +24,10 @@ def test_a_value_that_is_not_a_whole_number_is_treated_as_absent(said: Said, bad
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", "x", "1.1", "-0.5", float("nan"), 7.0])
-def test_a_value_that_is_not_a_share_is_treated_as_absent(said: Said, bad: str | float) -> None:
+def test_a_value_that_is_not_a_share_is_treated_as_absent(messages_of: Said, bad: str | float) -> None:
     """NaN is better and worse than nothing, so a champion with it would stay one for ever."""
     assert share({"accuracy": bad}, "accuracy", "photos version 1") is None
-    assert len(said("lakevision.tracking")) == 1
+    assert len(messages_of("lakevision.tracking")) == 1
     assert share({"accuracy": "0.5"}, "accuracy", "") == share({"accuracy": 0.5}, "accuracy", "") == 0.5
 
 
@@ -39,12 +39,12 @@ def test_a_run_id_that_is_none_of_mlflow_s_is_refused(bad: str | None) -> None:
     assert checked_run_id("5c7e", "") == "5c7e"
 
 
-def test_a_version_says_whose_champion_it_is(said: Said) -> None:
+def test_a_version_says_whose_champion_it_is(messages_of: Said) -> None:
     """By a tag for each table; what is not such a tag's value is left out."""
     table = TableRef(path="/b/images", version=4, table_id="b-1")
     tags = serving_tags(table, "/data/photos")
     assert list(tags) == ["lakevision.serves.b-1"]
     bad = {"lakevision.serves.x": "{", "lakevision.serves.y": '{"path": "/", "version": "1"}', "other": "1"}
     assert list(served_tables(tags | bad, "v")) == [table.model_copy(update={"source": "/data/photos"})]
-    assert len(said("lakevision.tracking")) == 2
+    assert len(messages_of("lakevision.tracking")) == 2
     assert serving_tags(TableRef(path="/", version=1), "") == {}

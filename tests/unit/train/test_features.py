@@ -120,7 +120,7 @@ def test_making_features_says_how_far_it_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    said: Callable[[str], list[str]],
+    messages_of: Callable[[str], list[str]],
 ) -> None:
     """As often as is due, here after each batch; the first line says what is to be done."""
     monkeypatch.setattr("tasks.train.feature_files.TELL_SECONDS", 0.0)
@@ -134,7 +134,7 @@ def test_making_features_says_how_far_it_is(
         ("features", done, 159) for done in (0, 64, 128, 150, 159, 159)
     ]
 
-    messages = said("lakevision.train")
+    messages = messages_of("lakevision.train")
     assert [message.rpartition(", ")[0] for message in messages] == [
         f"{url}: the frozen backbone runs over 159 images",
         "features of 64 of 150 images of the split 'train'",

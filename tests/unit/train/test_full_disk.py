@@ -87,13 +87,13 @@ def newest_epoch(folder: Path) -> int:
 # In the header, among the weights of the best epoch, at their end, and in the checkpoint that names them.
 @pytest.mark.parametrize("room", [0, 100, LARGE // 2, LARGE + 200, LARGE * 3 // 2, LARGE * 2 + 1000])
 def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
-    checkpoints: Checkpoints, fill: Callable[..., None], tmp_path: Path, said: Callable[[str], list[str]], room: int
+    checkpoints: Checkpoints, fill: Callable[..., None], tmp_path: Path, messages_of: Callable[[str], list[str]], room: int
 ) -> None:
     """Wherever in the file it is full; no part of one stays."""
     fill(room)
     assert not save(checkpoints, 2)
 
-    assert said("lakevision.train") == [
+    assert messages_of("lakevision.train") == [
         f"no checkpoint was written, the disk of '{tmp_path}' is full: the training goes on, the previous one is good"
     ]
     assert not list(tmp_path.glob("*.partial"))

@@ -18,6 +18,7 @@ from tests.fakes.tiny_training import (
     Recorder,
     TensorLoader,
     linear,
+    loop_of,
     separable,
     steps_of,
 )
@@ -30,7 +31,7 @@ def test_learning_rate_is_asked_for_each_step_over_all_epochs() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
 
     loader = TensorLoader(inputs, labels, steps_of(9, 3))
-    train_one_epoch(model, loader, optimizer, recorder, 2, CPU, SingleProcess())
+    train_one_epoch(model, loader, optimizer, loop_of(recorder), 2)
 
     assert recorder.steps == [6, 7, 8]
     assert optimizer.param_groups[0]["lr"] == 0.25
@@ -43,7 +44,7 @@ def test_training_metrics_are_means_over_images() -> None:
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3, 4, 5, 6, 7], [8], [9]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    trained = train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
+    trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     logits = model(inputs).detach()
     assert trained.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
@@ -63,11 +64,8 @@ def test_gradients_above_the_bound_are_scaled_down_to_it() -> None:
             model,
             TensorLoader(inputs, labels, [range(6)]),
             optimizer,
-            Recorder(1.0),
+            loop_of(Recorder(1.0), step=StepSettings(max_gradient_norm=bound)),
             0,
-            CPU,
-            SingleProcess(),
-            StepSettings(max_gradient_norm=bound),
         )
         moves.append(before - nn.utils.parameters_to_vector(model.parameters()).detach())
         assert trained.gradient_norm == pytest.approx(float(moves[0].norm()))
@@ -88,7 +86,7 @@ def test_ranks_bound_the_average_of_their_gradients() -> None:
     def train(loader: TensorLoader, reducer: Reducer) -> tuple[torch.Tensor, float]:
         model = models.pop()
         optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-        trained = train_one_epoch(model, loader, optimizer, Recorder(1.0), 0, CPU, reducer, settings)
+        trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(1.0), reducer=reducer, step=settings), 0)
         return nn.utils.parameters_to_vector(model.parameters()).detach(), trained.gradient_norm
 
     def rank_main(reducer: ThreadReducer) -> tuple[torch.Tensor, float]:
@@ -108,7 +106,7 @@ def test_label_smoothing_is_in_the_loss_that_is_trained_and_not_in_the_evaluatio
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     trained = train_one_epoch(
-        model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess(), StepSettings(label_smoothing=0.2)
+        model, loader, optimizer, loop_of(Recorder(0.0), step=StepSettings(label_smoothing=0.2)), 0
     )
 
     logits = model(inputs).detach()
@@ -124,7 +122,7 @@ def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
     loader = TensorLoader(inputs, labels, [list(range(6))])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    train_one_epoch(model, loader, optimizer, Recorder(0.5), 0, CPU, SingleProcess())
+    train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.5)), 0)
 
     functional.cross_entropy(textbook(inputs), labels).backward()
     assert textbook.weight.grad is not None
@@ -139,7 +137,7 @@ def test_empty_batches_change_nothing() -> None:
     for model, steps in ((with_empty, [[0, 1, 2], [], [3, 4, 5], []]), (without, [[0, 1, 2], [3, 4, 5]])):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         loader = TensorLoader(inputs, labels, steps)
-        trained = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+        trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
         results.append((trained.loss, trained.accuracy))
 
     assert torch.equal(with_empty.weight, without.weight)
@@ -155,7 +153,7 @@ def test_lone_image_trains_with_batch_norm() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3], [4]])
-    loss = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess()).loss
+    loss = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0).loss
 
     assert math.isfinite(loss)
     assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
@@ -170,7 +168,7 @@ def test_any_seed_of_the_form_can_be_trained_with() -> None:
     settings = StepSettings(seed=2**32 - 1)
 
     loss = train_one_epoch(
-        model, TensorLoader(inputs, labels, [range(6)]), optimizer, Recorder(), 9999, CPU, SingleProcess(), settings
+        model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder(), step=settings), 9999
     ).loss
 
     assert math.isfinite(loss)

@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
 from tasks.errors import Diverged
-from tasks.train import loop
+from tasks.train import non_finite
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import (
-    CPU,
     NUM_CLASSES,
     Recorder,
     TensorLoader,
     fit_simply,
     linear,
+    loop_of,
     new_progress,
     separable,
     steps_of,
@@ -38,7 +37,7 @@ def test_loss_that_is_no_number_ends_the_step_and_names_the_layer(weight: float,
     why = "weight" if math.isnan(weight) else "bias"
 
     with pytest.raises(Diverged) as diverged:
-        train_one_epoch(model, loader, optimizer, Recorder(), 3, CPU, SingleProcess())
+        train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 3)
 
     assert f"the training loss of epoch 3, step 0 is {loss}" in str(diverged.value)
     assert f"the layer '1' (its {why} are no numbers)" in str(diverged.value)
@@ -55,7 +54,7 @@ def test_an_input_that_is_no_number_is_named_as_such() -> None:
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5]])
 
     with pytest.raises(Diverged, match=r"epoch 0, step 2 is nan.*the layer '0' \(its inputs are none\)") as diverged:
-        train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
+        train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     assert diverged.value.rows == [4, 5]
     assert torch.equal(model[0].weight, before)
@@ -77,7 +76,7 @@ def test_gradients_that_are_no_numbers_end_the_step_before_it_is_taken() -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     with pytest.raises(Diverged, match="the gradients of epoch 1, step 0 are no numbers, those of scale") as diverged:
-        train_one_epoch(model, TensorLoader(inputs, labels, [range(6)]), optimizer, Recorder(), 1, CPU, SingleProcess())
+        train_one_epoch(model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder()), 1)
 
     assert diverged.value.rows == [0, 1, 2, 3, 4, 5]
     assert bool(model.scale.isfinite().all())
@@ -100,7 +99,7 @@ def test_the_layer_is_looked_for_on_what_the_augmentation_made_of_the_batch() ->
         model = nn.Sequential(Root(), linear())
         optimizer, settings = torch.optim.SGD(model.parameters(), lr=0.0), StepSettings(augment=negate_half, seed=seed)
         try:
-            train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess(), settings)
+            train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0), step=settings), 0)
         except Diverged as diverged:
             said.append(str(diverged))
 
@@ -118,7 +117,7 @@ def test_divergence_on_one_rank_ends_all() -> None:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with pytest.raises(Diverged) as diverged:
-            train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, reducer)
+            train_one_epoch(model, loader, optimizer, loop_of(Recorder(), reducer=reducer), 0)
         return f"{diverged.value} {diverged.value.rows}"
 
     (said,) = set(ThreadRanks(2).run(rank_main))
@@ -128,7 +127,7 @@ def test_divergence_on_one_rank_ends_all() -> None:
 
 def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU it is seen later; the images are still those of the step in which it came."""
-    monkeypatch.setattr(loop, "should_check_finite", lambda step, num_steps, device: step == num_steps - 1)
+    monkeypatch.setattr(non_finite, "should_check_finite", lambda step, num_steps, device: step == num_steps - 1)
     inputs, labels = separable(8)
     inputs[3, 0] = float("nan")
     model = linear()
@@ -136,7 +135,7 @@ def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(m
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5], [6, 7]])
 
     with pytest.raises(Diverged, match="of epoch 0, step 1 were no numbers, as seen after step 3") as diverged:
-        train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+        train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
 
     assert diverged.value.rows == [2, 3]
 

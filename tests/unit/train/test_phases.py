@@ -18,7 +18,7 @@ from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.step import StepSettings
 from tests.builders.finished_training import history_of
 from tests.builders.phases import begun, context_of, labelled_cache, prepare
-from tests.fakes.tiny_training import CPU
+from tests.fakes.tiny_training import loop_of
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 
@@ -58,20 +58,20 @@ def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
         replace(context_of(cache, batch_size=1), reducer=Many(46)).check()
 
 
-def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, said: Callable[[str], list[str]]) -> None:
+def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, messages_of: Callable[[str], list[str]]) -> None:
     """With the split that has images of it; one that is in no other split is not."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 6, val=[0, 2, 1], test=[0, 0, 0])
     context_of(cache).check()
 
-    assert said("lakevision.train") == [
+    assert messages_of("lakevision.train") == [
         "no image of bee, cat is in the split 'train', so those in 'val' cannot be recognised: add some"
     ]
 
 
-def test_classes_that_are_all_trained_on_are_no_news(cache: CacheRef, said: Callable[[str], list[str]]) -> None:
+def test_classes_that_are_all_trained_on_are_no_news(cache: CacheRef, messages_of: Callable[[str], list[str]]) -> None:
     """Nothing is said."""
     context_of(cache).check()
-    assert not said("lakevision.train")
+    assert not messages_of("lakevision.train")
 
 
 def test_a_class_counts_by_how_rare_it_is(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_class_of_one_image_trains(tmp_path: Path, *, feature_cache: bool) -> 
     before = nn.utils.parameters_to_vector(made.model.parameters()).detach().clone()
 
     trained = train_one_epoch(
-        made.model, made.loaders[TRAIN], made.optimizer, made.learning_rate, 0, CPU, SingleProcess(), made.settings
+        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0
     )
 
     assert made.settings.class_weights_K is not None
@@ -139,7 +139,7 @@ def test_the_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[
     for loader in made.loaders.values():
         batch = next(iter(loader.epoch(0)))
         assert (batch.inputs.dtype, batch.inputs.shape) == (torch.uint8, (6, 32, 32, 3))
-    assert not Path(context.folder).exists()
+    assert not Path(context.spec.storage.cache).exists()
     assert (made.settings.augment is not None) == ("augmentation" in settings)
 
 
@@ -152,9 +152,7 @@ def test_a_stage_that_unfreezes_trains_the_named_layers_on_images(cache: CacheRe
 
     made = prepare(context, 1)
     assert made.model is context.classifier
-    train_one_epoch(
-        made.model, made.loaders[TRAIN], made.optimizer, made.learning_rate, 0, CPU, SingleProcess(), made.settings
-    )
+    train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0)
 
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {name for name in before if name.startswith(("conv5.", "fc."))}
@@ -192,13 +190,13 @@ def test_a_batch_size_is_chosen_once(cache: CacheRef) -> None:
     """It is in the progress, so in the checkpoint: a process with more memory goes on with the same steps."""
     progress = begun()
     context = context_of(cache, batch_size="auto")
-    made = prepare_phase(context, phases_of(context.train)[0], progress)
+    made = prepare_phase(context, phases_of(context.spec.train)[0], progress)
     # The largest power of two of which 20 steps make an epoch of 45 images.
     assert progress.batch_size == 2
     assert len(next(iter(made.loaders[TRAIN].epoch(0))).labels_B) == 2
 
     progress.batch_size = 5
-    resumed = prepare_phase(context, phases_of(context.train)[0], progress)
+    resumed = prepare_phase(context, phases_of(context.spec.train)[0], progress)
     assert progress.batch_size == 5
     assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
 

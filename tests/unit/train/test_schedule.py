@@ -114,7 +114,7 @@ def test_the_rate_of_a_later_stage_falls_before_early_stopping_ends_it(seed: int
 
     epoch, rates = 2, []
     while not stopping.should_stop:
-        rates.append(learning_rate(train, None, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(0))
+        rates.append(learning_rate(train, None, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(20))
         stopping.update(epoch, values[epoch])
         epoch += 1
 

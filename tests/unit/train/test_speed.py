@@ -15,6 +15,7 @@ from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.system.cores import num_cores
 from tasks.train.phases import TrainingContext, phases_of, prepare_phase
+from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
 from tests.builders.phases import begun, context_of, prepare
 from tests.builders.small_network import SMALL
@@ -45,7 +46,7 @@ def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingCon
             {"model": SMALL, "weights": "none", "freeze_backbone": False, "device": "cpu", "batch_size": 6} | settings
         )
         storage = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
-        return Training(train, cache, storage, None, reducer or SingleProcess(), {}, None)._prepare()
+        return Training(TrainingSpec(train=train, cache=cache, storage=storage), reducer or SingleProcess())._prepare()
 
     yield make
     torch.set_num_threads(before)
@@ -114,7 +115,7 @@ def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, mo
     sizes = {}
     for feature_cache in (True, False):
         context, progress = context_of(cache, batch_size="auto", feature_cache=feature_cache), begun()
-        prepare_phase(context, phases_of(context.train)[0], progress)
+        prepare_phase(context, phases_of(context.spec.train)[0], progress)
         sizes[feature_cache] = progress.batch_size
 
     # Of 45 images, the largest power of two that is a step.

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import SingleProcess
 from tasks.config.train import AugmentationConfig
 from tasks.model.augmentation import make_augment
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings, step_seed
-from tests.fakes.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
+from tests.fakes.tiny_training import NUM_CLASSES, Recorder, TensorLoader, loop_of
 
 SIDE, EPOCH, RATE = 16, 2, 0.05
 STEPS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]
@@ -81,11 +80,11 @@ def test_an_epoch_trains_on_augmented_images_and_their_labels(changes: dict[str,
         model,
         TensorLoader(images, labels, STEPS),
         torch.optim.SGD(model.parameters(), lr=0.0),
-        Recorder(RATE),
+        loop_of(
+            Recorder(RATE),
+            step=StepSettings(label_smoothing=smoothing, class_weights_K=weights, augment=augment, seed=5),
+        ),
         EPOCH,
-        CPU,
-        SingleProcess(),
-        StepSettings(label_smoothing=smoothing, class_weights_K=weights, augment=augment, seed=5),
     )
 
     assert changed

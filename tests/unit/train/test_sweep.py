@@ -37,7 +37,7 @@ def names(checkpoints: Path) -> set[str]:
 
 
 def test_checkpoints_of_trainings_given_up_long_ago_are_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: Callable[[str], list[str]]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages_of: Callable[[str], list[str]]
 ) -> None:
     """With what could not be read of them and what was half written; 0 keeps all."""
     for key, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
@@ -48,7 +48,7 @@ def test_checkpoints_of_trainings_given_up_long_ago_are_removed(
         assert sweep_checkpoints(tmp_path, 30, NOW) == [OLD]
     assert names(tmp_path) == {NEWER, NEW}
     assert {path.name for path in (tmp_path / NEWER).iterdir()} == set(LEFT)
-    assert said("lakevision.train") == [f"{tmp_path / OLD} removed: its training was left 31 days ago"]
+    assert messages_of("lakevision.train") == [f"{tmp_path / OLD} removed: its training was left 31 days ago"]
     assert sweep_checkpoints(tmp_path, 30, NOW) == []
 
 
