@@ -1,4 +1,4 @@
-"""Bring the tables `images` and `files` in line with the outcomes: two commits at most, and one."""
+"""Writes of the ETL: at most two commits to the table `images`, and one to the table `files`."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,8 +16,8 @@ from tasks.tables import delta, snapshots
 from tasks.tables.cut import cut_images, cut_ledger
 from tasks.tables.parts import PartTarget
 
-# A model's version of the data stays readable as long as the model is there, not the 30 days of Delta's default;
-# maintenance keeps its files, this keeps the log that names them.
+# The table version that a model was trained from stays readable for as long as the model exists. Maintenance keeps its
+# data files; this setting keeps the log that names them, which Delta removes after 30 days by default.
 KEEP_LOG = {"delta.logRetentionDuration": "interval 36500 days"}
 
 IMAGES_PROPERTIES = {"delta.enableChangeDataFeed": "true", **KEEP_LOG}
@@ -26,12 +26,12 @@ IMAGES_PROPERTIES = {"delta.enableChangeDataFeed": "true", **KEEP_LOG}
 def write_images(
     spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Insert images that are stored now and not there yet, delete those that no file and no kept image stands for.
+    """Insert new images, and delete those that neither a file of the source nor a kept image refers to.
 
-    The parts that the workers wrote are committed as they lie there. What is to be deleted is taken out in a commit
-    before it: of the files that were there only those that hold it are written again. A commit that does both would
-    copy every new image into the change data feed; so does the one that takes out, for the parts with an image that
-    moved. A run killed between the two leaves a table that the next run completes.
+    The parts that the workers wrote are committed without a copy. Rows are deleted in a separate commit before it,
+    which rewrites only the files that contain them. A single commit for both would copy every new image into the
+    change data feed. Parts with an image that moved are in the first commit, and are copied there. If a run is killed
+    between the two commits, the next run completes the table.
 
     Raises:
         TableChanged: Another program wrote to the table, which was at `version`.
@@ -45,7 +45,7 @@ def write_images(
         else:
             cut = cut_images(spark, target, holding, parts.moved, surplus, compared.moved())
             if not cut.added and not parts.moved:
-                # Whole files go and whole files come: Delta derives the feed from their names, and one commit does.
+                # Only whole files are removed and added: Delta derives the feed from them, and one commit suffices.
                 delta.commit_files(spark, path, new, version, IMAGES, values, cut.removed)
                 return
             delta.commit_files(spark, path, parts.moved | cut.added, version, IMAGES, values, cut.removed, cut.changes)
@@ -55,14 +55,14 @@ def write_images(
 
 
 def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Table, parts: Iterable[str]) -> None:
-    """Take rows out of a table whose files cannot be replaced, and insert those of the parts that take their place."""
+    """Delete rows of a table whose files cannot be replaced, and insert the rows of the parts that replace them."""
     files = [f"{path}/{name}" for name in parts]
     insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
-    gone = spark.createDataFrame(surplus)
-    change = insert.withColumn("gone", F.lit(False)).unionByName(
-        # An image that moved to another class folder or split is deleted as what it was and inserted as what it is:
-        # one row of the merge must do both, so the insert updates.
-        gone.join(insert, on="sha256", how="left_anti").withColumn("gone", F.lit(True)),
+    delete = spark.createDataFrame(surplus)
+    change = insert.withColumn("is_deleted", F.lit(False)).unionByName(
+        # An image that moved to another class or split is deleted with its old values and inserted with the new ones.
+        # One row of the merge must do both, so the insert is an update.
+        delete.join(insert, on="sha256", how="left_anti").withColumn("is_deleted", F.lit(True)),
         allowMissingColumns=True,
     )
     values_of_s = {field.name: f"s.{field.name}" for field in IMAGES}
@@ -70,30 +70,30 @@ def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Tabl
     with delta.conflict_named(path):
         (
             delta.merge(spark, path, change, ("sha256",))
-            .whenMatchedDelete("s.gone")
-            .whenMatchedUpdate("NOT s.gone", values_of_s)
-            .whenNotMatchedInsert("NOT s.gone", values_of_s)
+            .whenMatchedDelete("s.is_deleted")
+            .whenMatchedUpdate("NOT s.is_deleted", values_of_s)
+            .whenNotMatchedInsert("NOT s.is_deleted", values_of_s)
             .execute()
         )
 
 
 def _files_to_replace(spark: SparkSession, path: str, version: int, rows: pa.Table, key: str) -> list[str] | None:
-    """Return the names of the files with rows of these keys; None where only a MERGE can replace them."""
+    """Return the names of the files that have rows with these keys; None if only a MERGE can replace the rows."""
     if not delta.can_replace_files(spark, path):
         return None
     files = snapshots.files_with(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
     filesystem, root = fsspec.core.url_to_fs(path)
-    # In a clone, files are those of another table.
+    # The files of a shallow clone belong to another table.
     return files if all(filesystem.exists(f"{root}/{name}") for name in files) else None
 
 
 def write_files(
     spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Bring the ledger in line with the outcomes; a file that is gone is called deleted.
+    """Write the outcomes to the ledger (table `files`); files that are no longer in the source get outcome `deleted`.
 
-    Where no row of it changes, the new ones are a file that is committed as it lies there; else only the files with
-    rows that change are written again.
+    If no existing row changes, the new rows are written to one file and appended. Otherwise only the files with rows
+    that change are rewritten.
 
     Raises:
         TableChanged: Another program wrote to the ledger, which was at `version`.
@@ -103,8 +103,8 @@ def write_files(
     if version is not None and not changes.num_rows:
         return
     if version is not None and not all_new:
-        fed = delta.has_change_feed(spark, path)
-        holding = None if fed else _files_to_replace(spark, path, version, changes, "path")
+        has_feed = delta.has_change_feed(spark, path)
+        holding = None if has_feed else _files_to_replace(spark, path, version, changes, "path")
         if holding is not None:
             cut = cut_ledger(target, holding, changes)
             delta.commit_files(spark, path, cut.added, version, FILES, values, cut.removed)

@@ -1,4 +1,4 @@
-"""Data validation: what a version of the tables holds, measured once before training sees it."""
+"""Data validation: measurement of one version of the tables, once, before training."""
 
 import logging
 
@@ -42,11 +42,11 @@ ORDER BY split
 
 
 def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig, storage: Storage) -> DataChecks:
-    """Measure exactly the versions of a report; only columns without pixels are read.
+    """Measure the table versions of a report; the image contents are not read.
 
     Raises:
-        NeedsSpark: There is no session, and only Spark can read the tables.
-        WrongInput: A content is in more than one split, which no run of the ETL writes.
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+        WrongInput: A content is in more than one split, which the ETL never writes.
     """
     with Relations(storage) as tables:
         tables.add("images", snapshots.read_columns(spark, report.images, MEASURED_ARROW))
@@ -90,20 +90,20 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
     if leaked:
         raise WrongInput(
             f"{leaked} images of '{report.images.path}' version {report.images.version} are in more than one split, "
-            "so no accuracy on them can be believed: something else than the ETL wrote this table; restore an earlier "
+            "so accuracies on them are unreliable: a program other than the ETL wrote this table; restore an earlier "
             f"version, or ingest again into {OTHER_TABLES}"
         )
 
 
 def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
-    # Distinct hashes and their counts, 32 bytes an image, where a join of all with all fits nowhere.
+    # Distinct hashes and their counts take 32 bytes per image; a cross join of all images would not fit into memory.
     table = tables.table(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST})
     counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
     return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
 
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
-    """Name one image a side for each listed pair of hashes: the first by sha256 of two splits that differ."""
+    """Return one pair of images for each listed pair of hashes: the first by sha256 in two different splits."""
     hashes = sorted({value for pair in near.closest for value in pair})
     by_hash: dict[int, list[tuple[str, str, str]]] = {}
     for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:
@@ -129,7 +129,7 @@ def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
 def validate_tables(
     report: EtlReport, etl: EtlConfig, storage: Storage, config: SparkConfig, tags: dict[str, str]
 ) -> DataChecks:
-    """Measure the versions of a report and log them to MLflow; versions that were measured before are looked up there.
+    """Measure the table versions of a report and log the results to MLflow, or return the results logged before.
 
     Raises:
         WrongInput: As `measure_tables`.

@@ -12,9 +12,9 @@ from tasks.text.markup import in_cells
 
 
 @stage("maintain")
-def maintain(config: MaintainConfig, storage: Storage, spark: SparkConfig) -> MaintenanceReport:
-    """Compact the tables and remove what no kept version needs."""
-    report = maintain_tables(config, storage, spark)
+def maintain(config: MaintainConfig, storage: Storage, spark_config: SparkConfig) -> MaintenanceReport:
+    """Compact the tables and remove files that no kept version needs."""
+    report = maintain_tables(config, storage, spark_config)
     rows = [in_cells(done.model_dump(exclude={"table"}) | {"table": done.table.path}) for done in report.tables]
     create_table_artifact(table=rows, key="maintenance", description="Files compacted and deleted, by table")
     return report

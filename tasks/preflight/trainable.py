@@ -1,4 +1,7 @@
-"""Refuse what cannot be trained, by building the network and looking at one image; loads torch."""
+"""Check that a model can be trained: its network is built and applied to a sample.
+
+Importing this module imports torch.
+"""
 
 import shutil
 
@@ -14,16 +17,16 @@ from tasks.model.precision import choose_precision
 from tasks.train.features import ends_in_head, sample_images
 
 
-def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True) -> None:
-    """Refuse a model, weights, layers, device, precision, size or compiler that cannot be, before a cache is built.
+def check_training(train: TrainConfig, cache_config: CacheConfig, *, here: bool = True) -> None:
+    """Check model, weights, layers, device, precision, image size and compiler before a cache is built.
 
     Args:
-        train: What is to be trained.
-        cache: Its images.
-        here: Whether on this machine; else nothing is said of device, precision and compiler.
+        train: Settings of the training run.
+        cache_config: Settings of its images.
+        here: Whether it runs on this machine; if not, device, precision and compiler are not checked.
 
     Raises:
-        WrongInput: Names the setting, its value, and the way out.
+        WrongInput: A check failed; the message has the setting, its value and the way out.
     """
     device = choose_device(train.device, 0) if here else None
     if device is not None:
@@ -31,15 +34,15 @@ def check_training(train: TrainConfig, cache: CacheConfig, *, here: bool = True)
     classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
-    side = cache.image_size
+    side = cache_config.image_size
     sample = sample_images(side)
     try:
         with torch.no_grad():
             classifier.train()(sample)
-    except Exception as error:  # Each architecture fails in its own way on a size it was not made for.
+    except Exception as error:  # Each architecture raises its own exceptions for an unsupported size.
         raise WrongInput(
-            f"cache.image_size is {side}, which train.model '{train.model}' does not take ({error}): "
-            "give the size the model was made for, 224 for most"
+            f"cache.image_size is {side}, which train.model '{train.model}' does not accept ({error}): "
+            "give the size that the model was designed for, 224 for most"
         ) from error
     on_cpu = device is not None and device.type == "cpu"
     if on_cpu and train.compile and not (train.is_head_alone and ends_in_head(classifier, sample)):
@@ -50,6 +53,6 @@ def _check_compiler() -> None:
     compiler = cxx_compiler()
     if shutil.which(compiler) is None:
         raise WrongInput(
-            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' is not there: install g++, "
-            "name another one in $CXX, or set train.compile to false"
+            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' was not found: install g++, "
+            "set $CXX to another compiler, or set train.compile to false"
         )

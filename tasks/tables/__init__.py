@@ -1,1 +1,1 @@
-"""Delta tables: written, versioned, read, and cut."""
+"""Delta tables: writing, versions, reading, and removal of rows."""

@@ -1,7 +1,6 @@
-"""Take rows out of a table by writing again only the files that hold them.
+"""Removal of rows from a table by copy-on-write: only the files that contain them are rewritten.
 
-A MERGE does the same with every row on its way through the JVM and a shuffle, which made a run with one deleted file
-nine times as long as one without.
+A MERGE sends every row through the JVM and a shuffle. A run with one deleted file took nine times as long as without.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,23 +18,26 @@ from tasks.tables.parts import WRITER_OPTIONS, PartTarget, PartWriter
 from tasks.tables.rewriting import Mapper, map_files
 
 CHANGE_FOLDER = "_change_data"
-"""Where the files of the change data feed lie (PROTOCOL.md of Delta, "Change Data Files")."""
+"""Folder of the files of the change data feed (PROTOCOL.md of Delta, "Change Data Files")."""
 
 CHANGES_ARROW = IMAGES_ARROW.append(pa.field("_change_type", pa.string()))
 
 CUT = "name string, added string, rows long, changes string"
-"""What a task says of a file: its name; the file without the rows and how many it has, null where none is left or
-nothing was cut; the file with what changed, null where nothing did."""
+"""Result of a task for one file.
+
+name: The file. added, rows: The file that replaces it and its number of rows; `added` is null if no row is left, or if
+all rows are new. changes: The file for the change data feed, null if no row changed.
+"""
 
 
 @dataclass
 class Cut:
-    """What a commit has to say of files that were written again.
+    """Rewritten files, as a commit needs them.
 
     Attributes:
-        removed: Names of the files that leave the table.
-        added: Names of those that take their place, and how many rows each has.
-        changes: Names of the files for the change data feed, below the table's folder.
+        removed: Names of the files that are removed from the table.
+        added: Names of the files that replace them, with their numbers of rows.
+        changes: Names of the files for the change data feed, relative to the table's folder.
     """
 
     removed: list[str] = field(default_factory=list)
@@ -44,25 +46,30 @@ class Cut:
 
 
 def cut_images(
-    spark: SparkSession, target: PartTarget, files: Iterable[str], parts: Iterable[str], gone: pa.Table, moved: pa.Table
+    spark: SparkSession,
+    target: PartTarget,
+    files: Iterable[str],
+    parts: Iterable[str],
+    deleted: pa.Table,
+    moved: pa.Table,
 ) -> Cut:
-    """Write files of `images` again without some rows, and what the change data feed says of these and of new rows.
+    """Rewrite files of `images` without some rows, and write files for the change data feed.
 
-    A commit with any file for the feed says everything by such files: so the new rows are there, too.
+    If a commit has files for the feed, readers take all its changes from them: so they contain the new rows, too.
 
     Args:
         spark: The session.
-        target: Where to write.
-        files: Names of the files with rows that go.
-        parts: Names of the files with rows that are new, some of which take the place of rows that go.
-        gone: sha256 of the rows that go.
-        moved: sha256 of those that are also new, under another label or split: they are updated.
+        target: Target of the written files.
+        files: Names of the files with rows to delete.
+        parts: Names of the files with new rows, some of which replace deleted rows.
+        deleted: sha256 of the rows to delete.
+        moved: sha256 of rows that are deleted and inserted under another label or split, which the feed calls updates.
     """
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     filesystem.makedirs(f"{root}/{CHANGE_FOLDER}", exist_ok=True)
     named = [(name, False) for name in files] + [(name, True) for name in parts]
     rows = pa.table([*map(pa.array, zip(*named, strict=True))], ["name", "is_new"])
-    contents = [table["sha256"].combine_chunks() for table in (gone, moved)]
+    contents = [table["sha256"].combine_chunks() for table in (deleted, moved)]
     cut = Cut()
     for done in map_files(spark, target.folder, rows, make_cutter(target, *contents), CUT):
         if done["changes"] is not None:
@@ -73,19 +80,19 @@ def cut_images(
     return cut
 
 
-def make_cutter(target: PartTarget, gone: pa.Array, moved: pa.Array) -> Mapper:
-    """Return the function for `mapInArrow`: rows of name and is_new (all of the file's rows are new) in, of CUT out."""
+def make_cutter(target: PartTarget, deleted: pa.Array, moved: pa.Array) -> Mapper:
+    """Return the function for `mapInArrow` that maps rows of name and is_new (all rows are new) to rows of CUT."""
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            done = [_cut(target, row["name"], gone, moved, is_new=row["is_new"]) for row in batch.to_pylist()]
+            done = [_cut(target, row["name"], deleted, moved, is_new=row["is_new"]) for row in batch.to_pylist()]
             kinds = {"name": pa.string(), "added": pa.string(), "rows": pa.int64(), "changes": pa.string()}
             yield pa.RecordBatch.from_pylist(done, schema=pa.schema(kinds.items()))
 
     return cut
 
 
-def _cut(target: PartTarget, name: str, gone: pa.Array, moved: pa.Array, *, is_new: bool) -> dict[str, Any]:
+def _cut(target: PartTarget, name: str, deleted: pa.Array, moved: pa.Array, *, is_new: bool) -> dict[str, Any]:
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     changes = f"{CHANGE_FOLDER}/{target.new_name().replace('part-', 'cdc-', 1)}"
     kinds = ("update_postimage", "insert") if is_new else ("update_preimage", "delete")
@@ -97,11 +104,11 @@ def _cut(target: PartTarget, name: str, gone: pa.Array, moved: pa.Array, *, is_n
         pq.ParquetWriter(feed, CHANGES_ARROW, **WRITER_OPTIONS) as change_writer,
     ):
         for rows in _row_groups(file, IMAGES_ARROW):
-            goes = pa.array([True] * rows.num_rows) if is_new else pc.is_in(rows["sha256"], gone)
-            changed = rows.filter(goes)
+            is_changed = pa.array([True] * rows.num_rows) if is_new else pc.is_in(rows["sha256"], deleted)
+            changed = rows.filter(is_changed)
             kind = pc.if_else(pc.is_in(changed["sha256"], moved), *kinds)
             change_writer.write_table(changed.append_column(CHANGES_ARROW.field("_change_type"), kind))
-            kept = rows.filter(pc.invert(goes))
+            kept = rows.filter(pc.invert(is_changed))
             for batch in kept.combine_chunks().to_batches():
                 writer.write(batch)
             num_kept, num_changed = num_kept + kept.num_rows, num_changed + changed.num_rows
@@ -110,19 +117,19 @@ def _cut(target: PartTarget, name: str, gone: pa.Array, moved: pa.Array, *, is_n
 
 
 def _row_groups(file: Any, schema: pa.Schema) -> Iterator[pa.Table]:
-    # Times are in the older of Parquet's two types in what Spark writes.
+    # Spark writes timestamps as INT96, the older of Parquet's two types.
     parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
     for group in range(parquet.num_row_groups):
         yield parquet.read_row_group(group, columns=schema.names).select(schema.names).cast(schema)
 
 
 def cut_ledger(target: PartTarget, files: list[str], changes: pa.Table) -> Cut:
-    """Write files of the ledger again, as one, with these rows in the place of those of the same path.
+    """Rewrite files of the ledger as a single file, with these rows in place of those with the same path.
 
     Args:
-        target: Where to write.
+        target: Target of the written file.
         files: Names of the files with rows of these paths.
-        changes: Columns of FILES_ARROW; the new rows, and those that are others now.
+        changes: New and changed rows, with the columns of FILES_ARROW.
     """
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     name, num_rows = target.new_name(), changes.num_rows

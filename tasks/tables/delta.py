@@ -1,4 +1,4 @@
-"""Delta tables: their files, their properties, and the three ways of writing, each one commit."""
+"""Delta tables: their log, properties, and writes (create, merge, commit of files), one commit each."""
 
 import json
 import re
@@ -29,10 +29,10 @@ DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
 def check_table_path(path: str) -> bool:
-    """Say whether a Delta table is at `path`, without Spark.
+    """Return whether a Delta table exists at `path`, without Spark.
 
     Raises:
-        WrongInput: Something other than a Delta table is there.
+        WrongInput: The path exists, and is not a Delta table.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     if not filesystem.exists(root):
@@ -41,13 +41,13 @@ def check_table_path(path: str) -> bool:
         return newest_commit(path) is not None
     if not filesystem.isdir(root) or filesystem.ls(root):
         raise WrongInput(
-            f"'{path}' is not a Delta table (it has no _delta_log): move what is there, or give {OTHER_TABLES}"
+            f"'{path}' is not a Delta table (it has no _delta_log): move the existing files, or give {OTHER_TABLES}"
         )
     return False
 
 
 def newest_commit(path: str) -> str | None:
-    """Return the name of the newest commit's file in the table's log, without Spark; None where there is none."""
+    """Return the file name of the newest commit in the table's log, without Spark; None for a log without commits."""
     filesystem, root = fsspec.core.url_to_fs(path)
     if not filesystem.exists(f"{root}/_delta_log"):
         return None
@@ -56,9 +56,9 @@ def newest_commit(path: str) -> str | None:
 
 
 def clear_uncommitted(path: str) -> None:
-    """Remove what a run left that was killed while it created the table: Delta would neither read nor replace it.
+    """Remove the files of a run that was killed while it created the table: Delta can neither read nor replace them.
 
-    That is a log without a commit and data files that none names. The caller has the table to itself.
+    These are a log without commits and uncommitted data files. The caller has an exclusive lock on the table.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     if not filesystem.exists(f"{root}/_delta_log") or newest_commit(path) is not None:
@@ -70,11 +70,11 @@ def clear_uncommitted(path: str) -> None:
 
 
 def added_since(path: str, version: int | None) -> set[str]:
-    """Return the names, below the table's folder, of the data files that commits after `version` added, without Spark.
+    """Return the data files that commits after `version` added, relative to the table's folder, without Spark.
 
-    Delta removes old commits once a checkpoint covers them. Where one after `version` is gone, every file is returned
-    that anything left in the log names: those of the newest version, those of each older version that can still be
-    read, and those that were removed so recently that VACUUM keeps them.
+    Delta removes old commits once a checkpoint covers them. If a commit after `version` has been removed, all files
+    are returned that the rest of the log names. These are the files of every version that can still be read, and those
+    that were removed so recently that VACUUM keeps them.
 
     Args:
         path: Path or URL of the table.
@@ -90,14 +90,14 @@ def added_since(path: str, version: int | None) -> set[str]:
         files = [commits[number] for number in wanted]
     else:
         files = [name for name in names if COMMIT_NAME.fullmatch(name)]
-        if filesystem.exists(f"{log}/_sidecars"):  # of checkpoints in Delta's second format
+        if filesystem.exists(f"{log}/_sidecars"):  # of V2 checkpoints
             sidecars = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{log}/_sidecars", detail=False))
             files += [f"_sidecars/{name}" for name in sidecars if name.endswith(".parquet")]
     return {name for file in files for name in _named_by(filesystem, f"{log}/{file}")}
 
 
 def _named_by(filesystem: Any, file: str) -> Iterator[str]:
-    """Yield the names of the files that a commit, a checkpoint or a part of one adds or removes."""
+    """Yield the names of the files that a commit, a checkpoint or a part of a checkpoint adds or removes."""
     kinds = ("add", "remove", "cdc")
     if file.endswith(".json"):
         found = _read_commit(filesystem, file)
@@ -111,9 +111,9 @@ def _named_by(filesystem: Any, file: str) -> Iterator[str]:
 
 
 def rows_changed_since(path: str, version: int) -> bool:
-    """Return whether a commit after `version` changed rows, without Spark; compaction changes files alone.
+    """Return whether a commit after `version` changed rows, without Spark; compaction changes only files.
 
-    Where the log has lost one of these commits, rows may have changed, and the answer is yes.
+    The result is True if one of these commits has been removed from the log, since it may have changed rows.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     log = f"{root}/_delta_log"
@@ -133,7 +133,7 @@ def _read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
 
 
 def file_name(path: str) -> str:
-    """Return the name of a data file below the table's folder, from the path that an action of the log gives it."""
+    """Return the name of a data file relative to the table's folder, from its percent-encoded path in the log."""
     return unquote(path)
 
 
@@ -143,27 +143,27 @@ def _delta_log(spark: SparkSession, path: str) -> Any:
 
 
 def newest_in_log(spark: SparkSession, path: str) -> Any:
-    """Return the newest snapshot in Delta's log, in the JVM; its version is below 0 where there is no table."""
+    """Return the JVM object of the newest snapshot in Delta's log; its version is negative without a table."""
     none = _scala_none(spark._jvm)
     return _delta_log(spark, path).update(False, none, none)
 
 
 def snapshot_at(spark: SparkSession, path: str, version: int) -> Any:
-    """Return the snapshot of a version that the log can be replayed to, in the JVM."""
+    """Return the JVM object of the snapshot of a version that the log can be replayed to."""
     none = _scala_none(spark._jvm)
     return _delta_log(spark, path).getSnapshotAt(version, none, none)
 
 
 def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int, datetime]], hours: int) -> None:
-    """Let Delta delete these of the table's files, but for those that its own retention still protects.
+    """Delete these files of the table with VACUUM, except those that Delta's retention protects.
 
     Args:
         spark: The session.
         path: Path or URL of the table.
-        files: Name below the table's folder, size in bytes and time of last modification of each.
-        hours: Delta's retention.
+        files: Name relative to the table's folder, size in bytes and time of last modification of each file.
+        hours: Delta's retention in hours.
     """
-    folder = str(_delta_log(spark, path).dataPath())  # as Delta's own listing names it: with a scheme, and not encoded
+    folder = str(_delta_log(spark, path).dataPath())  # as in Delta's own listing: with a scheme, not percent-encoded
     rows = [(f"{folder}/{name}", size, False, int(at.timestamp() * 1000)) for name, size, at in files]
     inventory = spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long")
     view = f"inventory_{uuid4().hex}"
@@ -192,7 +192,7 @@ def _quoted(value: str) -> str:
 def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
     """Create the table with its first rows and properties in one commit; fail if it exists.
 
-    The caller has the table to itself: what a killed run left of it is removed.
+    The caller has an exclusive lock on the table: files of a killed run are removed.
     """
     clear_uncommitted(path)
     writer = rows.writeTo(f"delta.`{path}`").using("delta")
@@ -201,12 +201,12 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
     try:
         writer.create()
     except Exception:
-        clear_uncommitted(path)  # A full disk would stay full.
+        clear_uncommitted(path)  # After a full disk, the files would still occupy space.
         raise
 
 
 class TableChanged(RuntimeError):
-    """Another program committed to a table between our look at it and our commit."""
+    """Conflict: another program committed to a table between this run's read and its commit."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"another program wrote to '{path}' during this run: run again")
@@ -214,12 +214,12 @@ class TableChanged(RuntimeError):
 
 @contextmanager
 def conflict_named(path: str) -> Iterator[None]:
-    """Turn what Delta raises of two commits at once into TableChanged."""
+    """Translate Delta's exceptions for concurrent commits into TableChanged."""
     try:
         yield
     except DeltaConcurrentModificationException as error:
         raise TableChanged(path) from error
-    except Py4JJavaError as error:  # As it comes where no method of Delta's Python was called.
+    except Py4JJavaError as error:  # Raised by JVM methods that are not called through Delta's Python API.
         java = "io.delta.exceptions.DeltaConcurrentModificationException"
         if not is_instance_of(SparkContext._gateway, error.java_exception, java):
             raise
@@ -227,7 +227,7 @@ def conflict_named(path: str) -> Iterator[None]:
 
 
 def check_version(spark: SparkSession, path: str, version: int) -> None:
-    """Refuse to write by what was read of a version that is not the newest any more.
+    """Check that `version`, which was read before, is still the newest.
 
     Raises:
         TableChanged: The table is at another version.
@@ -237,10 +237,10 @@ def check_version(spark: SparkSession, path: str, version: int) -> None:
 
 
 def can_replace_files(spark: SparkSession, path: str) -> bool:
-    """Return whether a file of the table can be taken out and another put in its place by its rows alone.
+    """Return whether a file of the table can be replaced by a Parquet file with other rows.
 
-    That is so unless another program gave the table partitions, or features that a reader must know of: deletion
-    vectors, other names of columns in the files.
+    This is not so if another program gave the table partitions, or features that readers must support, such as
+    deletion vectors and column mapping.
     """
     snapshot = newest_in_log(spark, path)
     return bool(snapshot.protocol().minReaderVersion() == 1 and snapshot.metadata().partitionColumns().isEmpty())
@@ -262,19 +262,20 @@ def commit_files(
     removed: Iterable[str] = (),
     changes: Iterable[str] = (),
 ) -> None:
-    """Commit Parquet files that lie in the table's folder already; create the table where there is none.
+    """Commit Parquet files that are already in the table's folder; create the table if it does not exist.
 
-    The actions are those of Delta's protocol in its JSON (PROTOCOL.md, "Actions"), the transaction is Delta's own.
+    The actions are built as JSON (Delta's PROTOCOL.md, "Actions"); the transaction is Delta's own.
 
     Args:
         spark: The session.
         path: Path or URL of the table.
-        files: Names of the files, and how many rows each has.
-        version: The table's version that the rows were chosen by, None where there was no table.
-        schema: Columns of the table, and of the files; used where it is created, as are `values`.
+        files: Names of the files, with their numbers of rows.
+        version: The table's version that the rows are based on, None if the table did not exist.
+        schema: Columns of the table and of the files; used only to create the table, as are `values`.
         values: Table properties.
-        removed: Names of files that leave the table.
-        changes: Names of files for the change data feed, below the table's folder: all that it says of this commit.
+        removed: Names of files to remove from the table.
+        changes: Names of files for the change data feed, relative to the table's folder; the feed of this commit has
+            only these.
 
     Raises:
         TableChanged: The table is at another version.
@@ -294,7 +295,7 @@ def commit_files(
             "createdTime": int(time.time() * 1000),
         }
         transaction.updateMetadataForNewTable(delta.actions.Action.fromJson(json.dumps({"metaData": metadata})))
-    transaction.readWholeTable()  # so that a commit meanwhile is a conflict
+    transaction.readWholeTable()  # so that a concurrent commit is a conflict
     actions = jvm.java.util.ArrayList()
     filesystem, root = fsspec.core.url_to_fs(path)
     for name, num_rows in files.items():
@@ -328,11 +329,11 @@ def commit_files(
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Select exactly the columns of `schema`, in its order and types: the contract of a write."""
+    """Select the columns of `schema` in its order, cast to its types."""
     return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
 
 
 def merge(spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...]) -> Any:
-    """Begin a MERGE of `rows` (alias s) into the table (alias t) on `key`."""
+    """Build a MERGE of `rows` (alias s) into the table (alias t) on `key`."""
     condition = " AND ".join(f"t.{name} = s.{name}" for name in key)
     return DeltaTable.forPath(spark, path).alias("t").merge(rows.alias("s"), condition)

@@ -1,7 +1,7 @@
-"""Parquet files of the table `images`, written by Spark's Python workers themselves.
+"""Parquet files of the table `images`, written directly by Spark's Python workers.
 
-So no image passes through the JVM: it would be copied there as an Arrow batch, as a row, as a cached block and as a
-Parquet page, at more CPU time than decoding takes.
+Images do not pass through the JVM. It would copy them as an Arrow batch, a row, a cached block and a Parquet page,
+which takes more CPU time than decoding.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from tasks.schema import IMAGES, IMAGES_ARROW
 from tasks.tables.rewriting import Mapper
 
 ROW_GROUP_BYTES = 16 << 20
-"""Content of a row group, plus one image at most: what a worker holds, and what a reader of the table must."""
+"""Bytes of content per row group, exceeded by at most one image: the memory of a worker, and of a reader."""
 
 PART_BYTES = 128 << 20
-"""Content of a file, plus one row group at most."""
+"""Bytes of content per file, exceeded by at most one row group."""
 
 WRITER_OPTIONS: dict[str, Any] = {
-    # JPEG bytes do not compress, no two are equal, and their least and greatest help nobody.
+    # JPEG bytes do not compress, have no repeated values, and no use for minimum and maximum.
     "compression": {name: "NONE" if name == "content" else "ZSTD" for name in IMAGES.names},
     "use_dictionary": ["label", "split"],
     "write_statistics": [name for name in IMAGES.names if name != "content"],
@@ -35,12 +35,12 @@ WRITER_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Where the parts of one run belong.
+    """Target of the parts of one run.
 
     Attributes:
         folder: Path or URL of the table.
-        run: Hexadecimal; it is in the name of every part, by which those that nobody committed are found.
-        ingested_at: What the column of that name says of every image of the run.
+        run: Hexadecimal id; part of the name of every part, so that uncommitted parts of the run can be found.
+        ingested_at: Value of the column `ingested_at` for every image of the run.
     """
 
     folder: str
@@ -48,13 +48,13 @@ class PartTarget:
     ingested_at: datetime
 
     def new_name(self) -> str:
-        """Return a name no other part has, also where a task is run again."""
+        """Return a unique name for a part, also if a task is retried."""
         task = TaskContext.get()
         return f"part-{0 if task is None else task.partitionId():05d}-{self.run}-{uuid4().hex[:12]}.parquet"
 
 
 class PartWriter:
-    """Writes the images of one task, the same one under the same label and split once a file."""
+    """Writer of one task's images; an image with the same label and split is written once per file."""
 
     def __init__(self, target: PartTarget) -> None:
         self._target = target
@@ -70,11 +70,11 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        # What a task that failed has in its buffer is not worth a second failure; its parts are swept.
+        # The buffer of a failed task is dropped, since writing it could fail again; its parts are removed later.
         self._close(flush=kind is None)
 
     def add(self, image: dict[str, Any]) -> str:
-        """Take a row of `images` without `ingested_at`; return the name of the file it is in."""
+        """Add a row of `images` without `ingested_at`; return the name of the file that it is written to."""
         if self._part_bytes >= PART_BYTES:
             self._close()
         if not self._name:
@@ -89,7 +89,7 @@ class PartWriter:
         return self._name
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows of `images` as they are, as a row group of the file that is open."""
+        """Write rows of `images` unchanged, as a row group of the open file."""
         if self._writer is None:
             self._name = self._name or self._target.new_name()
             filesystem, root = fsspec.core.url_to_fs(self._target.folder)
@@ -117,7 +117,7 @@ class PartWriter:
 
     @property
     def name(self) -> str:
-        """Name of the file that is open, empty where none is."""
+        """Name of the open file, empty if no file is open."""
         return self._name
 
 
@@ -125,22 +125,24 @@ REWRITE_ARROW = pa.schema(
     {
         "part": pa.string(),
         "keep": pa.list_(pa.string()),
-        "dealt": pa.list_(pa.string()),
+        "reassigned": pa.list_(pa.string()),
         "splits": pa.list_(pa.string()),
     }
 )
-"""What is written again: a part; the sha256 of the rows to keep, all where it is null; the sha256 of those whose split
-is another one than is written there, and that split."""
+"""A part to rewrite.
+
+keep: sha256 of the rows to keep, null for all. reassigned, splits: sha256 and new split of rows whose split changes.
+"""
 
 
 REWRITTEN = "part string, rows long, was string"
-"""What a written part is called now, how many rows it has, and what it was called."""
+"""A rewritten part: its new name, its number of rows, and its old name."""
 
 
 def make_rewriter(target: PartTarget) -> Mapper:
-    """Return the function for `mapInArrow` that writes parts again, with fewer rows or other splits.
+    """Return the function for `mapInArrow` that rewrites parts with fewer rows or other splits.
 
-    Rows of REWRITE_ARROW in, of REWRITTEN out.
+    It maps rows of REWRITE_ARROW to rows of REWRITTEN.
     """
 
     def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -151,10 +153,10 @@ def make_rewriter(target: PartTarget) -> Mapper:
 
 
 def _rewrite(
-    target: PartTarget, part: str, keep: list[str] | None, dealt: list[str], splits: list[str]
+    target: PartTarget, part: str, keep: list[str] | None, reassigned: list[str], splits: list[str]
 ) -> dict[str, Any]:
     wanted = None if keep is None else pa.array(keep)
-    contents, others = pa.array(dealt, pa.string()), pa.array(splits, pa.string())
+    contents, new_splits = pa.array(reassigned, pa.string()), pa.array(splits, pa.string())
     filesystem, root = fsspec.core.url_to_fs(target.folder)
     num_rows = 0
     with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
@@ -163,7 +165,7 @@ def _rewrite(
             rows = parquet.read_row_group(group).cast(IMAGES_ARROW)
             if wanted is not None:
                 rows = rows.filter(pc.is_in(rows["sha256"], wanted))
-            split = pc.coalesce(others.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
+            split = pc.coalesce(new_splits.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
             rows = rows.set_column(IMAGES_ARROW.get_field_index("split"), IMAGES_ARROW.field("split"), split)
             for batch in rows.combine_chunks().to_batches():
                 writer.write(batch)

@@ -1,4 +1,4 @@
-"""What a table remembers of how it was made, so that a run with other settings is refused and not mixed in."""
+"""Table properties that record the settings of the ETL, and checks of a run's settings against them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +11,20 @@ from tasks.errors import WrongInput
 PREFIX = "lakevision."
 
 SOURCE_PROPERTY = f"{PREFIX}source"
-"""Table property with the folder or URL that the images come from, or the name of the built-in digits."""
+"""Table property with the folder or URL of the images, or the name of the built-in digits."""
 
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
-"""Settings whose change replaces the contents of the tables, where `replace_source` allows it."""
+"""Settings whose change replaces the contents of the tables, if `replace_source` is true."""
 
 
 OTHER_TABLES = "other tables (storage.tables), or another home (storage.home or LAKEVISION_HOME)"
-"""What an error advises first: the tables that are there stay, with their models and predictions."""
+"""First advice of error messages: it leaves the existing tables as they are, with their models and predictions."""
 
 
 def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
-    """Return the settings with which a table goes on: a table that was split by content remains so.
+    """Return the settings that a table is continued with: a table split by content keeps that split.
 
-    `stratified` is the default of new tables, so no run is refused for it.
+    `stratified` is the default for new tables, so it is not an error for other ones.
 
     Args:
         etl: The settings of the run.
@@ -36,12 +36,12 @@ def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
 
 
 def source_property(location: Path | str, digits: Path, found: Mapping[str, str]) -> str:
-    """Return what a table remembers of its source: the built-in digits are the same wherever the home lies.
+    """Return the property of a table's source; the built-in digits have the same one in every home.
 
     Args:
         location: The source.
         digits: Folder of the built-in digits.
-        found: The properties of the table that is there; an older one of the digits has their folder, and keeps it.
+        found: Properties of the existing table; older tables of the digits have their folder, and keep it.
     """
     if str(location) != str(digits) or found.get(SOURCE_PROPERTY) == str(digits):
         return str(location)
@@ -49,9 +49,9 @@ def source_property(location: Path | str, digits: Path, found: Mapping[str, str]
 
 
 def table_source(found: Mapping[str, str]) -> str:
-    """Return the source that a table's properties name; empty for a table that the flow etl did not make.
+    """Return the source in a table's properties; empty for a table that the flow etl did not make.
 
-    Digits with other splits or labels than the default are another source: their test images are others.
+    Digits with non-default splits or labels count as another source, since their test images differ.
     """
     source = found.get(SOURCE_PROPERTY, "")
     if source != BUILTIN_DIGITS:
@@ -66,7 +66,7 @@ def table_source(found: Mapping[str, str]) -> str:
 
 
 def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
-    """Return the properties of tables made with these settings; a setting that is not set is an empty text."""
+    """Return the properties of tables made with these settings; an unset setting is an empty string."""
     settings = {
         "source": str(source),
         "labels.by": etl.labels.by,
@@ -82,10 +82,10 @@ def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
 
 
 def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: str, replace_source: bool) -> bool:
-    """Refuse settings other than those the table was made with; say whether its contents are to be replaced.
+    """Check the settings against those that the table was made with; return whether its contents are replaced.
 
     Raises:
-        WrongInput: Names the setting, its value here and in the table.
+        WrongInput: A setting differs; the message names it, its value, and the table's value.
     """
     replaced = False
     for name, value in wanted.items():
@@ -108,10 +108,10 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
 
 
 def check_columns(found: StructType, wanted: StructType, path: str) -> None:
-    """Refuse a table with other columns than this version of the code writes; it is never changed silently.
+    """Check that a table has the columns that this version of the code writes; no table is altered silently.
 
     Raises:
-        WrongInput: Names the columns that are missing, unknown or of another type.
+        WrongInput: Columns are missing, unknown or of another type; the message names them.
     """
     has = {field.name: field.dataType.simpleString() for field in found}
     needs = {field.name: field.dataType.simpleString() for field in wanted}

@@ -1,7 +1,7 @@
-"""Relations in the driver's memory, and SQL on them.
+"""SQL on in-memory relations of the driver, with DuckDB.
 
-For what is about names, times and hashes, a few hundred bytes a file and no pixels: Spark takes seconds to plan and
-compile what DuckDB does with them in milliseconds, on all cores, and on disk where memory is short.
+It is meant for names, times and hashes, a few hundred bytes per file, and not for pixels. Spark takes seconds to plan
+and compile queries that DuckDB runs in milliseconds, on all cores, and with spilling to disk if memory is short.
 """
 
 from typing import Any, Self
@@ -14,12 +14,12 @@ from tasks.storage import Storage
 
 
 class Relations:
-    """Arrow tables by name, views and tables made of them, and what SQL says of them."""
+    """DuckDB database of named Arrow tables, and of views and tables derived from them."""
 
     def __init__(self, storage: Storage) -> None:
-        """Start without any; what memory does not hold lies among the temporary files of the home."""
+        """Open an empty database; it spills to the temporary files of the home."""
         self._scratch = Scratch(scratch_root(storage))
-        # It fetches and loads no extension by itself: none is needed.
+        # DuckDB must not download extensions: none is needed.
         settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
         try:
             self._database = duckdb.connect(config={"temp_directory": str(self._scratch.folder / "duckdb"), **settings})
@@ -35,11 +35,11 @@ class Relations:
         self._scratch.remove()
 
     def add(self, name: str, rows: pa.Table) -> None:
-        """Give an Arrow table a name; it is not copied."""
+        """Register an Arrow table under a name, without a copy."""
         self._database.register(name, rows)
 
     def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
-        """Run a statement that returns nothing, its parameters ($name) taken from `values`."""
+        """Run a statement without a result, with its parameters ($name) from `values`."""
         self._database.execute(statement, values)
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
@@ -47,6 +47,6 @@ class Relations:
         return self._database.execute(query, values).fetchall()
 
     def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
-        """Return the rows of a query, cast to these columns; times in UTC, whatever the machine's zone."""
+        """Return the rows of a query, cast to this schema; times are in UTC, independent of the local time zone."""
         rows: Any = self._database.sql(query, params=values).to_arrow_table()
         return rows.cast(schema)

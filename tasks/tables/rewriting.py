@@ -1,4 +1,4 @@
-"""Write files of a table again: in threads of the driver where they are small, in a Spark job where they are not."""
+"""Rewriting of a table's files: in threads of the driver if they are small, else in a Spark job."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from tasks.system.cores import num_cores
 
 Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What `mapInArrow` takes."""
+"""A function for `mapInArrow`."""
 
 DRIVER_BYTES = 64 << 20
-"""Up to so many bytes of files the driver copies faster than a Spark job starts, which takes half a second."""
+"""Total size up to which the driver rewrites files itself: faster than the start of a Spark job, about 0.5 s."""
 
 
 def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper, schema: str) -> list[dict[str, Any]]:
@@ -23,9 +23,9 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
     Args:
         spark: The session.
         folder: Path or URL of the table.
-        files: One row per file, its name below the folder in the first column.
-        mapper: Called with one row at a time; in the driver, several threads call it at once.
-        schema: Of what it yields.
+        files: One row per file; the first column has its name relative to the folder.
+        mapper: Called with one row at a time; in the driver, several threads call it concurrently.
+        schema: Schema of the rows that it yields, as a DDL string.
     """
     if not _are_small(folder, files.column(0).to_pylist()):
         frame = spark.createDataFrame(files).repartition(files.num_rows)
@@ -38,9 +38,9 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
 
 def _are_small(folder: str, names: list[str]) -> bool:
     filesystem, root = fsspec.core.url_to_fs(folder)
-    left = DRIVER_BYTES
+    remaining = DRIVER_BYTES
     for name in names:
-        left -= filesystem.size(f"{root}/{name}")
-        if left < 0:
+        remaining -= filesystem.size(f"{root}/{name}")
+        if remaining < 0:
             return False
     return True

@@ -1,8 +1,8 @@
-"""Versions of Delta tables, and what they hold: read by delta-rs and Arrow where these can, by Spark where not.
+"""Versions of Delta tables and their contents, read by delta-rs and Arrow if possible, else by Spark.
 
-Spark takes seconds to start, and five for its first look at a table, of which it compiles most. So what lies on a local
-disk is read without it; Spark reads what only it can: a store, whose credentials it has, and a table to which another
-program gave newer features of the protocol.
+Spark takes seconds to start, and five for its first read of a table, most of them for compilation. Tables on a local
+disk are read without it. Spark reads tables on a store, whose credentials it has, and tables to which another program
+gave newer features of the protocol.
 """
 
 import json
@@ -31,7 +31,7 @@ from tasks.tables.properties import table_source
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One version of a table, and the properties and columns it has there."""
+    """One version of a table, with its properties and columns."""
 
     table: TableRef
     properties: dict[str, str]
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTable | None:
-    """Open a table that is there, at a version or the newest; None where only Spark can read it."""
+    """Open an existing table at a version or the newest; return None if only Spark can read it."""
     folder = local_path(path)
     if folder is None or "%" in str(folder):  # delta-rs decodes a percent sign once too often
         return None
@@ -47,22 +47,22 @@ def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTabl
         table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
         elsewhere = any(":" in name or name.startswith("/") for name in _file_names(table))
     except deltalake.exceptions.DeltaError:
-        return None  # Spark reads it, or says what is wrong with it.
+        return None  # Spark reads the table, or raises an error that explains the problem.
     plain = table.protocol().min_reader_version == 1 and not table.metadata().partition_columns
     return table if plain and not elsewhere else None
 
 
 def _file_names(table: deltalake.DeltaTable) -> list[str]:
-    """Return the table's data files: names below its folder, or whole paths in a clone of another table."""
+    """Return the table's data files: names relative to its folder, or absolute paths in a shallow clone."""
     names: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
     return names
 
 
 def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
-    """Return the newest version of the table, or None where no Delta table is.
+    """Return the newest version of the table, or None if `path` is not a Delta table.
 
     Raises:
-        NeedsSpark: There is no session, and only Spark can tell.
+        NeedsSpark: `spark` is None, and only Spark can read the table.
     """
     if local_path(path) is not None and newest_commit(path) is None:
         return None
@@ -74,7 +74,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         return Snapshot(ref, properties, StructType.fromJson(columns))
     if spark is None:
         raise NeedsSpark
-    # Asked of Delta's log itself: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
+    # Read from Delta's log directly: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
     jvm: Any = spark._jvm
     snapshot = newest_in_log(spark, path)
     if snapshot.version() < 0:
@@ -88,7 +88,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
 
 
 def files_with(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
-    """Return the names of the files of exactly this version in which a text column has one of these values."""
+    """Return the names of the files of this version in which a text column has one of these values."""
     found = _without_spark(table.path, table.version)
     if found is not None:
         files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
@@ -106,19 +106,19 @@ def files_with(spark: SparkSession | None, table: TableRef, key: str, values: pa
 
 
 def has_table(spark: SparkSession | None, path: str) -> bool:
-    """Say whether a Delta table is at `path`.
+    """Return whether a Delta table exists at `path`.
 
     Raises:
-        NeedsSpark: As `newest_snapshot`; so do the functions below.
+        NeedsSpark: As `newest_snapshot`, like all functions below.
     """
     return newest_snapshot(spark, path) is not None
 
 
 def latest(spark: SparkSession | None, path: str) -> TableRef:
-    """Return the newest version of the table, resolved once, so that later reads agree.
+    """Return the newest version of the table, resolved once so that later reads see the same version.
 
     Raises:
-        WrongInput: No Delta table is there.
+        WrongInput: The path is not a Delta table.
     """
     snapshot = newest_snapshot(spark, path)
     if snapshot is None:
@@ -127,10 +127,10 @@ def latest(spark: SparkSession | None, path: str) -> TableRef:
 
 
 def at_version(spark: SparkSession | None, path: str, version: int | None) -> TableRef:
-    """Return the asked-for version of the table, or the newest.
+    """Return the requested version of the table, or the newest if `version` is None.
 
     Raises:
-        WrongInput: No Delta table is there, or it has no such version any more.
+        WrongInput: The path is not a Delta table, or its log no longer has the version.
     """
     newest = latest(spark, path)
     if version in {None, newest.version}:
@@ -147,16 +147,16 @@ def at_version(spark: SparkSession | None, path: str, version: int | None) -> Ta
 
 
 def _source_then(path: str, version: int, newest: str) -> str:
-    """Return the source of a version, which may have been replaced since; of a remote table the newest one."""
+    """Return the source of a version, which may have been replaced since; `newest` if only Spark can read the table."""
     table = _without_spark(path, version)
     return newest if table is None else table_source(table.metadata().configuration)
 
 
 def properties_of(table: TableRef) -> dict[str, str]:
-    """Return the properties of exactly this version, read without Spark.
+    """Return the properties of this version, read without Spark.
 
     Raises:
-        NeedsSpark: Only Spark can read it, or the version is gone.
+        NeedsSpark: Only Spark can read the version, or it no longer exists.
     """
     found = _without_spark(table.path, table.version)
     if found is None:
@@ -165,7 +165,7 @@ def properties_of(table: TableRef) -> dict[str, str]:
 
 
 def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
-    """Return the names of the columns of exactly this version."""
+    """Return the names of the columns of this version."""
     found = _without_spark(table.path, table.version)
     if found is not None:
         return [field.name for field in found.schema().fields]
@@ -175,19 +175,19 @@ def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
 
 
 def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
-    """Return the rows of exactly this version."""
+    """Return the rows of this version as a DataFrame."""
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 
 def _rows_of(
     found: deltalake.DeltaTable, path: str, schema: pa.Schema, where: Mapping[str, str | int]
 ) -> pyarrow.dataset.Dataset:
-    """Return the rows of a local table: these columns, and those of `where`."""
+    """Return a dataset of a local table with the columns of `schema` and of `where`."""
     files = [f"{local_path(path)}/{name}" for name in _file_names(found)]
     others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
-    # Times are in the older of Parquet's two types in what Spark writes.
-    layout = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    return pyarrow.dataset.dataset(files, schema=pa.schema([*schema, *others]), format=layout)
+    # Spark writes timestamps as INT96, the older of Parquet's two types.
+    file_format = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    return pyarrow.dataset.dataset(files, schema=pa.schema([*schema, *others]), format=file_format)
 
 
 def _filter(where: Mapping[str, str | int]) -> pyarrow.dataset.Expression | None:
@@ -198,10 +198,10 @@ def _filter(where: Mapping[str, str | int]) -> pyarrow.dataset.Expression | None
 def read_batches(
     table: TableRef, schema: pa.Schema, where: Mapping[str, str | int], num_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows as `read_columns`, at most so many at a time, read without Spark.
+    """Yield the rows of `read_columns` in batches of at most `num_rows`, read without Spark.
 
     Raises:
-        NeedsSpark: Only Spark can read it, or the version is gone.
+        NeedsSpark: Only Spark can read the version, or it no longer exists.
     """
     found = _without_spark(table.path, table.version)
     if found is None or (table.table_id and str(found.metadata().id) != table.table_id):
@@ -215,7 +215,7 @@ def read_batches(
 def read_columns(
     spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int] | None = None
 ) -> pa.Table:
-    """Return these columns of exactly this version, in memory: all rows, or those that have the values in `where`."""
+    """Return these columns of this version as a table in memory: all rows, or those that have the values in `where`."""
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
         return _rows_of(found, table.path, schema, where).to_table(filter=_filter(where), columns=schema.names)

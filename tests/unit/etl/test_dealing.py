@@ -1,4 +1,4 @@
-"""Which split every image of a table gets and keeps, over histories of a source, without Spark."""
+"""Assignment of images to splits over histories of a source, without Spark."""
 
 import hashlib
 from collections import Counter
@@ -23,31 +23,31 @@ from tasks.tables.relations import Relations
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 
 Source = dict[str, str]
-"""Content (a name stands for it) by path; the label is the folder."""
+"""Content by path; contents are arbitrary strings, and the label is the folder."""
 
 
 def sha256_of(content: str) -> str:
-    """Return the hash of a content."""
+    """Return the SHA-256 of a content."""
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 class Tables:
-    """The tables of one source, as rows; an ETL of them reads nothing and decodes nothing."""
+    """Tables of one source as rows, with an ETL that neither reads nor decodes files."""
 
     def __init__(self, home: Path, **settings: object) -> None:
-        """Start without a row."""
+        """Create empty tables."""
         self._storage = resolve_storage(StorageConfig(home=str(home)))
         self._etl = EtlConfig.model_validate(settings)
         self._ledger: dict[str, dict[str, object]] = {}
         self.images: dict[str, tuple[str, str]] = {}
 
     def ingest(self, source: Source, *, killed: bool = False, backwards: bool = False) -> dict[str, list[str]]:
-        """Bring the tables in line; return, by part, the contents whose split is not the one written there.
+        """Synchronize the tables with the source; return, by part, the contents whose split differs from the part's.
 
         Args:
-            source: What the source holds.
+            source: Files of the source.
             killed: Whether the run ends before the ledger is committed.
-            backwards: Whether files are read in another order, by other tasks.
+            backwards: Whether files are read in reverse order.
         """
         listing = [
             {"path": path, "label": path.split("/")[0], "split": None, "size": len(content), "modified_at": THEN}
@@ -74,7 +74,7 @@ class Tables:
             if not killed:
                 changes, _ = comparison.ledger_changes(THEN)
                 self._ledger |= {row["path"]: row for row in changes.to_pylist()}
-            return {part: contents for part, (contents, _) in comparison.dealt_otherwise().items()}
+            return {part: contents for part, (contents, _) in comparison.reassigned().items()}
 
     def _read(self, row: dict[str, object], source: Source, number: int) -> dict[str, object]:
         sha256 = sha256_of(source[str(row["path"])])
@@ -86,7 +86,7 @@ class Tables:
         return {sha256: split for sha256, (_, split) in self.images.items()}
 
     def check_shares(self) -> None:
-        """Each split of each class has its share, rounded down or up."""
+        """Assert that each split of each class has its share, rounded down or up."""
         shares = SplitRule.of(self._etl).shares
         for label, total in Counter(label for label, _ in self.images.values()).items():
             counts = Counter(split for found, split in self.images.values() if found == label)
@@ -95,15 +95,15 @@ class Tables:
 
 
 def images_of(label: str, count: int, first: int = 0) -> Source:
-    """Return a part of a source: so many files of one class."""
+    """Return `count` files of one class, as part of a source."""
     return {f"{label}/{number}.jpg": f"{label}-{number}" for number in range(first, first + count)}
 
 
 SIX = {path: content for label in "abcdef" for path, content in images_of(label, 30).items()}
 
 
-def test_each_of_six_small_classes_gets_its_share_to_one_image(tmp_path: Path) -> None:
-    """180 images: 3 of each class in val and in test, whatever was read by whom and in which order."""
+def test_each_split_gets_its_share_of_each_of_six_small_classes(tmp_path: Path) -> None:
+    """Each class of 30 images has 3 in val and 3 in test, independent of the order in which files are read."""
     tables, again = Tables(tmp_path), Tables(tmp_path)
     tables.ingest(SIX)
     assert Counter(tables.images.values()) == {
@@ -113,8 +113,8 @@ def test_each_of_six_small_classes_gets_its_share_to_one_image(tmp_path: Path) -
     assert again.images == tables.images
 
 
-def test_images_are_dealt_in_the_order_of_a_hash_of_seed_and_content(tmp_path: Path) -> None:
-    """So another seed is another split, and the first images by that hash are the ones of the split `test`."""
+def test_images_are_assigned_in_the_order_of_a_hash_of_seed_and_content(tmp_path: Path) -> None:
+    """Another seed gives another split, and the first images by that hash are in the split `test`."""
     tables, other = Tables(tmp_path), Tables(tmp_path, split_seed=2)
     tables.ingest(SIX)
     other.ingest(SIX)
@@ -126,18 +126,18 @@ def test_images_are_dealt_in_the_order_of_a_hash_of_seed_and_content(tmp_path: P
     assert [tables.splits()[sha256] for sha256 in order] == [TEST] * 3 + [VAL] * 3 + [TRAIN] * 24
 
 
-def test_a_part_is_written_again_only_where_an_image_was_dealt_otherwise(tmp_path: Path) -> None:
-    """Of a thousand images of a class few are near the edge between two splits."""
+def test_only_reassigned_images_are_rewritten_in_parts(tmp_path: Path) -> None:
+    """Of a thousand images of a class, fewer than a hundred get another split than their hash alone gives."""
     tables = Tables(tmp_path)
     changed = tables.ingest(images_of("a", 1000))
-    guessed = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in tables.images}
-    expected = {sha256 for sha256, split in tables.splits().items() if split != guessed[sha256]}
+    by_hash = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in tables.images}
+    expected = {sha256 for sha256, split in tables.splits().items() if split != by_hash[sha256]}
     assert {sha256 for contents in changed.values() for sha256 in contents} == expected
     assert 0 < len(expected) < 100
 
 
-def test_only_images_near_an_edge_of_two_splits_are_dealt_otherwise(tmp_path: Path) -> None:
-    """Of large classes those are few; where classes are small, or files are copies, all may be."""
+def test_only_images_near_an_edge_between_two_splits_are_reassigned(tmp_path: Path) -> None:
+    """In a large class few images are near an edge, and in a small class most are."""
     large = images_of("a", 5000)
     small = {path: content for label in "bcdef" for path, content in images_of(label, 40).items()}
     copies = {f"a/copy-{number}.jpg": f"a-{number}" for number in range(500)}
@@ -146,10 +146,10 @@ def test_only_images_near_an_edge_of_two_splits_are_dealt_otherwise(tmp_path: Pa
     tables = Tables(tmp_path)
 
     changed = tables.ingest(large | small | copies)
-    otherwise = {sha256 for contents in changed.values() for sha256 in contents}
+    reassigned = {sha256 for contents in changed.values() for sha256 in contents}
     near = {sha256 for sha256, (label, _) in tables.images.items() if edges.has(sha256, label)}
-    assert otherwise
-    assert otherwise <= near
+    assert reassigned
+    assert reassigned <= near
     share = {label: sum(tables.images[sha256][0] == label for sha256 in near) for label in "ab"}
     assert 0 < share["a"] < 500
     assert share["b"] > 20
@@ -167,8 +167,8 @@ steps = st.lists(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
-def test_no_image_moves_and_the_fractions_hold_whatever_arrives_and_dies(tmp_path: Path, steps) -> None:
-    """Also where a run was killed between its two commits: the next one finds the images' splits."""
+def test_no_image_changes_its_split_and_the_fractions_hold_after_killed_runs(tmp_path: Path, steps) -> None:
+    """After any sequence of new images and runs killed between their commits, images keep their splits."""
     tables = Tables(tmp_path)
     source: Source = {}
     for number, (new, killed) in enumerate(steps):
@@ -183,8 +183,8 @@ def test_no_image_moves_and_the_fractions_hold_whatever_arrives_and_dies(tmp_pat
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=2, max_size=5))
-def test_an_image_that_was_deleted_and_is_back_has_the_split_it_had(tmp_path: Path, present) -> None:
-    """At another path too: the ledger remembers deleted files, whatever was dealt meanwhile."""
+def test_restored_image_has_its_former_split(tmp_path: Path, present) -> None:
+    """An image that was deleted and is restored, also at another path, gets the split in the ledger."""
     tables = Tables(tmp_path)
     seen: dict[str, str] = {}
     for number, numbers in enumerate(present):
@@ -193,11 +193,8 @@ def test_an_image_that_was_deleted_and_is_back_has_the_split_it_had(tmp_path: Pa
             assert seen.setdefault(sha256, split) == split
 
 
-def test_an_image_whose_edit_is_reverted_has_the_split_it_had(tmp_path: Path) -> None:
-    """An edited image takes the split of its path, also where it was deleted meanwhile; so the original finds it there.
-
-    Whatever was dealt to the images that arrived in between.
-    """
+def test_image_whose_edit_is_reverted_has_its_former_split(tmp_path: Path) -> None:
+    """An edited image gets the split of its path, and the original has it again, also if others were added since."""
     tables = Tables(tmp_path)
     source = images_of("a", 40)
     tables.ingest(source)
@@ -214,8 +211,8 @@ def test_an_image_whose_edit_is_reverted_has_the_split_it_had(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_image_that_moves_to_another_class_stays_on_its_side(tmp_path: Path, killed: bool) -> None:
-    """It counts in the new class, which gives its next images to the other splits."""
+def test_image_that_moves_to_another_class_keeps_its_split(tmp_path: Path, killed: bool) -> None:
+    """Moved images count in the new class, whose next images go to the other splits."""
     tables = Tables(tmp_path)
     source = images_of("a", 30) | images_of("b", 30)
     tables.ingest(source)
@@ -229,8 +226,8 @@ def test_an_image_that_moves_to_another_class_stays_on_its_side(tmp_path: Path, 
     tables.check_shares()
 
 
-def test_an_image_in_conflict_returns_to_its_side(tmp_path: Path) -> None:
-    """Under two labels it is in no split; one that never had one is dealt when the conflict is settled."""
+def test_image_has_its_former_split_after_a_conflict_is_resolved(tmp_path: Path) -> None:
+    """An image under two labels is in none of the splits; an image that never had a split gets one afterwards."""
     tables = Tables(tmp_path)
     source = images_of("a", 30) | images_of("b", 30)
     tables.ingest(source)
@@ -242,7 +239,7 @@ def test_an_image_in_conflict_returns_to_its_side(tmp_path: Path) -> None:
 
 
 def test_kept_images_of_deleted_files_count(tmp_path: Path) -> None:
-    """They are in the table that training reads: new images are dealt with them in mind."""
+    """The assignment of new images takes kept images into account, since training reads them."""
     tables = Tables(tmp_path, deleted="keep")
     tables.ingest(images_of("a", 30))
     tables.ingest(images_of("a", 25, first=100))
@@ -251,7 +248,7 @@ def test_kept_images_of_deleted_files_count(tmp_path: Path) -> None:
 
 
 def test_copies_have_one_split(tmp_path: Path) -> None:
-    """The ledger says of a duplicate what it says of the image, and nothing is to be done the next time."""
+    """The ledger has the same split for a duplicate as for the stored image."""
     tables = Tables(tmp_path)
     source = images_of("a", 30)
     tables.ingest(source | {f"a/copy-{path[2:]}": content for path, content in source.items()})

@@ -1,4 +1,4 @@
-"""Files that are written again without some of their rows, called here without Spark."""
+"""Rewriting of files without some of their rows, called without Spark."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -22,39 +22,39 @@ TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartTarget:
-    """Return where files go, three images a row group."""
+    """Return a target for files with three images per row group."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     (tmp_path / "_change_data").mkdir()
     return PartTarget(str(tmp_path), "5eed", TODAY)
 
 
 def write(target: PartTarget, numbers: Iterable[int]) -> str:
-    """Write a part with these images; return its name."""
+    """Write a part with the given images; return its name."""
     columns = {"label": "cat", "content": b"x" * 100, "width": 4, "height": 3, "split": "train", "dhash": 1}
     with PartWriter(target) as writer:
         (name,) = {writer.add(columns | {"sha256": str(number)}) for number in numbers}
     return name
 
 
-def cut(target: PartTarget, name: str, gone: str, moved: str, *, is_new: bool = False) -> dict[str, Any]:
-    """Cut images out of a part; a digit is the name of an image."""
-    asked = pa.RecordBatch.from_pylist([{"name": name, "is_new": is_new}])
-    contents = [pa.array(list(names), pa.string()) for names in (gone, moved)]
-    ((done,),) = [batch.to_pylist() for batch in make_cutter(target, *contents)([asked])]
+def cut(target: PartTarget, name: str, deleted: str, moved: str, *, is_new: bool = False) -> dict[str, Any]:
+    """Remove images from a part; each digit of `deleted` and `moved` is the sha256 of an image."""
+    request = pa.RecordBatch.from_pylist([{"name": name, "is_new": is_new}])
+    contents = [pa.array(list(names), pa.string()) for names in (deleted, moved)]
+    ((done,),) = [batch.to_pylist() for batch in make_cutter(target, *contents)([request])]
     return done
 
 
 def changes(target: PartTarget, done: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return image and kind of change of the rows for the change data feed, in order."""
+    """Return sha256 and change type of the rows for the change data feed, in order."""
     table = pq.read_table(f"{target.folder}/{done['changes']}")
     assert table.schema.equals(CHANGES_ARROW)
     return list(zip(table["sha256"].to_pylist(), table["_change_type"].to_pylist(), strict=True))
 
 
-def test_a_file_is_written_again_without_the_rows_that_go(target: PartTarget) -> None:
-    """They are in the change data feed; what moved is called updated there, and the old file stays as it is."""
+def test_file_is_rewritten_without_the_deleted_rows(target: PartTarget) -> None:
+    """Deleted rows are in the change data feed, moved ones as updates, and the old file is unchanged."""
     name = write(target, range(8))
-    done = cut(target, name, gone="16", moved="6")
+    done = cut(target, name, deleted="16", moved="6")
 
     assert pq.read_table(f"{target.folder}/{done['added']}")["sha256"].to_pylist() == list("023457")
     assert (done["name"], done["rows"]) == (name, 6)
@@ -63,38 +63,38 @@ def test_a_file_is_written_again_without_the_rows_that_go(target: PartTarget) ->
     assert pq.ParquetFile(f"{target.folder}/{name}").metadata.num_rows == 8
 
 
-def test_a_file_whose_rows_all_go_has_none_in_its_place(target: PartTarget) -> None:
-    """No file without a row is left behind."""
+def test_file_whose_rows_are_all_deleted_is_not_replaced(target: PartTarget) -> None:
+    """Removing all rows of a file writes no empty file."""
     name = write(target, range(3))
-    done = cut(target, name, gone="0123", moved="")
+    done = cut(target, name, deleted="0123", moved="")
 
     assert (done["added"], done["rows"]) == (None, 0)
     assert [kind for _, kind in changes(target, done)] == ["delete"] * 3
     assert [path.name for path in Path(target.folder).glob("*.parquet")] == [name]
 
 
-def test_new_rows_are_in_the_feed_and_their_file_is_not_written_again(target: PartTarget) -> None:
-    """One that moved here has the second half of its update."""
+def test_new_rows_are_in_the_feed_and_their_file_is_not_rewritten(target: PartTarget) -> None:
+    """New rows are inserts in the feed, and a moved row is the postimage of an update."""
     name = write(target, range(4))
-    done = cut(target, name, gone="6", moved="2", is_new=True)
+    done = cut(target, name, deleted="6", moved="2", is_new=True)
 
     assert done["added"] is None
     assert changes(target, done) == [("0", "insert"), ("1", "insert"), ("2", "update_postimage"), ("3", "insert")]
     assert [path.name for path in Path(target.folder).glob("*.parquet")] == [name]
 
 
-def test_files_of_spark_are_read_with_its_times(target: PartTarget) -> None:
-    """Parquet's older type of times is what compaction writes."""
+def test_int96_timestamps_of_spark_are_read(target: PartTarget) -> None:
+    """Files with INT96 timestamps, as Delta's compaction writes them, are read with equal values."""
     name = write(target, range(2))
     table = pq.read_table(f"{target.folder}/{name}")
     pq.write_table(table, f"{target.folder}/{name}", use_deprecated_int96_timestamps=True)
-    done = cut(target, name, gone="0", moved="")
+    done = cut(target, name, deleted="0", moved="")
 
     assert pq.read_table(f"{target.folder}/{done['added']}").equals(table.slice(1))
 
 
 def test_only_files_with_the_rows_are_found(tmp_path: Path) -> None:
-    """In exactly the version that is asked for, without Spark where the table is on a local disk."""
+    """Files with the values are found in the requested version, without Spark for a local table."""
     for name in ("ab", "cd", "ef"):
         write_deltalake(tmp_path.as_uri(), pa.table({"path": list(name), "size": [1, 2]}), mode="append")
     ((first,),) = [deltalake_files(tmp_path, version=0)]
@@ -111,7 +111,7 @@ def deltalake_files(folder: Path, version: int) -> list[str]:
 
 
 def test_rows_of_the_ledger_are_replaced_by_path(target: PartTarget) -> None:
-    """Those of all files that are given, and new paths with them; one file takes their place."""
+    """A single file replaces the given ones, with changed and new rows by path."""
 
     def rows(**outcomes: str) -> pa.Table:
         return pa.Table.from_pylist(

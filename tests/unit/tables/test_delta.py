@@ -1,4 +1,4 @@
-"""What a run left that was killed while it created a table."""
+"""Clean-up after a run that was killed while it created a table."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def write(folder: Path, *names: str) -> None:
         ([f"_delta_log/{10:020}.checkpoint.parquet", PART], True, [f"_delta_log/{10:020}.checkpoint.parquet", PART]),
     ],
 )
-def test_a_table_without_a_commit_is_none_and_makes_way(tmp_path: Path, names, is_table, left) -> None:
-    """A table with one keeps every file, needed or not, and so does what is not Delta's."""
+def test_table_without_a_commit_is_removed(tmp_path: Path, names, is_table, left) -> None:
+    """Delta's files are removed if the log has no commits; a table with a commit keeps all files, and so do others."""
     table = tmp_path / "images"
     write(table, *names)
 
@@ -38,8 +38,8 @@ def test_a_table_without_a_commit_is_none_and_makes_way(tmp_path: Path, names, i
     assert sorted(path.relative_to(table).as_posix() for path in table.rglob("*") if path.is_file()) == sorted(left)
 
 
-def test_parquet_files_of_somebody_else_are_refused_and_kept(tmp_path: Path) -> None:
-    """Spark calls its own the same, but without Delta there is no log."""
+def test_parquet_files_without_a_delta_log_are_refused_and_kept(tmp_path: Path) -> None:
+    """Spark's Parquet files have the same names as Delta's, but without a log they are not touched."""
     write(tmp_path / "images", PART)
     with pytest.raises(WrongInput, match="is not a Delta table"):
         check_table_path(str(tmp_path / "images"))

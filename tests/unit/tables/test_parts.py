@@ -1,4 +1,4 @@
-"""The Parquet files that a Spark task writes, called here without Spark."""
+"""Parquet files that a Spark task writes, called without Spark."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,12 +18,12 @@ TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 @pytest.fixture
 def target(tmp_path: Path) -> PartTarget:
-    """Return where the parts go."""
+    """Return a target for parts."""
     return PartTarget(str(tmp_path), "5eed", TODAY)
 
 
 def image(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, object]:
-    """Return a row of `images` as a reader makes it."""
+    """Return a row of `images` without `ingested_at`."""
     return {
         "sha256": f"{number:064x}",
         "label": label,
@@ -36,8 +36,8 @@ def image(number: int, label: str = "cat", num_bytes: int = 100) -> dict[str, ob
     }
 
 
-def test_a_part_has_the_columns_of_the_table_and_every_value(target: PartTarget) -> None:
-    """Its name holds the run; nothing else is in the folder."""
+def test_part_has_the_columns_and_values_of_the_table(target: PartTarget) -> None:
+    """A part has all columns and values, its name contains the run, and no other file is written."""
     with PartWriter(target) as writer:
         names = {writer.add(image(number)) for number in range(3)}
 
@@ -50,7 +50,7 @@ def test_a_part_has_the_columns_of_the_table_and_every_value(target: PartTarget)
 
 
 def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker holds one row group, and no file grows without end."""
+    """Row groups and files are limited to ROW_GROUP_BYTES and PART_BYTES."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     monkeypatch.setattr(parts, "PART_BYTES", 600)
     with PartWriter(target) as writer:
@@ -65,8 +65,8 @@ def test_row_groups_and_parts_are_bounded(target: PartTarget, monkeypatch: pytes
     assert names == [names[0]] * 6 + [names[6]] * 2
 
 
-def test_the_same_image_is_once_in_a_part_and_another_label_is_another_row(target: PartTarget) -> None:
-    """Duplicates cost no room; which label is right is not decided here."""
+def test_image_is_once_per_label_in_a_part(target: PartTarget) -> None:
+    """Duplicates are written once, and the same image under another label is another row."""
     with PartWriter(target) as writer:
         name = [writer.add(image(*row)) for row in ((1, "cat"), (1, "cat"), (1, "dog"))][-1]
 
@@ -75,7 +75,7 @@ def test_the_same_image_is_once_in_a_part_and_another_label_is_another_row(targe
 
 
 def test_content_has_no_statistics_and_is_not_compressed(target: PartTarget) -> None:
-    """Its least and greatest would put whole images into the footer."""
+    """Minimum and maximum of the content would put whole images into the footer."""
     with PartWriter(target) as writer:
         name = writer.add(image(1))
 
@@ -86,8 +86,8 @@ def test_content_has_no_statistics_and_is_not_compressed(target: PartTarget) -> 
     assert columns["sha256"].statistics.min == f"{1:064x}"
 
 
-def test_a_writer_without_images_makes_no_file(target: PartTarget) -> None:
-    """Neither does one that fails before its first row group is full."""
+def test_writer_without_images_creates_no_file(target: PartTarget) -> None:
+    """A writer without images, or with a failure before its first row group is full, creates no file."""
     with PartWriter(target):
         pass
     with suppress(OSError), PartWriter(target) as writer:
@@ -97,16 +97,16 @@ def test_a_writer_without_images_makes_no_file(target: PartTarget) -> None:
     assert list(Path(target.folder).iterdir()) == []
 
 
-def test_rewriting_keeps_the_asked_images_in_a_new_part(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row group by row group; the old part stays as it is."""
+def test_rewriting_keeps_the_requested_images(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new part has the images to keep from every row group, and the old part is unchanged."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
         (old,) = {writer.add(image(number)) for number in range(8)}
     keep = [f"{number:064x}" for number in (1, 2, 7)]
 
-    asked = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "dealt": [], "splits": []}])
+    request = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "reassigned": [], "splits": []}])
     ((new, num_rows, was),) = [
-        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+        tuple(row.values()) for batch in make_rewriter(target)([request]) for row in batch.to_pylist()
     ]
     assert was == old
 
@@ -115,19 +115,19 @@ def test_rewriting_keeps_the_asked_images_in_a_new_part(target: PartTarget, monk
     assert pq.ParquetFile(f"{target.folder}/{old}").metadata.num_rows == 8
 
 
-def test_rewriting_gives_images_the_split_that_they_were_dealt(
+def test_rewriting_writes_the_new_split_of_reassigned_images(
     target: PartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All others keep theirs; without a list of rows to keep, all are kept."""
+    """Other images keep their split, and without a list of rows to keep, all are kept."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
         (old,) = {writer.add(image(number)) for number in range(8)}
-    dealt = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
+    reassigned = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
 
-    row = {"part": old, "keep": None, "dealt": list(dealt), "splits": list(dealt.values())}
-    asked = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
+    row = {"part": old, "keep": None, "reassigned": list(reassigned), "splits": list(reassigned.values())}
+    request = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
     ((new, num_rows, was),) = [
-        tuple(row.values()) for batch in make_rewriter(target)([asked]) for row in batch.to_pylist()
+        tuple(row.values()) for batch in make_rewriter(target)([request]) for row in batch.to_pylist()
     ]
     assert was == old
 
@@ -138,27 +138,27 @@ def test_rewriting_gives_images_the_split_that_they_were_dealt(
     assert table.drop_columns(["split"]).equals(pq.read_table(f"{target.folder}/{old}").drop_columns(["split"]))
 
 
-def test_small_parts_are_written_again_by_the_driver(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Spark job takes half a second to start; there is no session here, so a job would fail."""
+def test_small_parts_are_rewritten_by_the_driver(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of up to DRIVER_BYTES are rewritten without a Spark job, which would fail here without a session."""
     old = []
     for number in range(3):
         with PartWriter(target) as writer:
             old.append(writer.add(image(number)))
-    asked = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
+    requests = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
     size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
 
     monkeypatch.setattr(rewriting, "DRIVER_BYTES", size)
-    done = map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
+    done = map_files(None, target.folder, requests, make_rewriter(target), REWRITTEN)
     assert [row["was"] for row in done] == old
     for row in done:
         assert pq.read_table(f"{target.folder}/{row['part']}").equals(pq.read_table(f"{target.folder}/{row['was']}"))
 
     monkeypatch.setattr(rewriting, "DRIVER_BYTES", size - 1)
     with pytest.raises(AttributeError, match="createDataFrame"):
-        map_files(None, target.folder, asked, make_rewriter(target), REWRITTEN)
+        map_files(None, target.folder, requests, make_rewriter(target), REWRITTEN)
 
 
-def test_the_columns_are_those_of_the_table() -> None:
-    """In order, none of them null but dhash."""
+def test_arrow_schema_equals_the_schema_of_the_table() -> None:
+    """The Arrow schema has the table's columns in order, and only dhash is nullable."""
     assert IMAGES_ARROW.names == IMAGES.names
     assert [field.name for field in IMAGES_ARROW if field.nullable] == ["dhash"]

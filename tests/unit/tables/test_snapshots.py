@@ -1,4 +1,4 @@
-"""What is known of a version of a table without Spark."""
+"""Versions of tables, read without Spark."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from tasks.tables.properties import SOURCE_PROPERTY
 from tasks.tables.snapshots import at_version, latest
 
 
-def test_a_version_knows_the_source_that_it_had(tmp_path: Path) -> None:
-    """Also where another has replaced it since; a table of somebody else's has none."""
+def test_version_has_the_source_it_was_made_from(tmp_path: Path) -> None:
+    """A version has the source of its time, and a table of another program has none."""
     path = str(tmp_path / "images")
     rows = pa.table({"sha256": ["a"]})
     table = deltalake.DeltaTable.create(

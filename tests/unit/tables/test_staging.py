@@ -14,7 +14,7 @@ PARTS = r"part-[^/]*\.parquet"
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Return a table with two commits, of a data file each."""
+    """Return a table with two commits of one data file each."""
     folder = tmp_path / "files"
     for number in range(2):
         write_deltalake(folder.as_uri(), pa.table({"path": [str(number)]}), mode="append")
@@ -22,13 +22,13 @@ def table(tmp_path: Path) -> Path:
 
 
 def run_of(table: Path, version: int) -> str:
-    """Return the part of a data file's name by which its run is known, here that of one commit's only file."""
+    """Return the run in the name of the only data file of a commit."""
     (name,) = re.findall(PARTS, (table / "_delta_log" / f"{version:020}.json").read_text())
     return name.split("-")[2]
 
 
-def leave_mark(table: Path, version: int, run: str) -> None:
-    """Leave what a run leaves that is killed: a mark, and a part that no commit names."""
+def leave_marker(table: Path, version: int, run: str) -> None:
+    """Write the files of a killed run: a marker file, and an uncommitted part."""
     (table / "_delta_log" / f"_unfinished-{version}-{run}").touch()
     (table / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
 
@@ -41,14 +41,14 @@ def expire_log(table: Path, below: int) -> None:
 
 
 def rows(table: Path, version: int | None = None) -> int:
-    """Return how many rows the table has; each is read."""
+    """Return the number of rows of the table, after all of them are read."""
     return DeltaTable(table.as_uri(), version=version).to_pyarrow_table().num_rows
 
 
-def test_a_part_stays_that_only_a_checkpoint_names(table: Path) -> None:
-    """The run was killed between its commit and the removal of its mark, and the log expired before the next one."""
+def test_part_that_only_a_checkpoint_names_is_kept(table: Path) -> None:
+    """A run's parts are kept if it was killed before the removal of its marker, and its commit left the log since."""
     run = run_of(table, 0)
-    leave_mark(table, -1, run)
+    leave_marker(table, -1, run)
     expire_log(table, below=1)
 
     sweep_killed_runs(str(table))
@@ -58,10 +58,10 @@ def test_a_part_stays_that_only_a_checkpoint_names(table: Path) -> None:
     assert is_swept(str(table))
 
 
-def test_a_part_stays_that_a_kept_version_names(table: Path) -> None:
-    """It left the newest version, and VACUUM would keep it for a week: the checkpoint remembers that it was removed."""
+def test_part_that_a_kept_version_names_is_kept(table: Path) -> None:
+    """A part that was removed from the newest version, and that VACUUM still keeps, is named by the checkpoint."""
     run = run_of(table, 0)
-    leave_mark(table, -1, run)
+    leave_marker(table, -1, run)
     before = {path.name for path in table.glob(f"*-{run}-*")}
     write_deltalake(table.as_uri(), pa.table({"path": ["all"]}), mode="overwrite")
     expire_log(table, below=1)
@@ -73,9 +73,9 @@ def test_a_part_stays_that_a_kept_version_names(table: Path) -> None:
     assert left == {name for name in before if not name.endswith("-0123456789ab.parquet")} != set()
 
 
-def test_a_part_that_no_commit_named_is_removed(table: Path) -> None:
-    """Its run was killed before it committed, and the table went on."""
-    leave_mark(table, 0, "dead")
+def test_uncommitted_part_is_removed(table: Path) -> None:
+    """The part of a run that was killed before its commit is removed."""
+    leave_marker(table, 0, "dead")
 
     sweep_killed_runs(str(table))
 
