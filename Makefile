@@ -31,9 +31,10 @@ up: setup  ## server, workers and MLflow UI until Ctrl-C
 test: setup lint types  ## lint, types, and all tests
 	@$(python) -m pytest --durations=10 -n 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
 
-lint:  ## ruff, hadolint, the schema of compose.yaml
+lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
+	@$(python) -m deployments.prose
 	@.venv/bin/hadolint docker/Dockerfile.*
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
 

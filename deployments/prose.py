@@ -131,8 +131,13 @@ def texts(path: Path) -> Iterator[Text]:
             if not fenced:
                 yield Text(number, line)
         return
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not _SQL.search(node.value):
+    tree = ast.parse(text)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)) or _SQL.search(node.value):
+            continue
+        # Other strings of tests are programs and data.
+        if id(node) in docstrings or not path.is_relative_to(ROOT / "tests"):
             yield Text(node.lineno, node.value)
     comment: list[str] = []
     began = 0

@@ -1,4 +1,4 @@
-"""The cache alone: from one Delta version to decoded pixels for training."""
+"""The cache flow: decode one version of the Delta table `images` into pixels for training."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -12,7 +12,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("cache")
 def cache(config: CacheRun = CacheRun()) -> CacheRef:
-    """Build the training cache of a version of `images`, or find it built."""
+    """Build the training cache of a version of `images`, or reuse the existing one."""
     storage = resolve_storage(config.storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     return run_stage(materialize, config.cache, images, storage, config.spark)

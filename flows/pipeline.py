@@ -1,4 +1,4 @@
-"""The whole DAG: etl, cache, train here and on the GPU pool, promote, predict."""
+"""The whole DAG: etl, cache, train in this process and on the GPU pool, promote, predict."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -21,7 +21,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     """Turn a folder of images into a champion and its predictions."""
     storage = resolve_storage(config.storage)
     stages = StageLog()
-    with keep_spark():  # one JVM for all that need one
+    with keep_spark():  # one JVM for all stages that need one
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
         run_stage(check_batches_fit, config.train, etl.images, config.distributed)

@@ -1,4 +1,4 @@
-"""Batch inference alone: a table's own champion over its images."""
+"""The batch inference flow: predict the images of a table with its champion."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -11,7 +11,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("predict-batch")
 def predict_batch(config: PredictRun = PredictRun()) -> PredictReport:
-    """Predict every image that has no prediction by the champion yet."""
+    """Predict every image that the champion has not predicted yet."""
     return run_stage(predict_images, config.predict, config.promote, resolve_storage(config.storage), config.spark)
 
 

@@ -1,4 +1,4 @@
-"""Training alone, in one process: builds the cache where it is missing."""
+"""The training flow, in one process: builds the cache if it is missing."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -14,7 +14,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("train")
 def train(config: TrainRun = TrainRun()) -> RunRef:
-    """Train on a version of `images`."""
+    """Train a model on a version of `images`."""
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

@@ -1,4 +1,4 @@
-"""The search for hyper-parameters: trials on the GPU pool or right here, and a training with the best settings."""
+"""The hyper-parameter search: trials on the GPU pool or in this process, then a training run with the best."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -14,7 +14,7 @@ from tasks.tune.task import check_drawn_batches_fit, check_searchable, search_be
 
 @dag_flow("tune")
 def tune(config: TuneRun = TuneRun()) -> RunRef:
-    """Find the settings with the best `train.monitor`, and train with them to the end."""
+    """Find the settings with the best `train.monitor`, and train a model with them to the end."""
     storage = resolve_storage(config.storage)
     run_stage(check_searchable, config, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

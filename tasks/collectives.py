@@ -1,4 +1,4 @@
-"""How ranks agree: one process is the case of one rank."""
+"""Collective operations of the ranks; a single process is the case of one rank."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -8,36 +8,36 @@ from torch import nn
 
 
 class Reducer(Protocol):
-    """What the training loop needs of the other ranks."""
+    """Collective operations that the training loop needs."""
 
     rank: int
     num_ranks: int
     gpu_obstacle: str | None
-    """Why these ranks cannot train on GPUs, with the way out; None where they can."""
+    """Reason why these ranks cannot train on GPUs, with the way out; None if they can."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over all ranks, the same on each."""
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the value of the rank `root` on every rank."""
+        """Return the value of rank `root` on every rank."""
 
     def broadcast_model(self, model: nn.Module) -> None:
-        """Give every rank the parameters and buffers of rank 0."""
+        """Copy the parameters and buffers of rank 0 to every rank."""
 
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer:
-        """Return an optimizer for `step`."""
+        """Return the optimizer to pass to `step`."""
 
     def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take no step with it any more: another is wrapped for parameters of the same model."""
+        """Release an optimizer that takes no more steps, before another one is wrapped for the same model."""
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Average the gradients over all ranks, let them be seen or changed, and take the step."""
+        """Average the gradients over all ranks, call `see_gradients`, which may change them, and step."""
 
 
 class SingleProcess:
-    """One rank: nothing to agree on."""
+    """Collective operations of a single rank."""
 
     rank = 0
     num_ranks = 1
@@ -64,6 +64,6 @@ class SingleProcess:
         """Do nothing."""
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Let the gradients be seen or changed, and take the step."""
+        """Call `see_gradients`, which may change the gradients, and step."""
         see_gradients()
         optimizer.step()

@@ -1,6 +1,6 @@
-"""From bytes to an image or a reason, and from an image to pixels: pure functions, the same everywhere.
+"""Image decoding: from bytes to an image or a reason for quarantine, and from an image to pixels.
 
-Cache, batch inference and serving all call `decode_pixels`, so that no model sees other pixels than it was trained on.
+Cache, batch inference and serving all call `decode_pixels`, so that a model sees the same pixels as in training.
 """
 
 import io
@@ -19,13 +19,13 @@ logger = logging.getLogger("lakevision.etl")
 WHITE = (255, 255, 255)
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-"""What is decoded, whatever the file is called; PIL knows formats that run programs (EPS: Ghostscript)."""
+"""Formats that are decoded, whatever the file's extension; others of PIL's run programs (EPS: Ghostscript)."""
 
 MAX_PIXELS = 89_478_485
 """PIL's own limit, a quarter of a gigabyte of RGB."""
 
 
-_TURNS = {
+_TRANSPOSE_OF_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -34,14 +34,15 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What undoes each value of EXIF's orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
+"""Transposition that makes an image upright, by EXIF orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
 
 
-_ON_ITS_SIDE = frozenset({5, 6, 7, 8})
+_SWAPS_SIDES = frozenset({5, 6, 7, 8})
+"""Orientations whose transposition swaps width and height."""
 
 
 class Reason(StrEnum):
-    """Why a file is quarantined."""
+    """Reason why a file is quarantined."""
 
     ZERO_BYTES = "zero_bytes"
     NOT_AN_IMAGE = "not_an_image"
@@ -58,11 +59,11 @@ class Reason(StrEnum):
 
 
 class BadImage(Exception):
-    """Bytes that are no usable image.
+    """The bytes of a file are not a usable image.
 
     Attributes:
-        reason: Why, for machines.
-        detail: Why, for people.
+        reason: Reason for quarantine, a value to count and filter by.
+        detail: Details of the reason, a text for users.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -82,7 +83,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or image.mode == "I":
-        # 16 bits a sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
+        # 16 bits per sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
         samples = np.asarray(image).astype(np.uint32)
         return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -93,34 +94,34 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Turn by the EXIF orientation alone; say whether width and height changed places.
+    """Transpose by the EXIF orientation; return the image, and whether width and height were swapped.
 
-    PIL's own function also writes the other tags anew, and fails on odd ones.
+    PIL's own function also rewrites the other tags, and fails on invalid ones.
     """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    # Damaged EXIF fails in many ways; the pixels are whole, only their direction is unknown.
+    # Damaged EXIF raises many kinds of errors; the pixels are intact, and only their orientation is unknown.
     except Exception as error:
         logger.debug("EXIF of an image cannot be read: %s", error)
         return image, False
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return (image, False) if turn is None else (image.transpose(turn), orientation in _ON_ITS_SIDE)
+    method = _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
+    return (image, False) if method is None else (image.transpose(method), orientation in _SWAPS_SIDES)
 
 
 def decode_image(
     content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
 ) -> Image.Image:
-    """Decode to RGB, upright by its EXIF orientation, transparency on white; of an animation the first frame.
+    """Decode to RGB, upright by the EXIF orientation, with transparency on white; of an animation, the first frame.
 
     Args:
-        content: A whole JPEG, PNG or other file that PIL knows.
-        max_pixels: Upper bound of width times height, read from the header before anything is decoded.
-        box: When the result is going to be scaled down into a square of this side, JPEG is decoded at the
-            nearest 1/2, 1/4 or 1/8 that is not smaller.
-        min_side: Lower bound of width and height, in pixels, read from the header as well.
+        content: A whole file in one of FORMATS.
+        max_pixels: Maximum of width times height, read from the header before pixels are decoded.
+        box: Side of the square into which the caller scales the result down, in pixels. A JPEG is then decoded at
+            the nearest 1/2, 1/4 or 1/8 that is not smaller.
+        min_side: Minimum of width and height, in pixels, read from the header as well.
 
     Raises:
-        BadImage: With the reason why the bytes are not a usable image.
+        BadImage: The bytes are not a usable image; it has the reason.
     """
     return decode_sized(content, max_pixels, box, min_side)[0]
 
@@ -128,10 +129,10 @@ def decode_image(
 def decode_sized(
     content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode as `decode_image`; return the image, and the width and height (pixels, upright) of the whole image.
+    """Decode as `decode_image` does; return the image, and the width and height (pixels, upright) of the original.
 
     Raises:
-        BadImage: With the reason why the bytes are not a usable image.
+        BadImage: The bytes are not a usable image; it has the reason.
     """
     if not content:
         raise BadImage(Reason.ZERO_BYTES, "the file is empty")
@@ -155,11 +156,11 @@ def decode_sized(
     width, height = image.size
     try:
         if box is not None and image.format == "JPEG" and max(image.size) > box:
-            # By the sides it will have, not by the box: a wide image may go down to 1/2 long before both its
-            # sides are twice the box.
+            # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are
+            # twice the box.
             image.draft("RGB", fitted_size(image.size, box))
         image.load()
-    # PIL reports damage behind the header as any of these, depending on the format.
+    # PIL reports damage after the header with different exceptions, depending on the format.
     except Exception as error:
         raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
     upright, swapped = _upright(image)
@@ -167,14 +168,14 @@ def decode_sized(
 
 
 def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Return width and height scaled so that the longer is `side` pixels, with the aspect kept."""
+    """Return width and height, scaled so that the longer one is `side` pixels and the aspect ratio is kept."""
     scale = side / max(size)
     width, height = (max(1, round(length * scale)) for length in size)
     return width, height
 
 
 def fit_within(image: Image.Image, side: int) -> Image.Image:
-    """Scale so that the longest side is `side` pixels, up or down, with the aspect kept."""
+    """Scale up or down so that the longest side is `side` pixels and the aspect ratio is kept."""
     size = fitted_size(image.size, side)
     return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
 
@@ -194,19 +195,19 @@ def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
 
 
 def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
-    """Decode and letterbox: the one function from bytes to what a model sees.
+    """Decode and letterbox: the only function from a file's bytes to a model's input.
 
     Returns:
         uint8 array of shape (side, side, 3), HWC.
 
     Raises:
-        BadImage: As `decode_image`; the size is not refused here: it was, or was not, when the image was ingested.
+        BadImage: As `decode_image`. The size settings of the ETL are not enforced again: they apply at ingestion.
     """
     return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
 
 
 def encode_jpeg(image: Image.Image, quality: int, subsampling: Literal["4:4:4", "4:2:0"]) -> bytes:
-    """Encode as JPEG, of a quality on libjpeg's scale, with whole or halved chroma."""
+    """Encode as JPEG with a quality on libjpeg's scale, and chroma at full or half resolution."""
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=quality, subsampling=subsampling)
     return buffer.getvalue()

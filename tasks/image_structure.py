@@ -1,7 +1,7 @@
-"""Count what an image file is made of before it is decoded: a small one can hold work for hours.
+"""Limits on the structure of an image file, checked before it is decoded.
 
-Its pixels are bounded by `max_pixels`, but a progressive JPEG goes over all of them once per scan, and what reads a
-header takes time per segment or chunk.
+A small file can take hours to decode, even if `max_pixels` limits its pixels. Each scan of a progressive JPEG covers
+all of them, and a header takes time per segment or chunk.
 """
 
 import re
@@ -12,41 +12,41 @@ from itertools import islice
 from PIL import Image, ImageFile, TiffImagePlugin
 
 MAX_SCANS = 100
-"""Scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64 candidates.
-libtiff has the same bound (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
+"""Maximum scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64
+candidates. libtiff has the same limit (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
 
 MAX_SCANNED_PIXELS = 20 * 89_478_485
-"""Pixels times scans of a JPEG: 20 scans of the largest image that PIL decodes, which take seconds."""
+"""Maximum pixels times scans of a JPEG: 20 scans of the largest image that PIL decodes, which take seconds."""
 
 MAX_SEGMENTS = 5_000
-"""Segments before the first scan of a JPEG. One has up to 64 KB, a colour profile up to 255 of them."""
+"""Maximum segments before the first scan of a JPEG. A segment has up to 64 KB, a colour profile up to 255 segments."""
 
 MAX_CHUNKS = 100_000
-"""Chunks of a PNG. Encoders write pixels in chunks of 8 KB or more."""
+"""Maximum chunks of a PNG. Encoders write pixels in chunks of 8 KB or more."""
 
 MAX_COMPRESSED = 32
-"""Chunks of a PNG that hold compressed text or a colour profile: each may unpack a kilobyte to a megabyte."""
+"""Maximum chunks of a PNG with compressed text or a colour profile: each may expand from a kilobyte to a megabyte."""
 
 MAX_RUN_LENGTH_PIXELS = 4 << 20
-"""Pixels of a BMP with run lengths, which PIL decodes in Python: 0.13 s per million, most of it for no bytes at all."""
+"""Maximum pixels of a run-length encoded BMP, which PIL decodes in Python at 0.13 s per million, even without data."""
 
 MAX_TILE_PIXELS = 16 << 20
-"""Pixels of one tile of a TIFF where the image has fewer: libtiff has memory for a whole tile."""
+"""Maximum pixels of a TIFF's tile that is larger than the image: libtiff allocates a whole tile."""
 
 MAX_COVERED = 8
-"""How often the strips of a TIFF may cover its pixels: a plane per channel, and PIL decodes six."""
+"""Maximum number of times that the strips of a TIFF cover its pixels: one per channel, and PIL decodes six."""
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-"""A marker that libjpeg acts on: no stuffed byte, restart or filling."""
+"""A marker that libjpeg acts on: not a stuffed byte, a restart marker or a fill byte."""
 
 _FIRST_WITH_LENGTH, _START, _END, _SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 _SCAN_BYTES = re.compile(rb"\xff\xda")
 
 
 def _jpeg_markers(content: bytes) -> Iterator[int]:
-    """Yield the markers of a JPEG after its first, those within segments and after its end left out."""
+    """Yield the markers of a JPEG after the first, except those within segments and after its end."""
     place = 2
     while (found := _MARKER.search(content, place)) is not None:
         marker = found[0][1]
@@ -54,7 +54,7 @@ def _jpeg_markers(content: bytes) -> Iterator[int]:
         if marker == _END:
             return
         place = found.end()
-        # libjpeg goes on right behind a reserved marker, at the next one: a length there would hide scans.
+        # libjpeg continues directly after a reserved marker: a length there would hide scans.
         if marker >= _FIRST_WITH_LENGTH and marker != _START:
             place += int.from_bytes(content[place : place + 2], "big")
 
@@ -68,7 +68,7 @@ def _png_chunks(content: bytes) -> Iterator[bytes]:
 
 
 def header_problem(content: bytes) -> str | None:
-    """Return why the header of a file would take too long to read, or None."""
+    """Return the reason why the header of a file would take too long to read, or None."""
     if content.startswith(_JPEG):
         for number, marker in enumerate(_jpeg_markers(content)):
             if marker == _SCAN:
@@ -87,9 +87,9 @@ def header_problem(content: bytes) -> str | None:
 
 
 def scan_problem(content: bytes, num_pixels: int) -> str | None:
-    """Return why the scans of a file of so many pixels would take too long to decode, or None."""
+    """Return the reason why the scans of a file with `num_pixels` would take too long to decode, or None."""
     allowed = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(num_pixels, 1))
-    # Within pixels the byte FF is always stuffed, so this counts too many at most: those of thumbnails.
+    # Within pixel data the byte FF is always stuffed, so this count is exact or, with thumbnails, too high.
     if not content.startswith(_JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
         return None
     scans = 0
@@ -103,7 +103,7 @@ def scan_problem(content: bytes, num_pixels: int) -> str | None:
 def _tile_problem(image: TiffImagePlugin.TiffImageFile) -> str | None:
     width, height = (image.tag_v2.get(tag) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
     if isinstance(width, int) and isinstance(height, int):
-        # A tile has sides of a multiple of 16, and so may be a little larger than the image it holds.
+        # The sides of a tile are multiples of 16, so a tile may be slightly larger than the image.
         whole = (image.width + 15) * (image.height + 15)
         if width * height > max(MAX_TILE_PIXELS, whole):
             return f"a TIFF of {image.width}x{image.height} pixels with tiles of {width}x{height}"
@@ -111,7 +111,7 @@ def _tile_problem(image: TiffImagePlugin.TiffImageFile) -> str | None:
 
 
 def layout_problem(image: Image.Image, num_bytes: int) -> str | None:
-    """Return why the pixels of an opened file would take too much time or memory to decode, or None."""
+    """Return the reason why the pixels of an opened file would take too much time or memory, or None."""
     tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
     num_pixels = image.width * image.height
     run_lengths = any(tile.codec_name == "bmp_rle" for tile in tiles)

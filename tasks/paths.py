@@ -1,4 +1,4 @@
-"""Paths behind folders and file:// URLs, and whether one lies in another."""
+"""Local paths of folders and file:// URLs."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,14 @@ from tasks.errors import WrongInput
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path behind a folder or file:// URL, or None for an object store.
+    """Return the local path of a folder or file:// URL, or None for an object store.
 
     Raises:
-        WrongInput: A file:// URL names another machine, as one with too few slashes does.
+        WrongInput: A file:// URL names another machine, for example because a slash is missing.
     """
     if urlparse(url).scheme != "file":
         return None if urlparse(url).scheme else Path(url)
-    # Not urlparse's path: a question mark or number sign in a folder's name begins nothing here.
+    # Not urlparse's path: a question mark or number sign is part of a folder's name here.
     rest = url[len("file:") :]
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
@@ -26,7 +26,7 @@ def local_path(url: str) -> Path | None:
 
 
 def resolved(url: str) -> str:
-    """Return a folder with its symbolic links resolved, or its URL, so that two names of one place are equal.
+    """Return a folder with its symbolic links resolved, or its URL, so that two names of one location are equal.
 
     Raises:
         WrongInput: As `local_path`.
@@ -36,12 +36,12 @@ def resolved(url: str) -> str:
 
 
 def is_inside(path: str, root: str) -> bool:
-    """Say whether a path, its links followed, leads to something below `root`, which has none."""
+    """Return whether a path, with its symbolic links resolved, is below `root`, which has none."""
     return os.path.realpath(path).startswith(root + os.sep)
 
 
 def absolute_url(url: str) -> str:
-    """Return a folder with its whole path, without `file://` and `~`; the URL of an object store as it is.
+    """Return the absolute path of a folder, without `file://` and `~`, or the unchanged URL of an object store.
 
     Raises:
         WrongInput: As `local_path`.

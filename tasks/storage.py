@@ -1,4 +1,4 @@
-"""Where things lie: the folders and URLs of one run, resolved once."""
+"""Storage locations of a run: folders and URLs, resolved once."""
 
 from pathlib import Path
 from urllib.parse import urlparse
@@ -13,7 +13,7 @@ from tasks.paths import absolute_url, local_path
 
 
 class Storage(BaseModel):
-    """Absolute folders or URLs of everything a run reads and writes."""
+    """Absolute folders or URLs of the data that a run reads and writes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +29,7 @@ class Storage(BaseModel):
 
     @property
     def tracking_shown(self) -> str:
-        """The tracking server or database for messages: of a user name and password, three stars are left."""
+        """Tracking server or database for messages, with `***` in place of a user name and password."""
         return without_credentials(self.tracking)
 
     @property
@@ -44,13 +44,13 @@ class Storage(BaseModel):
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints of running trainings; local or on a shared file system."""
+        """Folder of the checkpoints of unfinished training runs; local or on a shared file system."""
         return Path(self.home) / "checkpoints"
 
     def as_config(self) -> StorageConfig:
-        """Return the settings that resolve to this storage in another process, whatever its environment.
+        """Return the settings that resolve to this storage in another process, regardless of its environment.
 
-        A tracking URI with a password is left out: settings are shown to everybody, and every process takes such a URI
+        A tracking URI with a password is omitted: settings are visible to everybody, and each process takes such a URI
         from its own environment.
         """
         shown = self.tracking_shown == self.tracking
@@ -58,34 +58,36 @@ class Storage(BaseModel):
 
 
 def _tables_url(tables: str, home: str) -> str:
-    """Return the folder or URL of the tables; a lone name is a folder of the home.
+    """Return the folder or URL of the tables; a name without a slash is a folder in the home.
 
-    So a deployment may preset tables of its own without knowing the home.
+    This allows a deployment to preset its own tables without knowing the home.
     """
     is_name = "/" not in tables and not urlparse(tables).scheme and tables not in {".", ".."} and tables[0] != "~"
     return f"{home}/{tables}" if is_name else absolute_url(tables)
 
 
 def tracking_file(home: str) -> str:
-    """Return the tracking database of a home folder, where no other is asked for."""
+    """Return the default tracking database of a home folder."""
     return f"sqlite:///{home}/mlflow.db"
 
 
 def artifacts_folder(home: str) -> str:
-    """Return the artifacts' folder of a home folder, where no other is asked for."""
+    """Return the default artifacts folder of a home folder."""
     return f"{home}/artifacts"
 
 
 def resolve_storage(config: StorageConfig) -> Storage:
-    """Fill what is empty from `home`, and make every folder absolute; a lone name of `tables` lies under `home`.
+    """Resolve empty locations to defaults under `home`, and relative folders to absolute ones.
+
+    A name without a slash in `tables` is a folder under `home`.
 
     Raises:
-        WrongInput: `home` is no local folder.
+        WrongInput: `home` is not a local folder.
     """
     home = absolute_url(config.home) if config.home else str(lakevision_home())
     if local_path(home) is None:
         raise WrongInput(
-            f"storage.home is '{home}', which is no local folder: logs and checkpoints lie there; "
+            f"storage.home is '{home}', which is not a local folder, as logs and checkpoints require: "
             "set storage.tables, storage.cache and storage.artifacts to URLs instead"
         )
     return Storage(

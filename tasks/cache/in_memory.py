@@ -1,4 +1,4 @@
-"""A split that is small enough to be held in memory, in the same batches as one that is read anew in each epoch."""
+"""A loader that holds a small split in memory and yields the same batches as `CacheLoader`."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ import torch
 from tasks.cache.loader import Batch, CacheLoader
 
 IN_MEMORY_BYTES = 1 << 30
-"""Size up to which a split is held."""
+"""Size up to which a split is held in memory."""
 
 
 class InMemoryLoader(CacheLoader):
-    """A loader that reads its split once, in its first epoch; order, shards and positions are the loader's own."""
+    """A loader that reads its split once, in its first epoch; order, shards and positions are those of CacheLoader."""
 
     _held: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -28,8 +28,8 @@ class InMemoryLoader(CacheLoader):
             yield Batch(inputs[chosen], labels[chosen], rows)
 
     def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the contents and labels of all rows, whichever rank's they are."""
-        inputs = torch.empty((self.num_rows, *self._shape), dtype=self._kind)
+        """Return the contents and labels of all rows, of every rank."""
+        inputs = torch.empty((self.num_rows, *self._shape), dtype=self._dtype)
         labels = torch.empty(self.num_rows, dtype=torch.int64)
         for batch in self.in_order().epoch(0):
             rows = torch.from_numpy(batch.rows_B)

@@ -1,4 +1,4 @@
-"""How many images each class has in a split of a cache, read off its label column alone."""
+"""Number of images per class in a split of a cache, read from its label column alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ from tasks.cache.write import PADDING
 
 
 def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
-    """Return the images of each class in a split, int64 (K,); padding counts nowhere."""
+    """Return the number of images of each class in a split, int64 (K,); padding is not counted."""
     filesystem, root = fsspec.core.url_to_fs(url)
 
     def read(name: str) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Who uses a cache: readers hold a shared lock beside it, which ends with their process, however that ends."""
+"""The read lock of a cache: a shared file lock beside it, released at the latest when the process ends."""
 
 import fcntl
 import logging
@@ -12,15 +12,15 @@ logger = logging.getLogger("lakevision.cache")
 
 
 def lock_file(url: str) -> Path | None:
-    """Return the file beside a local cache whose lock says that it is read, and whose time says when it last was."""
+    """Return the lock file of a local cache, whose modification time is the time of last use; None if not local."""
     path = local_path(url)
     return None if path is None else path.with_name(f"{path.name}.used")
 
 
 class CacheReadLock:
-    """A shared lock on a cache, from its making until `close` or the end of the process.
+    """A shared lock on a cache, held from construction until `close` or the end of the process.
 
-    A cache on an object store has none: nothing of ours removes it. Where the folder is read-only nobody sweeps it.
+    A cache on an object store is not locked, as no sweep removes it; neither is one in a read-only folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,7 +36,7 @@ class CacheReadLock:
             logger.debug("%s is read without a lock: %s", url, error)
 
     def close(self) -> None:
-        """Let go of the cache."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,1 +1,1 @@
-"""Settings: one frozen model for each stage, which are also the parameters of the flows and the Prefect form."""
+"""Settings: one frozen model per stage, from which the flows' parameters and Prefect's form are built."""

@@ -11,47 +11,50 @@ from tasks.config.values import YEAR_SECONDS
 
 
 class DistributedConfig(FrozenConfig):
-    """The same training under Horovod, submitted to a GPU work pool."""
+    """Distributed training with Horovod, submitted to a GPU work pool."""
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
     scale_learning_rate: Literal["linear", "sqrt", "none"] = Field(
-        "linear", description="How the learning rate grows with the number of ranks"
+        "linear", description="Scaling of the learning rate with the number of ranks; sqrt: with its square root"
     )
     warmup_epochs: float = Field(
         1.0, ge=0.0, le=10_000.0, description="Epochs over which the learning rate rises to its scaled value"
     )
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
-        description="auto submits to the work pool where a Prefect server is configured, and else trains in place",
+        description="work_pool: submit a run to the work pool; in_place: start the ranks where the flow runs. auto: "
+        "work_pool if a Prefect server is configured, else in_place",
     )
-    work_pool: str = Field("gpu", min_length=1, description="The deployment's work pool, whose worker runs the ranks")
+    work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose worker runs the ranks")
     deployment: str = Field(
         "train-distributed/train-distributed",
         pattern=r"^[^/]+/[^/]+$",
-        description="Deployment to submit, flow/deployment",
+        description="Deployment to submit, as flow/deployment",
     )
     submit_timeout_seconds: int = Field(
         300,
         ge=1,
         le=YEAR_SECONDS,
-        description="How long the submitted run may wait while no worker polls the pool, in seconds",
+        description="Maximum time that the submitted run waits while no worker polls the pool, in seconds",
     )
     run_timeout_seconds: int = Field(
-        86_400, ge=1, le=YEAR_SECONDS, description="How long the submitted run may take, in seconds"
+        86_400, ge=1, le=YEAR_SECONDS, description="Timeout of the submitted run, in seconds"
     )
     stall_timeout_seconds: int = Field(
         600,
         ge=61,
         le=YEAR_SECONDS,
-        description="Ranks are ended when one waits this long for another (Horovod warns after 60)",
+        description="Time that a rank waits for another before all ranks are shut down, in seconds; Horovod warns "
+        "after 60",
     )
     log_ranks: Literal["rank0", "all"] = Field(
-        "rank0", description="Whose lines the log has: rank 0's and the warnings of the others, or the lines of all"
+        "rank0",
+        description="rank0: log the lines of rank 0 and the warnings of the others; all: log the lines of every rank",
     )
 
 
 class TrainDistributedRun(TrainRun):
-    """Parameters of the flow `train-distributed`, which runs the ranks where it runs itself."""
+    """Parameters of the flow `train-distributed`, which runs the ranks in place."""
 
     first = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
 

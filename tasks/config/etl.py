@@ -17,7 +17,7 @@ BUILTIN_DIGITS = "builtin:digits"
 
 
 class LabelConfig(FrozenConfig):
-    """Where the label of an image comes from."""
+    """Source of the labels: folder names, a regular expression on the path, or a label file."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
         *(
@@ -30,37 +30,38 @@ class LabelConfig(FrozenConfig):
 
     by: Literal["folder", "pattern", "file"] = Field(
         "folder",
-        description="folder: the file's parent folder; pattern: a regular expression on its path; file: a table",
+        description="Source of an image's label: its parent folder (folder), a regular expression on its path "
+        "(pattern), or a label file (file)",
     )
     pattern: str | None = Field(
         None,
-        description="Regular expression searched in the path below the source; its one group, or the group named "
-        r"label, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
+        description="Regular expression to search for in the path relative to the source. Its only group, or the group "
+        r"named `label`, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
     )
     file: Url | None = Field(
         None,
-        description="CSV or Parquet file (a path, or a URL that fsspec can open, ending in .csv or .parquet) with the "
-        "columns path (below the source) and label, and split where split_by is file",
+        description="CSV or Parquet file with the columns path (relative to the source) and label, and split if "
+        "split_by is file. A path, or a URL that fsspec can open, ending in .csv or .parquet",
     )
 
     @model_validator(mode="after")
-    def _name_one_way(self) -> Self:
+    def _check_label_source(self) -> Self:
         for name in ("pattern", "file"):
             value = getattr(self, name)
             if self.by == name and not value:
                 raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
             if value and self.by != name:
                 raise ValueError(
-                    f"{name} is '{_short(value)}', but by is '{self.by}', which has no use for it: set by to '{name}', "
-                    f"or leave out {name}"
+                    f"{name} is '{_truncated(value)}', but by is '{self.by}', which does not use it: set by to "
+                    f"'{name}', or leave out {name}"
                 )
         return self
 
     @model_validator(mode="after")
-    def _find_one_label(self) -> Self:
+    def _check_pattern(self) -> Self:
         if not self.pattern:
             return self
-        pattern = _short(self.pattern)
+        pattern = _truncated(self.pattern)
         try:
             compiled = compile_pattern(self.pattern)
         except ValueError as error:
@@ -73,10 +74,10 @@ class LabelConfig(FrozenConfig):
         return self
 
     @model_validator(mode="after")
-    def _know_the_format(self) -> Self:
+    def _check_file_format(self) -> Self:
         if self.file and not self.file.lower().endswith((".csv", ".parquet")):
             raise ValueError(
-                f"file is '{_short(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet: "
+                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet: "
                 "give one of these"
             )
         if self.file and is_url(self.file):
@@ -84,12 +85,12 @@ class LabelConfig(FrozenConfig):
         return self
 
 
-def _short(value: str) -> str:
+def _truncated(value: str) -> str:
     return shown(value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}...")
 
 
 class EtlConfig(FrozenConfig):
-    """From a folder of images to the Delta tables `images` and `files`."""
+    """Ingestion of a folder of images into the Delta tables `images` and `files`."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
         when("split_by", "file", {"required": ["labels"], "properties": {"labels": must_be("by", "file")}}),
@@ -102,61 +103,68 @@ class EtlConfig(FrozenConfig):
     )
     labels: LabelConfig = LabelConfig()
     stored_side: int = Field(
-        512, ge=16, le=16384, description="Images with a longer side than this (pixels) are scaled down to it"
+        512, ge=16, le=16384, description="Maximum side of a stored image, in pixels; larger images are scaled down"
     )
     split_by: Literal["stratified", "content", "folder", "file"] = Field(
         "stratified",
-        description="stratified: each class is split by the fractions, to one image; content: each image is drawn by "
-        "its content and the seed alone; folder: the first of the folders train, val and test in its path; file: the "
-        "column split of labels.file. A table that was made with content goes on with it",
+        description="Assignment of images to splits. With stratified, each class is divided by the fractions, exact to "
+        "one image. With content, each image is assigned by its content and the seed alone. With folder, the split is "
+        "the first folder named train, val or test in the path. With file, it is the column split of labels.file. A "
+        "table created with content continues to use it",
     )
     val_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the images in the split `val` (split_by stratified or content)"
+        0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `val` (split_by stratified or content)"
     )
     test_fraction: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the images in the split `test` (split_by stratified or content)"
+        0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `test` (split_by stratified or content)"
     )
     split_seed: int = Field(
-        1, ge=0, lt=2**53, description="Seed of the split; the same images and seed give the same split"
+        1, ge=0, lt=2**53, description="Seed of the split; the same images and seed always give the same split"
     )
     deleted: Literal["remove", "keep"] = Field(
         "remove",
-        description="What becomes of the image of a deleted file: it leaves the table images, or stays; the ledger "
-        "says deleted either way",
+        description="Treatment of a deleted file's image in the table `images`: remove or keep; the table `files` "
+        "records the file as deleted either way",
     )
     max_bad_fraction: float = Field(
         0.1,
         ge=0.0,
         le=1.0,
-        description="The run fails, tables unchanged, when more than this share of the files is quarantined",
+        description="Maximum fraction of quarantined files; above it the run fails and leaves the tables unchanged",
     )
     min_images_per_class: int = Field(
         0,
         ge=0,
         le=1_000_000_000,
-        description="The run fails, tables unchanged, when a class has fewer usable images than this in all splits "
-        "together; 0 sets no bound",
+        description="Minimum number of usable images per class, over all splits; below it the run fails and leaves the "
+        "tables unchanged. 0: no minimum",
     )
     near_duplicate_bits: int = Field(
         3,
         ge=0,
         le=8,
-        description="Images in different splits whose 64-bit perceptual hashes differ in at most so many bits are "
-        "reported as near-duplicates",
+        description="Maximum Hamming distance, in bits, between the 64-bit perceptual hashes of images in different "
+        "splits that are reported as near-duplicates",
     )
     max_pixels: int = Field(
         89_478_485,
         ge=256,
         le=178_956_970,
-        description="Images with more pixels than this (by their header) are quarantined, never decoded",
+        description="Maximum number of pixels of an image; larger ones, by their header, are quarantined without being "
+        "decoded",
     )
-    min_side: int = Field(2, ge=1, le=1024, description="Images with a shorter side than this (pixels) are quarantined")
+    min_side: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Minimum side of an image, in pixels; images with a shorter one are quarantined",
+    )
     replace_source: bool = Field(
-        False, description="Let a source or labels other than those the tables were made from replace their contents"
+        False, description="Allow a source or labels that the tables were not created from to replace their contents"
     )
 
     @model_validator(mode="after")
-    def _leave_something_to_train_on(self) -> Self:
+    def _check_fractions(self) -> Self:
         if self.val_fraction + self.test_fraction >= 1.0:
             raise ValueError(
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
@@ -165,7 +173,7 @@ class EtlConfig(FrozenConfig):
         return self
 
     @model_validator(mode="after")
-    def _read_splits_beside_labels(self) -> Self:
+    def _check_split_source(self) -> Self:
         if self.split_by == "file" and self.labels.by != "file":
             raise ValueError(
                 f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
@@ -177,13 +185,13 @@ class EtlConfig(FrozenConfig):
 SOURCE = {"source": ("etl", "source")}
 
 
-A_FOLDER = ("source", "your folder of class folders, or builtin:digits")
+REQUIRED_SOURCE = ("source", "your folder of class folders, or builtin:digits")
 
 
 class EtlRun(SparkRun):
     """Parameters of the flow `etl`."""
 
     first = SOURCE | TABLES
-    required = A_FOLDER
+    required = REQUIRED_SOURCE
 
     etl: EtlConfig = EtlConfig()

@@ -1,4 +1,4 @@
-"""The base of all settings: frozen, checked, and described for the form."""
+"""The base model of all settings: frozen, validated, and described for Prefect's form."""
 
 import importlib
 import pkgutil
@@ -13,7 +13,7 @@ from tasks.config.values import check_no_control, check_text
 
 
 class FrozenConfig(BaseModel):
-    """A frozen group of settings that refuses names it does not know."""
+    """A frozen group of settings that refuses unknown names."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -24,24 +24,24 @@ class FrozenConfig(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _have_nothing_hidden(cls, value: Any) -> Any:
-        """Check every text of a setting, in lists and as names and values of settings, too."""
+    def _check_texts(cls, value: Any) -> Any:
+        """Check every string of a setting, including those in lists and the names and values of dicts."""
         if isinstance(value, dict):
             for name, text in value.items():
                 check_text(name)
                 if isinstance(text, str):
-                    check_no_control(text)  # SparkSettings looks for credentials there
+                    check_no_control(text)  # SparkSettings checks these for credentials
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 check_text(text)
         return value
 
     rules: ClassVar[tuple[Schema, ...]] = ()
-    """Rules across fields that JSON schema can say, so that a form refuses what the validators would."""
+    """Rules across fields as JSON schema, so that the form refuses what the validators would."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return what Prefect's form shows and its server validates with: bounds are in the descriptions."""
+        """Return the schema that Prefect's form shows and its server validates with; descriptions include bounds."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["properties"] = describe(schema.get("properties", {}))
@@ -51,12 +51,12 @@ class FrozenConfig(BaseModel):
 
 
 def all_models() -> list[type[FrozenConfig]]:
-    """Return the models of all settings, flows' parameters included, by import of every module of this package."""
+    """Return the models of all settings and flow parameters; imports every module of this package."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(module.name)
     found = [FrozenConfig]
     for model in found:
-        # Others may be derived elsewhere, as the parser of the command line is.
+        # Other packages derive models, too, such as the command line's parser.
         found += [one for one in model.__subclasses__() if one.__module__.startswith(f"{package}.")]
     return list(dict.fromkeys(found[1:]))

@@ -1,4 +1,4 @@
-"""Parameters of the maintenance of Delta tables."""
+"""Parameters of Delta table maintenance."""
 
 from pydantic import Field
 
@@ -7,16 +7,16 @@ from tasks.config.run import TABLES, SparkRun
 
 
 class MaintainConfig(FrozenConfig):
-    """Compaction and clean-up of the Delta tables."""
+    """Compaction and vacuum of the Delta tables."""
 
     vacuum_hours: int = Field(
         168,
         ge=0,
         le=876_000,
-        description="Files that left the table longer ago than this are deleted; versions that registered models "
-        "were trained from are kept in any case",
+        description="Retention of files that the table no longer uses, in hours; versions that registered models were "
+        "trained from are always retained",
     )
-    file_megabytes: int = Field(256, ge=1, le=4096, description="Size to which small data files are compacted, in MB")
+    file_megabytes: int = Field(256, ge=1, le=4096, description="Target size of compacted data files, in MB")
 
 
 class MaintainRun(SparkRun):

@@ -1,8 +1,8 @@
-r"""Regular expressions from settings: matched by RE2, in time linear in the text, whatever the expression.
+r"""Regular expressions from settings, matched by RE2 in time linear in the text.
 
-They are written as for Python's `re`. What RE2 lacks (lookaround, backreferences) is refused, and what it understands
-in another way is translated: its own \d, \w and \s know ASCII alone. Two differences stay: \b knows ASCII alone, and $
-does not match before a last line break.
+They use the syntax of Python's `re`. Constructs that RE2 lacks (lookaround, backreferences) are refused. Constructs
+that RE2 interprets differently are translated: its \d, \w and \s match ASCII only. Two differences remain: \b considers
+ASCII only, and $ does not match before a trailing line break.
 """
 
 import re
@@ -12,28 +12,28 @@ from functools import cache
 import re2
 
 MAX_CHARACTERS = 1000
-"""Of an expression; a path has at most 4,096."""
+"""Maximum length of an expression; a path has at most 4,096 characters."""
 
 MAX_GROUPS = 100
-"""Of an expression; a label needs one."""
+"""Maximum number of groups in an expression; a label needs one."""
 
 MAX_REPEAT = 1000
-"""RE2's own bound of {n}; it takes a larger number for plain text."""
+"""RE2's bound of n in {n}; it treats a larger number as plain text."""
 
 MAX_BYTES = 8 << 20
-"""Memory for a compiled expression and its automaton, RE2's default."""
+"""Memory for a compiled expression and its automaton, in bytes; RE2's default."""
 
 _TOKEN = re.compile(r"\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|\{\d*,?\d*\}|\[\^?\]?|.", re.DOTALL)
 _UNICODE = {"d": r"\p{Nd}", "w": r"\p{L}\p{N}_", "s": r"\t-\r\x1c-\x1f\x{85}\p{Z}"}
-"""What Python's classes hold, for use within brackets."""
+"""Contents of Python's character classes, for use within brackets."""
 
 
 @cache
 def _all_but(name: str) -> str:
-    r"""Return the ranges of \D, \W or \S, for use within brackets, where RE2 cannot take one class off another."""
+    r"""Return the ranges of \D, \W or \S, for use within brackets, where RE2 cannot subtract a class."""
     everything = "".join(map(chr, (*range(0xD800), *range(0xE000, sys.maxunicode + 1))))
     found = re.finditer(rf"\{name.upper()}+", everything)
-    # The surrogates are left out of `everything`: a run over their gap is fine, since no text in UTF-8 has them.
+    # `everything` omits the surrogates. A range across that gap is harmless, since UTF-8 text has none.
     return "".join(rf"\x{{{ord(run[0][0]):x}}}-\x{{{ord(run[0][-1]):x}}}" for run in found)
 
 
@@ -63,10 +63,10 @@ def _translate_repeat(token: str) -> str:
 
 
 def _translate(pattern: str) -> str:
-    """Return an expression of Python's as RE2 understands it.
+    """Translate an expression from Python's syntax to RE2's.
 
     Raises:
-        ValueError: It has a repeat that is too large.
+        ValueError: A repeat is larger than MAX_REPEAT.
     """
     translated = []
     in_class = False
@@ -74,7 +74,7 @@ def _translate(pattern: str) -> str:
         if token.startswith("\\") and len(token) > 1:
             translated.append(_translate_escape(token, in_class))
         elif in_class:
-            # A bracket within brackets is plain text; RE2 would take [: for the name of a POSIX class.
+            # A bracket within brackets is plain text, but RE2 would parse [: as the start of a POSIX class name.
             translated.append(token.replace("[", r"\["))
             in_class = not token.endswith("]")
         elif token.startswith("{"):
@@ -85,24 +85,24 @@ def _translate(pattern: str) -> str:
     return "".join(translated)
 
 
-def _what_is_wrong(pattern: str, said: str) -> str:
+def _diagnosis(pattern: str, message: str) -> str:
     if re.search(r"\(\?(=|!|<=|<!)", pattern):
         return "has lookaround, which is not supported: match the text around the label without it"
     if re.search(r"\\[1-9]|\(\?P=|\(\?\(", pattern):
         return "has a backreference, which is not supported: match the text without it"
     if re.search(r"\(\?>|[*+?}]\+", pattern):
-        return "has a possessive or atomic group, which is not supported: leave it out, nothing ever backtracks here"
-    if "too large" in said or "repetition size" in said:
+        return "has a possessive or atomic group, which is not supported: leave it out, since RE2 never backtracks"
+    if "too large" in message or "repetition size" in message:
         return "has repeats that are too large or go from high to low: repeat less"
-    return f"is no regular expression ({said}): mend it"
+    return f"is not a regular expression ({message}): correct it"
 
 
 @cache
 def compile_pattern(pattern: str) -> re2._Regexp:
-    """Compile a regular expression in Python's syntax, to be searched in UTF-8.
+    """Compile a regular expression in Python's syntax, for searching in UTF-8 text.
 
     Raises:
-        ValueError: It is too long or too large, is no regular expression, or has what takes backtracking.
+        ValueError: It is too long or too large, is not a regular expression, or requires backtracking.
     """
     if len(pattern) > MAX_CHARACTERS:
         raise ValueError(f"has {len(pattern):,} characters: write at most {MAX_CHARACTERS:,}")
@@ -112,9 +112,9 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     try:
         compiled = re2.compile(_translate(pattern), options)
     except re2.error as error:
-        said = error.args[0] if error.args else b""
-        said = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise ValueError(_what_is_wrong(pattern, said)) from None
+        message = error.args[0] if error.args else b""
+        message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        raise ValueError(_diagnosis(pattern, message)) from None
     except ValueError as error:
         raise ValueError(f"has {error}: repeat less") from None
     if compiled.groups > MAX_GROUPS:
@@ -123,11 +123,11 @@ def compile_pattern(pattern: str) -> re2._Regexp:
 
 
 def find_group(compiled: re2._Regexp, text: str, group: int) -> str | None:
-    """Return what a group of the first match has found in a text, or None where nothing is found.
+    """Return the text of a group in the first match, or None if the expression or the group does not match.
 
-    A byte of a name that is no Unicode matches nothing.
+    A byte of a file name that is not valid UTF-8 matches nothing.
     """
-    # In bytes, since the wrapper counts the characters of a text before every group.
+    # Searched as bytes: for a str, the wrapper counts the characters before every group.
     found = compiled.search(text.encode(errors="surrogateescape"))
-    taken = None if found is None else found[group]
-    return None if taken is None else taken.decode(errors="surrogateescape")
+    captured = None if found is None else found[group]
+    return None if captured is None else captured.decode(errors="surrogateescape")

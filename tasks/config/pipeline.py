@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
 from tasks.config.distributed import DistributedConfig
-from tasks.config.etl import A_FOLDER, SOURCE, EtlConfig
+from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
 from tasks.config.form import always
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
@@ -18,7 +18,7 @@ class PipelineConfig(SparkRun):
     """Parameters of the whole DAG."""
 
     first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
-    required = A_FOLDER
+    required = REQUIRED_SOURCE
     rules = (
         *NETWORK_RULES,
         always({"properties": {"predict": {"properties": {"alias": {"const": "champion"}}}}}),
@@ -32,7 +32,7 @@ class PipelineConfig(SparkRun):
     predict: PredictConfig = PredictConfig()
 
     @model_validator(mode="after")
-    def _predict_with_what_was_promoted(self) -> Self:
+    def _check_alias(self) -> Self:
         if self.predict.alias != "champion":
             raise ValueError(
                 f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "

@@ -13,14 +13,16 @@ class PredictConfig(FrozenConfig):
 
     table: Url | None = Field(
         None,
-        description="Delta table with columns sha256 and content, also one that the model was not trained on; empty: "
-        "the table `images`",
+        description="Delta table with the columns sha256 and content, which may hold images that the model was not "
+        "trained on; empty: the table `images`",
     )
-    predictions: Url | None = Field(None, description="Delta table to write; empty: `predictions` among the tables")
+    predictions: Url | None = Field(
+        None, description="Delta table to write; empty: `predictions` beside the table `images`"
+    )
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
-    batch_size: int = Field(64, ge=1, le=4096, description="Images a forward pass")
+    batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
 
 
 class PredictRun(SparkRun):
@@ -29,6 +31,6 @@ class PredictRun(SparkRun):
     first = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
 
     promote: PromoteConfig = Field(
-        PromoteConfig(), description="Names the registered model; empty: the one that is trained from the table"
+        PromoteConfig(), description="Registered model to use; empty: the model trained from the table"
     )
     predict: PredictConfig = PredictConfig()

@@ -9,19 +9,19 @@ from tasks.config.values import ModelName, RunId
 
 
 class PromoteConfig(FrozenConfig):
-    """Which run becomes the champion."""
+    """Selection of the champion among training runs."""
 
     model_name: ModelName | None = Field(
         None,
-        description="Name of the registered model; empty: named after the source, as lakevision-digits or "
-        "lakevision-photos-1a2b3c, one for each table",
+        description="Name of the registered model; empty: one model per table, named after the source, such as "
+        "lakevision-digits or lakevision-photos-1a2b3c",
     )
     min_test_accuracy: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
-        description="A run below this accuracy on the split `test` is not promoted; nor is one that is no better than "
-        "the champion",
+        description="Minimum accuracy on the split `test` for promotion; a run that is not better than the champion is "
+        "never promoted",
     )
 
 
@@ -36,7 +36,7 @@ class PromoteRun(Run):
     run_ids: list[RunId] = Field(
         default_factory=list,
         max_length=10_000,
-        description="MLflow runs to choose from; empty: the newest finished run and all on the same cache",
+        description="MLflow runs to choose from; empty: the newest finished run and all others on the same cache",
     )
     storage: StorageConfig = StorageConfig()
     promote: PromoteConfig = PromoteConfig()

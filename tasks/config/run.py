@@ -1,4 +1,4 @@
-"""The parameters that all flows have in common."""
+"""Base models of the flows' parameters."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -6,23 +6,23 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from tasks.config.form import Schema, first_screen, must_be_said
+from tasks.config.form import Schema, first_screen, require_setting
 from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 
 
 class Run(FrozenConfig):
-    """What a flow takes: groups of settings, of which those in `first` may be given without their group's name."""
+    """Parameters of a flow: groups of settings; those in `first` may also be given without their group's name."""
 
     first: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Settings that most users change, by the name they have in the form, with their group and their name in it."""
+    """Frequently changed settings, by their name in the form, with their group and their name in it."""
 
     required: ClassVar[tuple[str, str] | None] = None
-    """The one of them that a deployment's run has to name, and what it is: nobody would mean the default."""
+    """The setting in `first` that a deployment's run must give, as its default is never intended; its description."""
 
     @model_validator(mode="before")
     @classmethod
-    def _put_into_groups(cls, values: Any) -> Any:
+    def _move_into_groups(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
         placed = dict(values)
@@ -39,15 +39,15 @@ class Run(FrozenConfig):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return what the flow's form shows: what most users change, and the groups, which lie folded below it."""
+        """Return the schema of the flow's form: frequently changed settings first, then the folded groups."""
         reference = super().__get_pydantic_json_schema__(core_schema, handler)
         schema = handler.resolve_ref_schema(reference)
         properties: dict[str, Schema] = schema["properties"]
         groups = {name: handler.resolve_ref_schema(group) for name, group in properties.items() if "$ref" in group}
         schema["properties"] = first_screen(properties, groups, cls.first, cls.required or ())
         if cls.required:
-            name, what = cls.required
-            schema.update(must_be_said(name, what, *cls.first[name]))
+            name, description = cls.required
+            schema.update(require_setting(name, description, *cls.first[name]))
         return reference
 
 
@@ -55,7 +55,7 @@ TABLES = {"tables": ("storage", "tables")}
 
 
 class SparkRun(Run):
-    """What every flow that runs Spark takes."""
+    """Parameters common to all flows that run Spark."""
 
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()

@@ -1,4 +1,4 @@
-"""Where things lie, on what Spark they run, and what all settings share."""
+"""Parameters of the storage locations and of the Spark session."""
 
 from pydantic import Field
 
@@ -8,15 +8,15 @@ from tasks.credentials import SparkSettings, Url
 
 
 class StorageConfig(FrozenConfig):
-    """Where a run writes. Every place may be a folder or a URL; what is empty lies under `home`."""
+    """Locations that a run writes to, each a folder or a URL; empty ones are under `home`."""
 
     home: Url | None = Field(
-        None, description="Folder for everything a run writes; empty: $LAKEVISION_HOME, else ./.lakevision"
+        None, description="Local folder for all output of a run; empty: $LAKEVISION_HOME, else ./.lakevision"
     )
     tables: Url | None = Field(
         None,
-        description="Folder or URL of the Delta tables; a name without a slash is a folder under home (./name one in "
-        "the current folder); empty: `tables` under home",
+        description="Folder or URL of the Delta tables; empty: `tables` under home. A name without a slash is a folder "
+        "under home, and ./name a folder in the current one",
     )
     cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
     artifacts: Url | None = Field(
@@ -30,8 +30,10 @@ class StorageConfig(FrozenConfig):
 
 
 class SparkConfig(FrozenConfig):
-    """The Spark session of ETL, cache and inference."""
+    """Spark session of ETL, cache and inference."""
 
     master: SparkMaster = Field("local[*]", description="Spark master URL")
-    driver_memory: Memory = Field("3g", description="Java heap of the driver: 512m to 16t, e.g. 3g")
-    conf: SparkSettings = Field(default_factory=dict, description="More Spark settings, no secrets; they win over ours")
+    driver_memory: Memory = Field("3g", description="Java heap of the driver, 512m to 16t, such as 3g")
+    conf: SparkSettings = Field(
+        default_factory=dict, description="Additional Spark settings, without secrets; they override lakevision's own"
+    )

@@ -1,4 +1,4 @@
-"""Start the ranks of a training on this machine, watch them, and end them all together."""
+"""Launcher of the ranks of a training run on this machine, which end together."""
 
 import json
 import logging
@@ -32,27 +32,27 @@ from tasks.train.sweep import launch_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
-LEAVE_GRACE_SECONDS = 25.0
-"""How long ranks may take to write their checkpoint and leave after SIGTERM before they get SIGKILL.
+SHUTDOWN_GRACE_SECONDS = 25.0
+"""Seconds that ranks have after SIGTERM to write their checkpoint and exit before they get SIGKILL.
 
-Prefect kills the process of a cancelled run 30 s after SIGTERM: by then it must have said how the run ended."""
+Prefect kills the process of a cancelled run 30 s after SIGTERM, and the state of the run must be reported by then."""
 
 FAILED_GRACE_SECONDS = 5.0
-"""The same where a rank has failed: the others wait for it in a step that never ends."""
+"""The same after a rank has failed, when the others wait for it in a step that never ends."""
 
-LOOK_SECONDS = 0.5
-"""Between two looks at whether the training is to be ended."""
+POLL_SECONDS = 0.5
+"""Seconds between two checks of `stop`."""
 
 LAST_LINES = 30
-"""Lines of a failed rank's output that its error carries."""
+"""Lines of a failed rank's output in its error."""
 
 
 class RankFailed(RuntimeError):
-    """A rank ended with an error; the others were ended with it."""
+    """A rank failed, and the others were terminated."""
 
 
 class Stopped(RuntimeError):
-    """The training was ended by whoever asked for it; run again, and it goes on from its last checkpoint."""
+    """The training run was stopped by its caller; run again to resume from the last checkpoint."""
 
 
 @dataclass
@@ -65,14 +65,14 @@ class _Rank:
 def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "tasks.launch.start_rank", str(spec_path)],
-        # Nothing is ever written: the pipe closes when this process ends, and the rank with it.
+        # Never written to: the pipe closes when this process ends, and then the rank exits.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         env=environment,
-        # A session of its own: Ctrl-C on the terminal reaches the ranks through this process, in order.
+        # Its own session, so that Ctrl-C on the terminal reaches the ranks only through this process.
         start_new_session=True,
     )
     return _Rank(number, process)
@@ -80,14 +80,14 @@ def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
 
 def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> None:
     assert rank.process.stdout is not None
-    with rank.process.stdout as said:
-        for line in said:
+    with rank.process.stdout as output:
+        for line in output:
             lines.put((rank, line.rstrip("\n")))
     lines.put((rank, None))
 
 
-def _end(ranks: list[_Rank], grace_seconds: float) -> None:
-    """End every rank that still runs, and wait until none is left."""
+def _terminate(ranks: list[_Rank], grace_seconds: float) -> None:
+    """Terminate all running ranks, and wait until they have ended."""
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
         rank.process.terminate()
@@ -108,59 +108,59 @@ def launch_ranks(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RunRef:
-    """Train with the ranks that `spec` asks for, on this machine, and return the MLflow run that rank 0 made.
+    """Train with the ranks of `spec` on this machine, and return the MLflow run of rank 0.
 
-    The first rank that fails ends all; when this process ends, by any signal, the ranks end with it.
+    If a rank fails, all ranks are terminated. If this process ends, by any signal, the ranks exit.
 
     Args:
-        spec: What to train.
+        spec: Specification of the training run.
         on_event: Called with each event of rank 0: epoch (the number of epochs trained), max_epochs, ends_training
-            (whether no epoch follows), val_accuracy, and the name and value of the metric that `train.monitor` names.
-            What it raises ends the ranks.
-        stop: Ends the ranks when it is set; for who trains in a thread, which no signal reaches.
+            (whether it was the last epoch), val_accuracy, and monitor and value (the metric `train.monitor`). An
+            exception in it terminates the ranks.
+        stop: Terminates the ranks when it is set; for callers in a thread, which signals do not reach.
 
     Raises:
-        WrongInput: More ranks or a larger batch than there are images, a rank refused its input, or diverged.
-        DiskFull: A disk was full.
-        TrackingAway, RunDeleted: The tracking server does not answer, or the MLflow run is not there any more.
-        RankFailed: A rank failed otherwise; carries its last lines.
-        OutOfTime: It took longer than `train.timeout_seconds`, or another process that trains the same did.
+        WrongInput: There are fewer images than ranks or than a global batch, a rank rejected its input, or diverged.
+        DiskFull: A disk is full.
+        TrackingAway, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
+        RankFailed: A rank failed for another reason; the message has its last lines.
+        OutOfTime: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
     """
     manifest = read_manifest(spec.cache.url)
-    if manifest is not None:  # Of a cache that is gone the ranks say so.
+    if manifest is not None:  # A missing cache is reported by the ranks.
         check_data(spec.train, manifest, spec.num_ranks)
-    lock = launch_lock(spec.storage.checkpoints / spec.key)
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    # Two that want the same training: the second waits here, where no rank waits for another, and finds it done.
-    turn = filelock.FileLock(lock)
+    lock_path = launch_lock(spec.storage.checkpoints / spec.key)
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    # A second process with the same run waits here, before its ranks start, and then finds the run finished.
+    lock = filelock.FileLock(lock_path)
     try:
-        turn.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except filelock.Timeout:
-        logger.info("another process trains exactly this: waiting for its result")
-        _wait_for_turn(turn, spec.train.timeout_seconds, stop)
+        logger.info("another process is training the same run: waiting for its result")
+        _wait_for_lock(lock, spec.train.timeout_seconds, stop)
     try:
         return _train(spec, on_event, stop)
     finally:
-        turn.release()
+        lock.release()
 
 
-def _wait_for_turn(turn: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
+def _wait_for_lock(lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with suppress(filelock.Timeout):
-            turn.acquire(timeout=LOOK_SECONDS)
+            lock.acquire(timeout=POLL_SECONDS)
             return
         _check_stop(stop)
     raise OutOfTime(
-        f"another process trains exactly this, and has not ended within train.timeout_seconds {timeout_seconds}: "
+        f"another process is training the same run, and has not ended within train.timeout_seconds {timeout_seconds}: "
         "wait for it or end it, then run again"
     )
 
 
 def _check_stop(stop: threading.Event | None) -> None:
     if stop is not None and stop.is_set():
-        raise Stopped("the training was ended before its end: run again, and it goes on from its last checkpoint")
+        raise Stopped("training was stopped: run again to resume from the last checkpoint")
 
 
 def _train(
@@ -185,8 +185,8 @@ def _train(
         if spec.distributed:
             common["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(spec.distributed.stall_timeout_seconds)
         try:
-            for number, own in enumerate(environments):
-                ranks.append(_start(number, spec_path, common | own))
+            for number, environment in enumerate(environments):
+                ranks.append(_start(number, spec_path, common | environment))
                 threading.Thread(target=_read_lines, args=(ranks[-1], lines), daemon=True).start()
             running = len(ranks)
             deadline = time.monotonic() + spec.train.timeout_seconds
@@ -208,24 +208,24 @@ def _train(
                     rank.lines.append(line)
                     logger.info("rank %d: %s", rank.number, line)
         finally:
-            # Where one was asked to leave, rank 0 writes a checkpoint of all, and they leave.
+            # If no rank has failed, they write a checkpoint together and exit.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
-            _end(ranks, FAILED_GRACE_SECONDS if failed else LEAVE_GRACE_SECONDS)
+            _terminate(ranks, FAILED_GRACE_SECONDS if failed else SHUTDOWN_GRACE_SECONDS)
     if run_id is None:
-        raise RankFailed("the ranks ended without an error and without a result: their lines are in the log")
+        raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
 
 
 def _next_line(
     lines: "queue.Queue[tuple[_Rank, str | None]]", deadline: float, timeout_seconds: int, stop: threading.Event | None
 ) -> tuple[_Rank, str | None]:
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         _check_stop(stop)
         with suppress(queue.Empty):
-            return lines.get(timeout=min(left, LOOK_SECONDS))
+            return lines.get(timeout=min(remaining, POLL_SECONDS))
     raise OutOfTime(
-        f"the training took longer than train.timeout_seconds {timeout_seconds} and was ended: "
-        "run again, and it goes on from its last checkpoint"
+        f"training took longer than train.timeout_seconds {timeout_seconds} and was stopped: "
+        "run again to resume from the last checkpoint"
     )
 
 

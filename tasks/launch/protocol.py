@@ -1,4 +1,4 @@
-"""The protocol between a rank and the process that starts it: events on stdout, and exit statuses."""
+"""The protocol between a rank and its launcher: events on stdout, and exit statuses."""
 
 EVENT_MARK = "@lakevision "
 """Prefix of the lines on stdout that are events for the launcher, as JSON."""

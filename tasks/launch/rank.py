@@ -1,7 +1,7 @@
-"""What one rank runs: the training loop of tasks.train with the other ranks behind its reducer.
+"""A training process: one of many ranks with a Horovod reducer, or a single process without Horovod.
 
-Started as a command by tasks.launch.start_rank, never as a pickled function: Horovod then keeps no second core
-busy, and nothing is unpickled. A single process is the case of one rank, without Horovod.
+The command `tasks.launch.start_rank` runs it. Horovod's own launcher of pickled functions is not used: it keeps a
+second core busy, and unpickles code.
 """
 
 import json
@@ -29,12 +29,12 @@ from tasks.train.spec import TrainingSpec
 
 
 def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
-    """Say why ranks on this machine cannot exchange gradients on GPUs, or None.
+    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, or None.
 
     Args:
-        nccl_built: Whether Horovod was built with NCCL; without it, tensors on a GPU end the rank.
+        nccl_built: Whether Horovod was built with NCCL; without it, a rank with tensors on a GPU fails.
         num_ranks: Ranks on this machine.
-        num_gpus: GPUs that torch sees; NCCL refuses two ranks on one.
+        num_gpus: GPUs that torch sees; NCCL does not support two ranks on one GPU.
     """
     if not nccl_built:
         return "Horovod was built without NCCL: run 'HOROVOD_GPU_OPERATIONS=NCCL make setup'"
@@ -44,13 +44,13 @@ def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
 
 
 def log_level(rank: int, distributed: DistributedConfig | None) -> int:
-    """Return the lowest level of the lines of a rank that are logged."""
-    told = rank == 0 or (distributed is not None and distributed.log_ranks == "all")
-    return logging.INFO if told else logging.WARNING
+    """Return the log level of a rank."""
+    is_verbose = rank == 0 or (distributed is not None and distributed.log_ranks == "all")
+    return logging.INFO if is_verbose else logging.WARNING
 
 
 class HorovodReducer:
-    """The other ranks, behind Horovod."""
+    """Reducer over Horovod ranks."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -68,34 +68,34 @@ class HorovodReducer:
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the value of the rank `root` on every rank."""
-        # Horovod names the operation after the value's type where it gets no name; the root's value is often of another
-        # type than the others', and ranks that wait under different names wait for ever.
+        # By default Horovod names the operation after the value's type, which often differs between the root and the
+        # other ranks. Ranks that wait under different names deadlock.
         self._num_broadcasts += 1
         return self._hvd.broadcast_object(value, root_rank=root, name=f"lakevision.broadcast.{self._num_broadcasts}")
 
     def broadcast_model(self, model: nn.Module) -> None:
-        """Give every rank rank 0's parameters and buffers."""
+        """Copy the parameters and buffers of rank 0 to every rank."""
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer:
-        """Return Horovod's optimizer, which averages gradients while backward still computes them."""
+        """Return Horovod's optimizer, which averages gradients during the backward pass."""
         trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         wrapped: torch.optim.Optimizer = self._hvd.DistributedOptimizer(optimizer, named_parameters=trained)
-        # Horovod makes a new optimizer from the parameter groups alone: a resumed one's moments must follow.
+        # Horovod creates a new optimizer from the parameter groups only: copy the state of a resumed one.
         wrapped.load_state_dict(optimizer.state_dict())
         return wrapped
 
     def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer hear of no gradient any more."""
+        """Remove the optimizer's gradient hooks."""
         averaging: Any = optimizer
-        # Its hooks are on nodes of the graph that it alone keeps. Left there, they would send the gradients of what
-        # another optimizer trains next, under names that this one has.
+        # The hooks are on graph nodes that only this optimizer references. If they stayed, they would send the
+        # gradients of the next optimizer's training under this one's names.
         averaging._grad_accs.clear()
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Wait until the gradients are averaged, let them be seen or changed, and take the step."""
+        """Wait for the averaged gradients, call `see_gradients`, which may change them, and step."""
         averaging: Any = optimizer
         averaging.synchronize()
         see_gradients()
@@ -105,13 +105,13 @@ class HorovodReducer:
 
 def emit(event: dict[str, Any]) -> None:
     """Send an event to the process that started this rank."""
-    # Of one piece: print writes the end of a line by itself, and what a thread or Horovod says may come between.
+    # A single write: print writes the newline separately, and output of a thread or of Horovod may come between.
     sys.stdout.write(f"{EVENT_MARK}{json.dumps(event)}\n")
     sys.stdout.flush()
 
 
 def make_reducer(num_ranks: int) -> Reducer:
-    """Return the reducer of this rank; Horovod is initialised before anything heavy is loaded, or Gloo gives up."""
+    """Return the reducer of this rank; Horovod is initialised before data and weights load, or Gloo times out."""
     if num_ranks == 1:
         return SingleProcess()
     import horovod.torch as hvd
@@ -120,15 +120,15 @@ def make_reducer(num_ranks: int) -> Reducer:
     return HorovodReducer()
 
 
-def leave_ranks() -> None:
-    """Say goodbye to the other ranks: in those, one that is just gone would be an uncaught exception of Horovod's."""
+def shut_down_horovod() -> None:
+    """Shut Horovod down; without it, the exit of this rank raises an uncaught exception in the other ranks."""
     import horovod.torch as hvd
 
     hvd.shutdown()
 
 
 def run_rank(spec: TrainingSpec, reducer: Reducer) -> None:
-    """Train; rank 0 says after each epoch where it stands, and at the end which MLflow run it made."""
+    """Train; rank 0 emits an event after each epoch, and the id of the MLflow run at the end."""
 
     def on_epoch(metrics: ReportedEpoch) -> None:
         emit(
@@ -149,24 +149,24 @@ def run_rank(spec: TrainingSpec, reducer: Reducer) -> None:
 
 def main(spec_path: str) -> int:
     """Run one rank; return the process's exit status."""
-    # An exception, so that the MLflow run ends as killed and not as running for ever. Heard once: a machine that shuts
-    # down asks every process, and the parent its ranks again, which would tear the checkpoint that they write.
+    # SIGTERM raises an exception, so that the MLflow run does not stay in the state RUNNING. Only the first one does:
+    # at a shutdown of the machine a rank gets a second one from its parent, which would interrupt the checkpoint.
     interrupt_on(signal.SIGTERM, once=True)
     spec = TrainingSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(OneLine())  # the launcher reads this line by line
+        handler.addFilter(OneLine())  # the launcher reads the output line by line
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # A machine without git is none to warn of: the commit is taken from where it is known.
+    # No warning about a missing git: the commit is known from another source then.
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
         reducer = make_reducer(spec.num_ranks)
         logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
-        with heard_by(lambda standing: emit(asdict(standing))):  # only rank 0 counts
+        with heard_by(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
             run_rank(spec, reducer)
         if reducer.num_ranks > 1:
-            leave_ranks()
+            shut_down_horovod()
     except UserError as error:
         emit({"failed": user_error_name(error), "said": str(error)})
         return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""Where the ranks of a training on this machine find each other."""
+"""The rendezvous server through which the Horovod ranks on this machine find each other."""
 
 import threading
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from http.server import HTTPServer
 
 @contextmanager
 def ranks_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
-    """Run the server over which Horovod's ranks find each other; yield what each adds to its environment.
+    """Run Horovod's rendezvous server; yield the environment variables of each rank.
 
-    A single process has nobody to find: no server, and nothing to add.
+    A single process needs no server and no variables.
 
-    Horovod's own launcher binds this server to all interfaces, passes the environment on a command line, where `ps`
-    shows it, and leads each rank in a session of its own. Here it listens on the loopback interface alone.
+    Horovod's own launcher binds the server to all interfaces, passes the environment on a command line, which `ps`
+    shows, and starts each rank in its own session. Here the server listens only on the loopback interface.
     """
     if num_ranks == 1:
         yield [{}]
@@ -34,7 +34,7 @@ def ranks_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
-        # Ranks load data and weights before they first meet; Gloo's own limit of 30 s is too short for that.
+        # Ranks load data and weights before they first connect, which may exceed Gloo's default of 30 s.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
     }
     try:

@@ -1,7 +1,7 @@
-"""The command that starts a rank, `python -m tasks.launch.start_rank SPEC`; imports nothing heavy by itself.
+"""The command that starts a rank, `python -m tasks.launch.start_rank SPEC`.
 
-So a rank ends with its parent from its first moment, and imports without the garbage collector, which would look
-through objects that stay for ever, again and again: a fifth of the imports' time (LOG.md).
+It imports only the standard library at first, so that from the beginning the rank exits with its parent. The imports of
+a rank run without the garbage collector, whose repeated scans of long-lived objects take a fifth of the time (LOG.md).
 """
 
 import gc
@@ -14,9 +14,9 @@ EXIT_ORPHANED = 3
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that holds the other end of stdin is gone, however it went.
+    """Exit as soon as the parent process, which has the other end of stdin, has ended.
 
-    The parent never writes: the pipe closes when it ends, also by SIGKILL, and no rank is left behind.
+    The parent never writes. The pipe closes when the parent ends, even by SIGKILL, so that no rank is orphaned.
     """
 
     def watch() -> None:
@@ -27,11 +27,11 @@ def end_with_parent() -> None:
 
 
 def start_rank(spec_path: str) -> int:
-    """Import what a rank needs, and run it; return the process's exit status."""
+    """Import the modules of a rank and run it; return the exit status of the process."""
     gc.disable()
     from tasks.launch.rank import main
 
-    # Never looked through again: what comes after has collections of its own size.
+    # Excludes the imported objects, which stay until the end, from all later collections.
     gc.freeze()
     gc.enable()
     return main(spec_path)
@@ -41,9 +41,9 @@ if __name__ == "__main__":
     end_with_parent()
     try:
         status = start_rank(sys.argv[1])
-    except BaseException:  # Of the imports as of the training: the parent shows a failed rank's last lines.
+    except BaseException:  # Also of the imports: the parent shows the last lines of a failed rank.
         traceback.print_exc(file=sys.stdout)
         status = 1
     sys.stdout.flush()
-    # Not sys.exit: the watching thread sits in a read that interpreter shutdown would wait for.
+    # Not sys.exit: interpreter shutdown would wait for the read of the watching thread.
     os._exit(status)

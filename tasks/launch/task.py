@@ -1,6 +1,6 @@
-"""Training as Prefect tasks: in one process, on a work pool, or as ranks on this machine.
+"""Prefect tasks that train in one process, on a work pool, or as ranks on this machine.
 
-The training runs outside the flow's own process, so that its heartbeats continue.
+Training runs outside the flow's process, so that the flow's heartbeats continue.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from tasks.train.spec import TrainingSpec
 
 
 def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
-    """Train in processes of their own, with the progress of the epochs and the metrics at the end."""
+    """Train in separate processes; publish the progress of the epochs and the metrics at the end."""
     epochs = EpochProgress(key, spec.train.total_epochs)
     run = launch_ranks(spec, epochs.hear)
     epochs.end()
@@ -34,9 +34,9 @@ def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
 def existing_run_key(
     train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
 ) -> str | None:
-    """Return a cache key where the finished MLflow run still exists, else None."""
+    """Return a cache key if the finished MLflow run exists, else None."""
     if not tracking.answers(storage):
-        return None  # The stage itself waits for the server, and says so.
+        return None  # The stage itself waits for the server, and logs it.
     found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
     return None if found is None else f"train-{found.run_id}"
 
@@ -47,10 +47,10 @@ def _single_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | N
 
 @stage("train", timeout_seconds=None, cache_key=_single_key)
 def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRef:
-    """Train in one process, or find the same training finished."""
+    """Train in one process, unless the same run is already finished."""
     if found := tracking.find_finished_run(storage, run_key(train, cache, None)):
         publish_run(found, storage, "train")
-        return skipped(found, f"MLflow run {found.run_id} has trained this already")
+        return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train")
 
@@ -60,15 +60,15 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 
 
 def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunRef:
-    """Return the MLflow run of a submitted training that has completed.
+    """Return the MLflow run of a submitted training run that has completed.
 
     Raises:
-        RuntimeError: It is not where we look: the worker tracks elsewhere.
+        RuntimeError: The MLflow run is not on the tracking server of `storage`, since the worker uses another one.
     """
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
         raise RuntimeError(
-            f"the submitted training '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
+            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
             f"{key}: the worker must use the same storage.tracking"
         )
     return finished
@@ -78,11 +78,11 @@ def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunR
 def submit_train_distributed(
     train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage
 ) -> RunRef:
-    """Submit the distributed training to the work pool and wait for it; without a server, train in place."""
+    """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
     key = run_key(train, cache, distributed)
     if found := tracking.find_finished_run(storage, key):
         publish_run(found, storage, "train-distributed")
-        return skipped(found, f"MLflow run {found.run_id} has trained this already")
+        return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(distributed) == "in_place":
         get_run_logger().info("no Prefect server is configured: %d ranks train in place", distributed.num_ranks)
         spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
@@ -98,6 +98,6 @@ def submit_train_distributed(
 
 @stage("train-ranks", timeout_seconds=None)
 def train_ranks(train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage) -> RunRef:
-    """Run the ranks on this machine: what the worker of the GPU pool does."""
+    """Run the ranks on this machine, on a worker of the GPU pool."""
     spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train-distributed")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """What one epoch gave, over all ranks."""
+    """Metrics of one epoch over all ranks."""
 
     epoch: int
     train_loss: float
@@ -16,13 +16,13 @@ class EpochMetrics:
     val_macro_f1: float
     learning_rate: float
     gradient_norm: float
-    """Mean over the steps, before it is bounded."""
+    """Mean gradient norm over the steps, before clipping."""
     images_per_second: float
     data_wait_share: float
-    """Share of the training time of rank 0 spent waiting for batches."""
+    """Fraction of rank 0's training time spent waiting for batches."""
     train_seconds: float
     validation_seconds: float
 
     def values(self) -> dict[str, float]:
-        """Return the metrics by name, without the epoch's number."""
+        """Return the metrics by name, without the number of the epoch."""
         return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}

@@ -1,4 +1,4 @@
-"""The worst mistakes on a split: the images a model was most surely wrong about, found over all ranks."""
+"""The worst mistakes on a split over all ranks: the misclassified images with the highest loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from tasks.collectives import Reducer
 from tasks.text.printable import printable
 
 NUM_MISTAKES = 24
-"""Images of a gallery that a person still looks at one by one."""
+"""Number of mistakes that are kept: a gallery that a user can still inspect image by image."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One image that was classified wrongly."""
+    """A misclassified image."""
 
     row: int
-    """Number of its row in the split."""
+    """Row number in the split."""
     true: int
     """Index of the true class."""
     predicted: int
     """Index of the most probable class."""
     probability: float
-    """Of the predicted class, 0-1."""
+    """Probability of the predicted class, 0-1."""
     true_probability: float
-    """Of the true class, 0-1."""
+    """Probability of the true class, 0-1."""
     loss: float
-    """Cross-entropy, nats."""
+    """Cross-entropy in nats."""
 
 
 class WorstMistakes:
-    """Collects the mistakes of a rank with the highest loss, NUM_MISTAKES at most."""
+    """Accumulator of a rank's mistakes with the highest loss, at most NUM_MISTAKES."""
 
     def __init__(self) -> None:
         self._worst = torch.empty((0, 6), dtype=torch.float64)
@@ -43,17 +43,17 @@ class WorstMistakes:
         predicted_B: torch.Tensor,
         log_probabilities_BK: torch.Tensor,
     ) -> None:
-        """Take in a batch: int64 rows, true and predicted classes, and float64 logarithms of probabilities."""
-        of_true = log_probabilities_BK.gather(1, labels_B[:, None])[:, 0]
-        of_predicted = log_probabilities_BK.gather(1, predicted_B[:, None])[:, 0]
-        columns = [rows_B, labels_B, predicted_B, of_predicted.exp(), of_true.exp(), -of_true]
-        seen = torch.stack([column.double() for column in columns], dim=1)
-        self._worst = _worst(torch.cat([self._worst, seen[labels_B != predicted_B].cpu()]))
+        """Add a batch: int64 rows, true and predicted classes, and float64 log-probabilities."""
+        log_true_B = log_probabilities_BK.gather(1, labels_B[:, None])[:, 0]
+        log_predicted_B = log_probabilities_BK.gather(1, predicted_B[:, None])[:, 0]
+        columns = [rows_B, labels_B, predicted_B, log_predicted_B.exp(), log_true_B.exp(), -log_true_B]
+        batch = torch.stack([column.double() for column in columns], dim=1)
+        self._worst = _worst(torch.cat([self._worst, batch[labels_B != predicted_B].cpu()]))
 
     def reduce(self, reducer: Reducer) -> tuple[Mistake, ...]:
-        """Return the worst of all ranks, all of which call this, the worst first; of equal ones the first row."""
-        # Each rank writes to a place of its own, the sum is what all wrote: ranks need nothing but sums to agree.
-        # Rows are whole numbers far below 2^53, which float64 holds exactly; row -1 is a place that stayed empty.
+        """Return the worst mistakes of all ranks by descending loss, then by row; a collective operation."""
+        # Each rank fills its own slice, and the sum is a gather: reducers need no other collective operation.
+        # Row numbers are far below 2^53, which float64 represents exactly; row -1 marks an empty slot.
         places = torch.zeros((reducer.num_ranks, NUM_MISTAKES, 6), dtype=torch.float64)
         places[reducer.rank, :, 0] = -1.0
         places[reducer.rank, : len(self._worst)] = self._worst
@@ -65,7 +65,7 @@ class WorstMistakes:
 
 
 def _worst(mistakes: torch.Tensor) -> torch.Tensor:
-    """Return the NUM_MISTAKES of highest loss, in the order of loss and row."""
+    """Return the NUM_MISTAKES mistakes of highest loss, by descending loss, then by row."""
     by_row = mistakes[mistakes[:, 0].argsort()]
     return by_row[by_row[:, 5].argsort(descending=True, stable=True)][:NUM_MISTAKES]
 
@@ -73,11 +73,11 @@ def _worst(mistakes: torch.Tensor) -> torch.Tensor:
 def mistake_table(
     mistakes: Sequence[Mistake], names: Sequence[str] | None, classes: Sequence[str]
 ) -> dict[str, list[object]]:
-    """Return the mistakes as a table, columns by name.
+    """Return the mistakes as the columns of a table, by name.
 
     Args:
-        mistakes: The worst first.
-        names: The image of each mistake, as a file's path or its sha256; None where the tables cannot be read.
+        mistakes: Mistakes, the worst first.
+        names: Name of each mistake's image, a file's path or its sha256; None if the tables cannot be read.
         classes: Class names by index.
     """
     return {

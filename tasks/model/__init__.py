@@ -1,1 +1,1 @@
-"""Networks, their number format, and the model package that inference reads."""
+"""Networks, their precision, and the model package that inference loads."""

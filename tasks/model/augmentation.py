@@ -1,4 +1,4 @@
-"""Random changes of training images on the device they are trained on."""
+"""Augmentation of training batches on the device of the model."""
 
 from collections.abc import Callable
 
@@ -8,37 +8,38 @@ from torchvision.transforms import v2
 from tasks.config.train import AugmentationConfig
 
 ASPECT = (3 / 4, 4 / 3)
-"""Width by height of a crop: that of Szegedy et al., "Going Deeper with Convolutions" (2015), section 6."""
+"""Aspect ratios (width / height) of a crop: Szegedy et al., "Going Deeper with Convolutions" (2015), section 6."""
 
 
 def make_augment(
     settings: AugmentationConfig, image_size: int, num_classes: int
 ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None:
-    """Return what changes a batch, or None where nothing is changed.
+    """Return a function that augments a batch, or None without augmentation.
 
-    torchvision's transforms draw once a call: each image is given to them alone, MixUp and CutMix get the batch. All
-    draw from torch's own generator, so that a seed set before a step gives the same images again.
+    torchvision's transforms draw their parameters once per call: they are called per image, MixUp and CutMix per
+    batch. All use torch's default generator, so that seeding it before a step reproduces the images.
 
     Args:
-        settings: What is changed.
+        settings: The transforms and their parameters.
         image_size: Side of the images, in pixels.
-        num_classes: K.
+        num_classes: Number of classes K.
 
     Returns:
-        From images, uint8 (B, H, W, 3), and labels, int64 (B,), to images of the same shape, uint8 or, blended,
-        float32 of 0 to 255, and labels, or where images are blended the shares of the classes, float32 (B, K).
+        A function of images, uint8 (B, H, W, 3), and labels, int64 (B,). It returns uint8 images of the same shape and
+        the labels; with MixUp or CutMix, float32 images from 0 to 255 and shares of the classes, float32 (B, K).
     """
     if not settings.is_on:
         return None
-    each: list[v2.Transform] = []
+    transforms: list[v2.Transform] = []
     if settings.resized_crop < 1.0:
-        # torchvision's uint8 kernels are the faster ones on a CPU, and antialiasing is what the cache's pixels had.
-        each.append(v2.RandomResizedCrop(image_size, scale=(settings.resized_crop, 1.0), ratio=ASPECT, antialias=True))
+        # uint8, as torchvision's uint8 kernels are faster on a CPU; antialiasing, as for the pixels of the cache.
+        scale = (settings.resized_crop, 1.0)
+        transforms.append(v2.RandomResizedCrop(image_size, scale=scale, ratio=ASPECT, antialias=True))
     if settings.flip:
-        each.append(v2.RandomHorizontalFlip())
+        transforms.append(v2.RandomHorizontalFlip())
     if settings.rand_augment:
-        each.append(v2.RandAugment(num_ops=settings.rand_augment))
-    change = v2.Compose(each) if each else None
+        transforms.append(v2.RandAugment(num_ops=settings.rand_augment))
+    transform = v2.Compose(transforms) if transforms else None
     blends: list[v2.Transform] = []
     if settings.mixup:
         blends.append(v2.MixUp(alpha=settings.mixup, num_classes=num_classes))
@@ -49,8 +50,8 @@ def make_augment(
     def augment(images_BHWC: torch.Tensor, labels_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         images_BCHW = images_BHWC.permute(0, 3, 1, 2)
         targets = labels_B
-        if change is not None:
-            images_BCHW = torch.stack([change(image_CHW) for image_CHW in images_BCHW])
+        if transform is not None:
+            images_BCHW = torch.stack([transform(image_CHW) for image_CHW in images_BCHW])
         if blend is not None and len(labels_B) > 1:
             images_BCHW, targets = blend(images_BCHW.float(), labels_B)
         return images_BCHW.permute(0, 2, 3, 1), targets

@@ -1,4 +1,4 @@
-"""The one model package, from bytes to a struct: preprocessing, weights and labels, for batch, stream and serving."""
+"""The classifier of encoded images in a model package, shared by batch inference, streaming and serving."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tasks.model.weights import WithoutMemory, load_state
 
 @dataclass(frozen=True)
 class Prediction:
-    """The label of one image and its probability (0-1), or why there is none."""
+    """The label of one image and its probability (0-1), or the error."""
 
     label: str | None
     probability: float | None
@@ -27,7 +27,7 @@ class Prediction:
 
 
 class ImageClassifier:
-    """A trained classifier on encoded images."""
+    """A trained classifier of encoded images."""
 
     def __init__(self, classifier: Classifier, classes: Sequence[str], image_size: int, device: torch.device) -> None:
         self._classifier = fold_batch_norm(classifier.to(device))
@@ -36,10 +36,10 @@ class ImageClassifier:
         self._device = device
 
     def predict(self, contents: Sequence[bytes]) -> list[Prediction]:
-        """Predict each image; one that cannot be decoded gets an error, and costs the others nothing.
+        """Predict each image; an image that cannot be decoded gets an error and does not affect the others.
 
         Args:
-            contents: Whole image files.
+            contents: Contents of image files.
         """
         predictions: list[Prediction | None] = [None] * len(contents)
         images = []
@@ -60,7 +60,7 @@ class ImageClassifier:
         return [prediction for prediction in predictions if prediction is not None]
 
     def predict_frame(self, contents: pd.Series) -> pd.DataFrame:
-        """Return columns label, probability and error, a row for each encoded image of `contents`."""
+        """Return the columns label, probability and error, with one row per encoded image of `contents`."""
         predictions = self.predict(list(contents))
         return pd.DataFrame(
             {
@@ -72,19 +72,19 @@ class ImageClassifier:
         )
 
     def logits(self, images_BHWC: torch.Tensor) -> torch.Tensor:
-        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3) of any device."""
+        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3) on any device."""
         return self._classifier(images_BHWC.to(self._device)).float()  # type: ignore[no-any-return]
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load what `save_classifier` wrote; runs no code from the files.
+        """Load a classifier written by `save_classifier`, without running code from its files.
 
         Raises:
-            WrongInput: The files are not of a classifier that this code knows.
+            WrongInput: The files are not a valid model package.
         """
         description = read_description(folder)
         build = partial(build_classifier, description.model, "none", len(description.classes), freeze_backbone=False)
-        with WithoutMemory():  # a kilobyte of description may name the largest network with a million classes
+        with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
             expected = build()
         state = load_state(folder, expected)
         classifier = build()
@@ -94,7 +94,7 @@ class ImageClassifier:
 
 
 def save_classifier(folder: Path, model: str, state: dict[str, Any], classes: Sequence[str], image_size: int) -> None:
-    """Write weights and description of a classifier into `folder`."""
+    """Write the weights and the description of a classifier to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(state, folder / WEIGHTS_FILE)
     description = Description(model=model, classes=tuple(classes), image_size=image_size)

@@ -1,8 +1,8 @@
-"""Depthwise convolutions in bfloat16 on a CPU, by way of gradients that oneDNN has fast kernels for.
+"""Faster gradients of depthwise convolutions in bfloat16 on a CPU.
 
-It has none for the gradient of the inputs where the stride is above 1, which takes 6 to 75 times as long as the same in
-another form, and slow ones for that of the weights where the kernel is above 3 x 3 (1.3 to 4 times, LOG.md). The mobile
-networks of torchvision have four to eleven such layers; they were half of a step of mobilenet_v2.
+oneDNN has no fast kernel for the gradient of the inputs with a stride above 1: it takes 6 to 75 times as long as an
+equivalent form. Its kernels for the gradient of the weights are slow for kernels above 3 x 3 (1.3 to 4 times, LOG.md).
+The mobile networks of torchvision have four to eleven such layers, which took half of a step of mobilenet_v2.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ LARGEST_FAST_KERNEL = 3
 
 
 class _Geometry(NamedTuple):
-    """Of a convolution, in pixels: height, width."""
+    """Geometry of a convolution in pixels, as (height, width)."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -25,7 +25,7 @@ class _Geometry(NamedTuple):
 
 
 class _Depthwise(torch.autograd.Function):
-    """Convolve each channel of inputs (B, C, H, W) with its own weight, of (C, 1, kh, kw); all of them are bfloat16."""
+    """Depthwise convolution of inputs (B, C, H, W) with weights (C, 1, kh, kw), all in bfloat16."""
 
     @staticmethod
     def forward(
@@ -59,7 +59,7 @@ def _gradient_of_inputs(
 ) -> torch.Tensor:
     """Return the gradient of the inputs, (B, C, H, W), from that of the outputs, (B, C, H', W').
 
-    It is that of a convolution of stride 1, most of whose outputs nobody took.
+    It equals the gradient of a convolution of stride 1, with zeros for the outputs that the stride skips.
     """
     stride, padding, dilation = geometry
     if max(stride) > 1:
@@ -73,17 +73,18 @@ def _gradient_of_inputs(
         )
         spread.zero_()[:, :, :: stride[0], :: stride[1]] = gradient
         gradient = spread
-    of_inputs, _of_weight = _backward(gradient, inputs, weight, geometry._replace(stride=(1, 1)), (True, False))
-    return of_inputs
+    grad_inputs, _grad_weight = _backward(gradient, inputs, weight, geometry._replace(stride=(1, 1)), (True, False))
+    return grad_inputs
 
 
 def _gradient_of_weight(
     gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, geometry: _Geometry
 ) -> torch.Tensor:
-    """Return the gradient of the weights, (C, 1, kh, kw), of a large kernel computed in float32."""
+    """Return the gradient of the weights, (C, 1, kh, kw), computed in float32 for large kernels."""
     dtype = torch.float32 if max(weight.shape[2:]) > LARGEST_FAST_KERNEL else weight.dtype
-    _of_inputs, of_weight = _backward(gradient.to(dtype), inputs.to(dtype), weight.to(dtype), geometry, (False, True))
-    return of_weight.to(weight.dtype)
+    converted = gradient.to(dtype), inputs.to(dtype), weight.to(dtype)
+    _grad_inputs, grad_weight = _backward(*converted, geometry, (False, True))
+    return grad_weight.to(weight.dtype)
 
 
 def _backward(
@@ -93,17 +94,17 @@ def _backward(
     geometry: _Geometry,
     wanted: tuple[bool, bool],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of the inputs and of the weights as torch computes them, of which one is wanted."""
-    of_inputs, of_weight, _of_bias = torch.ops.aten.convolution_backward(
+    """Return torch's gradients of the inputs and of the weights, computed where `wanted` is true."""
+    grad_inputs, grad_weight, _grad_bias = torch.ops.aten.convolution_backward(
         gradient, inputs, weight, None, *geometry, False, (0, 0), len(weight), (*wanted, False)
     )
-    return of_inputs, of_weight
+    return grad_inputs, grad_weight
 
 
 def _conv_forward(
     self: nn.Conv2d, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return what Conv2d does, (B, C, H', W'); where gradients in bfloat16 may be asked for, by another way."""
+    """Return the outputs of Conv2d, (B, C, H', W'), with faster gradients under autocast to bfloat16."""
     dtype = torch.bfloat16
     if not (
         inputs.dim() == 4
@@ -112,8 +113,8 @@ def _conv_forward(
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is dtype
     ):
-        usual: torch.Tensor = nn.Conv2d._conv_forward(self, inputs, weight, bias)
-        return usual
+        default: torch.Tensor = nn.Conv2d._conv_forward(self, inputs, weight, bias)
+        return default
     with torch.autocast("cpu", enabled=False):
         outputs: torch.Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
             inputs.to(dtype),
@@ -135,16 +136,16 @@ def _is_slow(module: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def speed_up_depthwise(network: nn.Module) -> int:
-    """Let the depthwise convolutions for which oneDNN has no fast gradients take another way to them.
+    """Replace the gradients of the depthwise convolutions for which oneDNN has no fast kernels.
 
-    Names, weights and classes of the layers stay as they are, and what is computed without gradients, in float32 or
-    on a GPU.
+    Names, weights and classes of the layers do not change, nor does a forward pass without gradients, in float32 or on
+    a GPU.
 
     Returns:
-        How many layers these are.
+        The number of these layers.
     """
     slow = [module for module in network.modules() if _is_slow(module)]
     for module in slow:
-        # Of the layer, not a class of its own: what takes networks apart (torch.fx) knows layers by their class.
+        # Set on the instance instead of in a subclass: torch.fx identifies layers by their class.
         module._conv_forward = partial(_conv_forward, module)  # type: ignore[method-assign]
     return len(slow)

@@ -1,4 +1,4 @@
-"""What a training runs on: the device, and the optimizer in its fused form there."""
+"""The device of a training run, its determinism, and the fused optimizer on it."""
 
 import logging
 import platform
@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 logger = logging.getLogger("lakevision.train")
 
 CPU_INFO = Path("/proc/cpuinfo")
-"""What Linux says of each core, a `model name` among it on x86 (proc_cpuinfo(5))."""
+"""Description of each core on Linux, with a `model name` on x86 (proc_cpuinfo(5))."""
 
 
 def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
@@ -21,11 +21,11 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
 
     Args:
         wanted: auto, cpu or cuda.
-        local_rank: This rank among those of its machine.
-        gpu_obstacle: Why the ranks cannot use GPUs, where they cannot.
+        local_rank: Number of this rank among those of its machine.
+        gpu_obstacle: Reason why the ranks cannot use GPUs, or None if they can.
 
     Raises:
-        WrongInput: CUDA is asked for and absent, or the ranks cannot use it.
+        WrongInput: CUDA is requested, and is not available or cannot be used by the ranks.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
@@ -40,37 +40,37 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
 
 
 def processor_name(device: torch.device) -> str:
-    """Return the name of the GPU or CPU that computes: another one may round sums another way."""
+    """Return the name of the GPU or CPU of a device: rounding may differ between models."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    if "model name" not in said:
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in fields:
         return platform.processor() or platform.machine()
-    # The name alone may be that of a virtual machine's maker: "AMD EPYC".
-    return f"{said['model name']} (family {said.get('cpu family')}, model {said.get('model')})"
+    # The name alone may be the generic one of a virtual machine: "AMD EPYC".
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Ask for the same result of the same training each time; a CPU gives it without being asked.
+    """Configure CUDA for deterministic training runs; CPU kernels are deterministic already.
 
-    Where CUDA has no such kernel for an operation torch warns and takes the other: a training that is not repeated to
-    the last bit is better than none. cuBLAS is asked by a variable (`rank_environment`).
+    If CUDA has no deterministic kernel for an operation, torch warns and uses another one: a run that is not
+    reproducible is better than none. An environment variable configures cuBLAS (`rank_environment`).
     """
     if device.type != "cuda":
         return
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # It takes what was fastest just now, another kernel each time.
+    torch.backends.cudnn.benchmark = False  # It selects the kernel that was fastest just now, not always the same.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Else torch fills each new tensor with NaN, to show who reads what nobody wrote: a pass over memory for nothing.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of its class
+    # Else torch fills each new tensor with NaN, to reveal reads of uninitialized memory: a needless pass over memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of its class
 
 
 def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters that are not frozen, with its first learning rate."""
+    """Return the optimizer of the parameters that are not frozen, with its initial learning rate."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decay = train.weight_decay
-    # Fused: one pass over each parameter instead of one a term of the formula.
+    # Fused: one pass over each parameter instead of one per term of the formula.
     if train.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     if train.optimizer == "adamw":

@@ -1,4 +1,4 @@
-"""The network: any torchvision classifier with a new head, its backbone frozen or not."""
+"""The network: a torchvision classifier with a new head and an optionally frozen backbone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ IMAGENET_CLASSES = 1000
 
 
 class Classifier(nn.Module):
-    """A torchvision network that takes the cache's pixels, and whose frozen part stays as it was trained.
+    """A torchvision network on the cache's pixels, whose frozen layers stay in eval mode.
 
     Attributes:
-        precision: Number format of the network's sums; None computes as the weights are. Logits are float32 either way.
+        precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
     """
 
     precision: torch.dtype | None = None
@@ -39,25 +39,25 @@ class Classifier(nn.Module):
         """The new last layer."""
         return self._head[0]
 
-    def freeze_all_but(self, learning: Sequence[nn.Module]) -> None:
-        """Let these layers learn, and no other."""
-        wanted = {id(module) for part in learning for module in part.modules()}
+    def freeze_all_but(self, trainable: Sequence[nn.Module]) -> None:
+        """Freeze all layers but these."""
+        unfrozen = {id(module) for part in trainable for module in part.modules()}
         self.network.requires_grad_(False)
-        for part in learning:
+        for part in trainable:
             part.requires_grad_(True)
-        self._frozen = [module for module in self.network.modules() if id(module) not in wanted]
+        self._frozen = [module for module in self.network.modules() if id(module) not in unfrozen]
 
     def unfreeze_from(self, layer: str) -> None:
-        """Let the named layer learn and all that torchvision lists behind it; `all` is every layer.
+        """Unfreeze the named layer and all layers that torchvision lists after it; `all` is every layer.
 
         Raises:
-            WrongInput: The network has no such layer; names those it has.
+            WrongInput: The network has no such layer; the message lists its layers.
         """
         names = [name for name, _module in self.network.named_modules() if name]
         if layer != "all" and layer not in names:
             shown = [name for name in names if name.count(".") <= layer.count(".")]
             raise WrongInput(
-                f"train.fine_tune.unfreeze_from is '{layer}', which is no layer of the model: give all, or one of "
+                f"train.fine_tune.unfreeze_from is '{layer}', which is not a layer of the model: give all, or one of "
                 f"{', '.join(shown)}"
             )
         if layer == "all":
@@ -67,7 +67,7 @@ class Classifier(nn.Module):
         self.freeze_all_but([self.network.get_submodule(name) for name in names[begin:]] + [self.head])
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; what is frozen stays in eval mode, so that its batch norm neither learns nor drifts."""
+        """Set the mode; frozen layers stay in eval mode, so that their batch norm statistics do not change."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
 
 
 def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of a module's weights, with the versions of its modules, without which MNASNet loads none."""
+    """Return a copy of a module's state dict, with the module versions that MNASNet needs to load it."""
     state: dict[str, torch.Tensor] = module.state_dict()
     for name, value in state.items():
         state[name] = value.detach().to("cpu", copy=True)
@@ -90,7 +90,7 @@ def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _last_layer(network: nn.Module) -> str:
-    """Return the name of the layer that makes the logits: the last Linear or Conv2d with a class a channel."""
+    """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
     names = [
         name
         for name, module in network.named_modules()
@@ -113,7 +113,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     """Return the state dict that `weights` names, or None for 'none'.
 
     Raises:
-        WrongInput: A path without a file or with something else in it, or a download that did not come.
+        WrongInput: The file is missing or is not a state dict, or the download failed.
     """
     if weights == "none":
         return None
@@ -122,33 +122,33 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     path = Path(weights).expanduser()
     if not path.is_file():
         raise WrongInput(
-            f"train.weights is '{weights}', which is no file: give none, DEFAULT, or the path of a state dict"
+            f"train.weights is '{weights}', which is not a file: give none, DEFAULT, or the path of a state dict"
         )
     try:
-        # weights_only: a state dict is data, and a file from outside must not run code.
+        # weights_only: a state dict is data, and an untrusted file must not run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Every wrong file fails in its own way: zip, pickle, key and type errors.
+    except Exception as error:  # Invalid files raise zip, pickle, key and type errors.
         raise WrongInput(
-            f"train.weights is '{weights}', which is no state dict ({type(error).__name__}): "
+            f"train.weights is '{weights}', which is not a state dict ({type(error).__name__}): "
             "save one with torch.save(model.state_dict(), path)"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise WrongInput(f"train.weights is '{weights}', which holds no state dict of tensors: save model.state_dict()")
+        raise WrongInput(f"train.weights is '{weights}', which is not a state dict of tensors: save model.state_dict()")
     return state
 
 
 def _load_default(name: str) -> dict[str, Any]:
     file = Path(torch.hub.get_dir()) / "checkpoints" / weights_digest(name, "DEFAULT")
-    was_there = file.exists()
+    existed = file.exists()
     try:
-        # Its digest is looked at when it comes, not when it lies there already: it is data in both cases.
+        # The digest is checked after a download, not for an existing file; both are loaded as data only.
         state: dict[str, Any] = default_weights(name).get_state_dict(check_hash=True, weights_only=True)
         return state
-    except Exception as error:  # What came has another digest, there is no network, or a file is wrong in its own way.
-        if was_there:
+    except Exception as error:  # The digest differs, the network is down, or the file is invalid.
+        if existed:
             raise WrongInput(
-                f"train.weights is DEFAULT, and what lies in '{file}' is no state dict ({type(error).__name__}): "
-                "remove that file, and it is downloaded again"
+                f"train.weights is DEFAULT, and the file '{file}' is not a state dict ({type(error).__name__}): "
+                "remove it to download it again"
             ) from None
         if not isinstance(error, OSError | RuntimeError):
             raise
@@ -162,11 +162,11 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     """Build the network with its weights and a new head of `num_classes` outputs.
 
     Raises:
-        WrongInput: An unknown model, or weights that do not fit it.
+        WrongInput: The model is unknown, or the weights do not fit it.
     """
     check_model_name(name)
     state = load_weights(name, weights)
-    # These two come from TensorFlow and take other means; torchvision says so only when it loads the weights itself.
+    # These two come from TensorFlow and use other means; torchvision sets the option only when it loads weights itself.
     options = {"transform_input": True} if name in {"googlenet", "inception_v3"} else {}
     network = torchvision.models.get_model(name, weights=None, **options)
     if state is not None:
@@ -181,7 +181,7 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
 
 
 def _remove_auxiliary_classifiers(network: nn.Module) -> None:
-    """Take away what googlenet and inception_v3 have for their own loss: no gradient of ours would reach it."""
+    """Remove the auxiliary classifiers of googlenet and inception_v3: the loss here gives them no gradient."""
     for name in ("aux1", "aux2", "AuxLogits"):
         if hasattr(network, name):
             setattr(network, name, None)
@@ -189,10 +189,10 @@ def _remove_auxiliary_classifiers(network: nn.Module) -> None:
 
 
 def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:
-    wanted = network.state_dict()
-    missing = sorted(wanted.keys() - state.keys())
-    unknown = sorted(state.keys() - wanted.keys())
-    reshaped = sorted(key for key in wanted.keys() & state.keys() if wanted[key].shape != state[key].shape)
+    expected = network.state_dict()
+    missing = sorted(expected.keys() - state.keys())
+    unknown = sorted(state.keys() - expected.keys())
+    reshaped = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
     problems = [
         f"{len(keys)} {what} (first: {keys[0]})"
         for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
@@ -207,5 +207,5 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
 
 
 def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, a lone image's twice: batch norm has no variance of one value."""
+    """Return the inputs, duplicated if there is only one: batch norm needs at least two values per channel."""
     return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

@@ -1,4 +1,4 @@
-"""Names of networks and of their pretrained weights; imports no torch until one is looked up."""
+"""Names of networks and of their pretrained weights, without an import of torch until needed."""
 
 import hashlib
 from functools import lru_cache
@@ -12,51 +12,51 @@ if TYPE_CHECKING:
 
 
 def weights_digest(name: str, weights: str) -> str:
-    """Return what tells weights from others, whatever they are called here or by torchvision.
+    """Return an identifier of the content of weights.
 
-    That is the sha256 of a state dict's file. Of DEFAULT it is the name of the file that torchvision downloads, in
-    which the beginning of its sha256 is: with another torchvision it may be another. What names no file is returned
-    as it is.
+    For the path of a state dict it is the SHA-256 of the file. For DEFAULT it is the name of the file that torchvision
+    downloads, which contains the beginning of its SHA-256 and may differ between versions of torchvision. Any other
+    name is returned unchanged.
 
     Raises:
-        WrongInput: DEFAULT of a model that torchvision does not know.
+        WrongInput: `weights` is DEFAULT, and torchvision does not know the model.
     """
     if weights == "DEFAULT":
         return str(default_weights(name).url).rpartition("/")[2]
     path = Path(weights).expanduser()
     if weights == "none" or not path.is_file():
         return weights
-    facts = path.stat()
-    return _file_digest(path, facts.st_size, facts.st_mtime_ns)
+    stat = path.stat()
+    return _file_digest(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache
 def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
-    """Digest a file once a process, and again when its size or time changed."""
+    """Return the SHA-256 of a file, computed once per process unless its size or modification time changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a model torchvision does not know as a classifier.
+    """Check that a model is a classifier of torchvision.
 
     Raises:
-        WrongInput: Names the model and how to list the known ones.
+        WrongInput: It is not; the message tells how to list the classifiers.
     """
     import torchvision
 
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise WrongInput(
-            f"train.model is '{name}', which is no torchvision classifier: choose one of "
+            f"train.model is '{name}', which is not a torchvision classifier: choose one of "
             "torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or resnet18"
         )
 
 
 def default_weights(name: str) -> "WeightsEnum":
-    """Return torchvision's pretrained weights of an architecture, as this version of it has them.
+    """Return the default pretrained weights of an architecture in the installed torchvision.
 
     Raises:
-        WrongInput: It knows no such classifier.
+        WrongInput: The model is not a classifier of torchvision.
     """
     import torchvision
 

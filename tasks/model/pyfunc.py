@@ -1,4 +1,4 @@
-"""What MLflow loads: the model package as a pyfunc, from this code and not from a pickle."""
+"""The model package as an MLflow pyfunc, logged as code instead of a pickle."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from tasks.model.classifier import ImageClassifier
 
 
 class ImagePyfunc(PythonModel):  # type: ignore[misc]  # MLflow is not followed
-    """A column `content` of encoded images in, columns label, probability and error out."""
+    """Model from a column `content` of encoded images to the columns label, probability and error."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the weights, once."""
+        """Load the classifier once."""
         self._classifier = ImageClassifier.load(Path(context.artifacts["classifier"]))
 
     def predict(
@@ -24,5 +24,5 @@ class ImagePyfunc(PythonModel):  # type: ignore[misc]  # MLflow is not followed
         return self._classifier.predict_frame(model_input["content"])
 
 
-# MLflow executes this file when it logs and when it loads; nothing else imports it.
+# MLflow executes this file when it logs and loads the model; nothing else imports it.
 mlflow.models.set_model(ImagePyfunc())

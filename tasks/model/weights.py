@@ -1,4 +1,4 @@
-"""The weights of a model package, read as data: tensors alone, as many and as large as its network has."""
+"""Safe loading of the weights of a model package: tensors only, with the names, shapes and types of its network."""
 
 import pickle
 import pickletools
@@ -13,13 +13,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tasks.errors import WrongInput
-from tasks.model.package import FILE_LIMITS, WEIGHTS_FILE, check_size
+from tasks.model.package import DESCRIPTION_FILE, FILE_LIMITS, WEIGHTS_FILE, check_size
 
 SPARE_BYTES = 16 << 20
-"""What a file of weights may have beyond its tensors: their names and the archive's own."""
+"""Allowance for a file of weights beyond the size of its tensors: their names and the structure of the archive."""
 
 MAX_PICKLE_BYTES = 2 << 20
-"""Of the names, shapes and places of the tensors: torchvision's largest classifiers have 200 KB."""
+"""Size limit of the names, shapes and offsets of the tensors: torchvision's largest classifiers have 200 KB."""
 
 OPCODES = frozenset(
     [
@@ -54,84 +54,85 @@ OPCODES = frozenset(
         "APPENDS",
     ]
 )
-"""Of pickle: what `torch.save` writes of tensors. torch's own list has calls that allocate as much as they are told."""
+"""Pickle opcodes that `torch.save` writes for tensors. torch's own list includes calls that allocate any given size."""
 
 GLOBALS = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch [A-Za-z0-9]+Storage")
 
 WAY_OUT = "use a model that the flow promote registered"
-OTHER_NETWORK = f"the model's {WEIGHTS_FILE} has the weights of another network than it says: {WAY_OUT}"
+OTHER_NETWORK = f"the model's {WEIGHTS_FILE} does not match the network in its {DESCRIPTION_FILE}: {WAY_OUT}"
 
 
 class WithoutMemory(TorchFunctionMode):
-    """Builds the parameters of a network on the device `meta`, where they have names, shapes and types alone.
+    """Function mode in which a network's parameters are built on the meta device, with shapes and types but no data.
 
-    `torch.device("meta")` would also take the numbers by which RegNet computes its widths.
+    `torch.device("meta")` would also affect the tensors from which RegNet computes its widths.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, `torch.empty` for `meta`."""
+        """Call the function, with the meta device for `torch.empty`."""
         return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def load_state(folder: Path, classifier: nn.Module) -> dict[str, Any]:
-    """Return the weights of a model package, which are exactly those of `classifier`.
+    """Return the weights of a model package, with exactly the names, shapes and types of those of `classifier`.
 
     Args:
-        folder: The package.
-        classifier: The network it names, which may be on the device `meta`: only names, shapes and types count.
+        folder: Folder of the model package.
+        classifier: The network that the package names; it may be on the meta device.
 
     Raises:
-        WrongInput: The file is larger or smaller than these weights are, is no state dict, or one of another network.
+        WrongInput: The size of the file is wrong, it is not a state dict, or it is the state dict of another network.
     """
     file = folder / WEIGHTS_FILE
     expected = classifier.state_dict()
-    least = sum(value.numel() * value.element_size() for value in expected.values())
-    most = least + SPARE_BYTES
-    check_size(file, min(most, FILE_LIMITS[WEIGHTS_FILE]))
-    unpacked = _check_archive(file, most)
+    min_bytes = sum(value.numel() * value.element_size() for value in expected.values())
+    max_bytes = min_bytes + SPARE_BYTES
+    check_size(file, min(max_bytes, FILE_LIMITS[WEIGHTS_FILE]))
+    unpacked = _check_archive(file, max_bytes)
     try:
         _check_pickles(file)
-        # Tensors that share a place, or repeat one number, are as large as they say in memory alone.
-        state = torch.load(file, map_location="cpu", weights_only=True) if unpacked >= least else None
-    except Exception as error:  # Every wrong file fails in its own way: pickle, key, type and runtime errors.
+        # Tensors that share storage or repeat one value are small in the file and large in memory.
+        state = torch.load(file, map_location="cpu", weights_only=True) if unpacked >= min_bytes else None
+    except Exception as error:  # Invalid files raise pickle, key, type and runtime errors.
         raise WrongInput(
-            f"the model's {WEIGHTS_FILE} holds no weights alone ({type(error).__name__}), and is not read: {WAY_OUT}"
+            f"the model's {WEIGHTS_FILE} is not a plain state dict ({type(error).__name__}) "
+            f"and was not loaded: {WAY_OUT}"
         ) from None
     if not isinstance(state, dict) or state.keys() != expected.keys():
         raise WrongInput(OTHER_NETWORK)
     if not all(_is_like(state[name], value) for name, value in expected.items()):
         raise WrongInput(OTHER_NETWORK)
-    return state  # and no copy as a dict, which would lose the versions of its modules that MNASNet asks for
+    return state  # Not copied to a dict, which would lose the module versions that MNASNet needs.
 
 
-def _check_archive(file: Path, most: int) -> int:
-    """Return the bytes of an archive's records; refuse what is not an archive, or has more of them.
+def _check_archive(file: Path, max_bytes: int) -> int:
+    """Return the size of an archive's records in bytes.
 
     Raises:
-        WrongInput: Says which.
+        WrongInput: The file is not a zip archive, has compressed records, or its records exceed `max_bytes`.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
     except zipfile.BadZipFile:
-        raise WrongInput(f"the model's {WEIGHTS_FILE} is no archive that torch.save wrote: {WAY_OUT}") from None
+        raise WrongInput(f"the model's {WEIGHTS_FILE} is not an archive written by torch.save: {WAY_OUT}") from None
     size = sum(record.file_size for record in records)
-    # torch stores its records as they are; compressed ones could be any size once they are read.
-    if size > most or any(record.compress_type != zipfile.ZIP_STORED for record in records):
+    # torch.save stores records uncompressed; compressed ones could unpack to any size.
+    if size > max_bytes or any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise WrongInput(
-            f"the model's {WEIGHTS_FILE} unpacks to {size} bytes, its network has {most} at most, uncompressed: "
-            f"{WAY_OUT}"
+            f"the model's {WEIGHTS_FILE} unpacks to {size} bytes, and its network has at most {max_bytes}, "
+            f"uncompressed: {WAY_OUT}"
         )
     return size
 
 
 def _check_pickles(file: Path) -> None:
-    """Refuse an archive whose pickle does more than name tensors.
+    """Check that the pickles of an archive do nothing but describe tensors.
 
     Raises:
-        UnpicklingError: Says what it does.
+        UnpicklingError: A pickle is too large, or has another opcode; the message names it.
     """
     with zipfile.ZipFile(file) as archive:
         for record in archive.infolist():

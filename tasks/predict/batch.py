@@ -1,4 +1,4 @@
-"""Batch inference: the model package in a Spark iterator pandas UDF, over the images that have no prediction yet."""
+"""Batch inference: the model package in a Spark iterator pandas UDF, over images without a prediction."""
 
 import logging
 import os
@@ -43,13 +43,13 @@ KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PRE
 def make_predictor(
     package: str, batch_size: int, num_threads: int, ended: Accumulator[EndedParts] | None = None
 ) -> Callable[[str], Column]:
-    """Return the iterator pandas UDF: encoded images in, structs of PREDICTION out.
+    """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
 
     Args:
-        package: Name under which SparkContext.addFile sent the model package.
-        batch_size: Images a forward pass.
-        num_threads: Compute threads of one Python worker.
-        ended: Told of each task that ends.
+        package: Name under which SparkContext.addFile distributed the model package.
+        batch_size: Number of images per forward pass.
+        num_threads: Number of compute threads per Python worker.
+        ended: Accumulator of the tasks that ended.
     """
     driver = os.getpid()
 
@@ -60,7 +60,7 @@ def make_predictor(
 
         count = WorkerCount("predict", driver, ended)
 
-        # Cores times threads would fight: Spark already runs one worker a core.
+        # Spark already runs one worker per core: more threads would oversubscribe the cores.
         torch.set_num_threads(num_threads)
         began = time.perf_counter()
         model = ImageClassifier.load(Path(SparkFiles.get(package)))
@@ -81,7 +81,7 @@ def make_predictor(
 def _pending(
     spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
 ) -> tuple[pa.Table, int]:
-    """Return sha256 of the images without a prediction by this model version, and how many images there are.
+    """Return the sha256 of the images without a prediction by this model version, and the number of all images.
 
     Raises:
         WrongInput: An image has no sha256, the key of its prediction.
@@ -90,24 +90,24 @@ def _pending(
     if nulls := keys["sha256"].null_count:
         raise WrongInput(
             f"predict.table is '{table.path}', where sha256 is null in {nulls} of {keys.num_rows} rows: "
-            "it is the key of a prediction, so give every row one"
+            "it is the key of a prediction, so set it in every row"
         )
-    done = snapshots.newest_snapshot(spark, predictions)
-    held = KEYS_ARROW.empty_table()
-    if done is not None:
+    newest = snapshots.newest_snapshot(spark, predictions)
+    predicted = KEYS_ARROW.empty_table()
+    if newest is not None:
         by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        held = snapshots.read_columns(spark, done.table, KEYS_ARROW, by_model)
+        predicted = snapshots.read_columns(spark, newest.table, KEYS_ARROW, by_model)
     with Relations(storage) as relations:
         relations.add("images", keys)
-        relations.add("predictions", held)
+        relations.add("predictions", predicted)
         return relations.table("FROM images ANTI JOIN predictions USING (sha256)", SHA256_ARROW), keys.num_rows
 
 
 def check_images(columns: Iterable[str], path: str) -> None:
-    """Refuse a table without the columns that inference reads.
+    """Check that a table has the columns that inference reads.
 
     Raises:
-        WrongInput: Names the missing columns.
+        WrongInput: Columns are missing; the message names them.
     """
     missing = sorted({"sha256", "content"} - set(columns))
     if missing:
@@ -125,22 +125,22 @@ def predict_batch(
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every image that has no prediction by this model version, and merge the result into `predictions`.
+    """Predict every image without a prediction by this model version, and merge the result into `predictions`.
 
-    Where none lacks one, Spark does not start.
+    Spark is not started if every image has a prediction.
 
     Args:
         predict: Settings of inference.
-        promote: Names the registered model; with its name left empty it is the one trained from the table.
-        storage: Where tables and models lie.
-        config: The Spark session.
-        table: Version to predict on; None: the latest of `predict.table`.
-        model: Model version that was promoted for the table; None: the one with the alias.
+        promote: Settings with the name of the registered model; without a name, the model trained from the table.
+        storage: Locations of tables and models.
+        config: Settings of the Spark session.
+        table: Table version to predict on; None means the latest of `predict.table`.
+        model: Model version that was promoted for the table; None means the version with the alias.
 
     Raises:
-        WrongInput: No such model, alias or table, a model that was trained on another table or whose files are not what
-            was registered, a table without the columns, or no place to write to.
-        DiskFull: No room was left; the table is as it was.
+        WrongInput: The model, alias or table does not exist, or the table lacks columns. The model was trained on
+            another table, or its files differ from the registered ones. The predictions cannot be written.
+        DiskFull: The disk is full; the table is unchanged.
     """
     chosen = model or named_model(predict, promote, storage)
     path = predict.table or storage.table("images")
@@ -155,7 +155,7 @@ def predict_batch(
             images = table or snapshots.latest(spark, path)
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
-                # A promotion for this very table returned it, which may be the champion of one with the same images.
+                # Returned by the promotion for this table; it may be the champion of a table with the same images.
                 check_promoted(version, storage)
             else:
                 named, given = predict.table is not None, promote.model_name is not None
@@ -205,8 +205,8 @@ def _predict(
 
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
-    """Send description and weights to every executor, which need not reach the registry; return their folder there."""
-    # Of nothing that the registry says: a name with slashes would lead out of the workers' folder.
+    """Send the model package to every executor, none of which needs the registry; return its folder's name there."""
+    # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
     folder = fetch_classifier(storage, model, scratch / name)
     spark.sparkContext.addFile(str(folder), recursive=True)
@@ -222,12 +222,12 @@ def _predict_pending(
     batch_size: int,
     num_pending: int,
 ) -> int:
-    """Predict and merge, in one commit; return how many images have an error instead of a label."""
+    """Predict and merge in one commit; return the number of images with an error instead of a label."""
     parallelism = spark.sparkContext.defaultParallelism
     num_threads = max(1, num_cores() // parallelism)
     predictor = make_predictor(package, batch_size, num_threads, count_ended_tasks(spark.sparkContext))
     rows = (
-        # A worker loads the model once a task: few tasks, and not as many as files.
+        # A worker loads the model once per task: few tasks, not one per file.
         pending.repartition(num_tasks(num_pending, parallelism, least=parallelism))
         .select("sha256", predictor("content").alias("prediction"))
         .select(
@@ -238,7 +238,7 @@ def _predict_pending(
             F.current_timestamp().alias("predicted_at"),
         )
     )
-    # A merge reads its source twice: predicted once, kept on disk.
+    # A merge reads its source twice: persisted, so that images are predicted once.
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()

@@ -1,4 +1,4 @@
-"""The predictions that a person looks at first: errors, then those with the least probability."""
+"""The least confident predictions of a model version: errors first, then the lowest probabilities."""
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -25,12 +25,12 @@ PREDICTED_ARROW = pa.schema(
 def least_sure(
     spark: SparkSession | None, table: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
 ) -> tuple[PredictedImage, ...]:
-    """Return the first predictions to look at of a table's images by this model version.
+    """Return the NUM_SHOWN least confident predictions of a table's images by this model version.
 
-    An image is named by its file, where the table is the one that the ledger belongs to and knows it.
+    An image is named by its file if the table is the ledger's and the ledger has the image, else by its sha256.
 
     Raises:
-        NeedsSpark: There is no session, and only Spark can read the tables.
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
     """
     by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
     ledger = LEDGER_ARROW.empty_table()

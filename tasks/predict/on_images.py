@@ -1,4 +1,4 @@
-"""The accuracy of a registered model on the split `test` of a cache or a table, measured as inference computes."""
+"""Accuracy of a registered model on the test split of a cache or a table, computed as in inference."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,43 +25,43 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
     """Load a registered version.
 
     Raises:
-        WrongInput: It is refused.
+        WrongInput: Its files are not those that were registered, or are not a valid model package.
     """
     with TemporaryDirectory() as scratch:
         return ImageClassifier.load(fetch_classifier(storage, model, Path(scratch)))
 
 
 def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
-    """Return the share of test images (0-1) that a classifier gets right; classes are compared by name.
+    """Return the accuracy (0-1) of a classifier on the test images of a cache; classes are compared by name.
 
     Raises:
-        WrongInput: It takes images of another size than the cache's.
-        CacheDamaged: The cache is not what it was, or is gone.
+        WrongInput: The classifier takes images of another size.
+        CacheDamaged: The cache has changed or is missing.
     """
     manifest = open_cache(cache)
     if classifier.image_size != manifest.image_size:
         raise WrongInput(
             f"it takes images of {classifier.image_size} pixels and the cache's have {manifest.image_size}"
         )
-    # A class that only the table has is -1: no prediction is it.
-    ours = {label: index for index, label in enumerate(classifier.classes)}
-    there = torch.tensor([ours.get(label, -1) for label in manifest.classes])
+    # A class of the cache that the classifier does not have is -1, which is never predicted.
+    indices = {label: index for index, label in enumerate(classifier.classes)}
+    expected = torch.tensor([indices.get(label, -1) for label in manifest.classes])
     loader = CacheLoader(cache.url, manifest, TEST, BATCH, pin_memory=False)
     right = 0
     with torch.inference_mode():
         for batch in loader.epoch(0):
             if len(batch.labels_B):
                 predicted_B = classifier.logits(batch.inputs).argmax(1).cpu()
-                right += int((predicted_B == there[batch.labels_B]).sum())
+                right += int((predicted_B == expected[batch.labels_B]).sum())
     return right / loader.num_rows
 
 
 def accuracy_on_table(classifier: ImageClassifier, table: TableRef) -> float:
-    """Return the share of test images (0-1) of a table's version that a classifier gets right, decoded at its own size.
+    """Return the accuracy (0-1) of a classifier on the test images of a table version, decoded to its image size.
 
     Raises:
         WrongInput: The version has no test images.
-        NeedsSpark: Only Spark can read the table, or the version is gone.
+        NeedsSpark: Only Spark can read the table, or the version no longer exists.
     """
     right = total = 0
     for rows in snapshots.read_batches(table, TESTED_ARROW, {"split": TEST}, BATCH):

@@ -19,7 +19,7 @@ from tasks.text.markup import in_cells
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    """Name the result by table version and model version, where both are given and the predictions still exist."""
+    """Return the cache key of table version and model version, None unless both are given and `predictions` exists."""
     table, model = parameters.get("table"), parameters.get("model")
     predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
     if table is None or model is None or not check_table_path(predictions):
@@ -33,21 +33,21 @@ def predict_images(
     predict: PredictConfig,
     promote: PromoteConfig,
     storage: Storage,
-    spark: SparkConfig,
+    spark_config: SparkConfig,
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every image that has no prediction by the champion yet."""
-    report = predict_batch(predict, promote, storage, spark, table, model)
+    """Predict every image without a prediction by the champion."""
+    report = predict_batch(predict, promote, storage, spark_config, table, model)
     publish_predictions(report)
     return report if report.predicted else skipped(report, "every image has a prediction by this model version")
 
 
 def publish_predictions(report: PredictReport) -> None:
-    """Show the predictions to look at first as a table of the Prefect run."""
+    """Create the table artifact of the least confident predictions."""
     about = (
-        f"The least sure of the predictions by {report.model.name} version {report.model.version}, errors first; all "
-        f"are in `{report.predictions.path}` version {report.predictions.version}"
+        f"The least confident predictions by {report.model.name} version {report.model.version}, errors first; all "
+        f"predictions are in `{report.predictions.path}` version {report.predictions.version}"
     )
     rows = [
         in_cells(

@@ -19,7 +19,7 @@ class OriginalRun(Ref):
     run_id: str
     train: TrainConfig
     distributed: DistributedConfig | None
-    cache: CacheConfig
+    cache_config: CacheConfig
     cache_digest: str
     table: str
     version: int
@@ -71,7 +71,7 @@ def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
         run_id=logged.run_id,
         train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}),
         distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
-        cache=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}),
+        cache_config=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}),
         cache_digest=config["cache"]["digest"],
         table=data["table"],
         version=data["version"],
@@ -84,7 +84,7 @@ def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
         batch_sizes=logged.batch_sizes,
         versions=logged.versions,
         code_version=logged.code_version,
-        resumed_with_changes=logged.gone_on,
+        resumed_with_changes=logged.resumed_with_changes,
         metrics=logged.metrics,
         new_settings=sorted(TrainConfig.model_fields.keys() - train.keys()),
     )

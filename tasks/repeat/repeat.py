@@ -17,7 +17,7 @@ from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.repeat.original_run import OriginalRun, read_training
 from tasks.storage import Storage
-from tasks.train.provenance import changes, expected_provenance, named
+from tasks.train.provenance import expected_provenance, make_provenance, provenance_changes
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
@@ -53,8 +53,8 @@ def differences_now(first: OriginalRun) -> list[str]:
         WrongInput: The device or precision of the settings is not available.
     """
     num_ranks = 1 if first.distributed is None else first.distributed.num_ranks
-    now = expected_provenance(first.train, first.cache.image_size, num_ranks, _gpu_obstacle(num_ranks))
-    found = changes(_original_provenance(first), now)
+    now = expected_provenance(first.train, first.cache_config.image_size, num_ranks, _gpu_obstacle(num_ranks))
+    found = provenance_changes(_original_provenance(first), now)
     if first.resumed_with_changes is not None:
         found.append(f"MLflow run {first.run_id} was resumed with changes: {first.resumed_with_changes}")
     digest = weights_digest(first.train.model, first.train.weights)
@@ -67,7 +67,7 @@ def differences_now(first: OriginalRun) -> list[str]:
 
 def _original_provenance(run: OriginalRun) -> dict[str, str]:
     """Return the provenance of a run at its start."""
-    return named(
+    return make_provenance(
         device=run.device,
         processor=run.processor,
         precision=run.precision,
@@ -87,7 +87,7 @@ def _gpu_obstacle(num_ranks: int) -> str | None:
 
 def differences_of(first: OriginalRun, second: OriginalRun) -> list[str]:
     """Return the differences between two finished runs as logged, as a list of sentences."""
-    found = changes(_original_provenance(first), _original_provenance(second))
+    found = provenance_changes(_original_provenance(first), _original_provenance(second))
     if second.resumed_with_changes is not None:
         found.append(f"MLflow run {second.run_id} was resumed with changes: {second.resumed_with_changes}")
     before, now = first.batch_sizes, second.batch_sizes

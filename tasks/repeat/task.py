@@ -24,10 +24,10 @@ def read_first_training(run_id: str | None, storage: Storage) -> OriginalRun:
 
 
 @stage("choose-trained-images", timeout_seconds=1800)
-def choose_trained_images(first: OriginalRun, storage: Storage, spark: SparkConfig) -> TableRef:
+def choose_trained_images(first: OriginalRun, storage: Storage, spark_config: SparkConfig) -> TableRef:
     """Return the table version that a run was trained on."""
     check_table_path(first.table)
-    return without_spark_first(lambda session: at_version(session, first.table, first.version), spark, storage)
+    return without_spark_first(lambda session: at_version(session, first.table, first.version), spark_config, storage)
 
 
 @stage("repeat-training", timeout_seconds=None)

@@ -1,4 +1,4 @@
-"""The metrics of every epoch as an event file, for TensorBoard."""
+"""The metrics of every epoch as an event file for TensorBoard."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,22 +8,22 @@ from tasks.metrics.epoch import EpochMetrics
 
 
 def scalar_tag(name: str) -> str:
-    """Return the tag of a metric: `val_loss` is `loss/val`, so that TensorBoard shows it beside `loss/train`."""
+    """Return the tag of a metric: `loss/val` for `val_loss`, which TensorBoard then shows beside `loss/train`."""
     split, _, rest = name.partition("_")
     return f"{rest}/{split}" if split in {"train", "val"} else name
 
 
 def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -> Path:
-    """Write one event file with all epochs, the number of the epoch as step, and return it.
+    """Write one event file with all epochs, with the number of the epoch as the step, and return it.
 
-    Whole and at the end, not along the way: a training that was resumed has each epoch in it once.
+    It is written at the end and not during training, so that a resumed run has each epoch in it only once.
 
     Args:
-        folder: Where to write.
-        history: The epochs in their order.
-        name: Ends the file's name, so that the same training written again replaces it.
+        folder: Folder of the file.
+        history: Metrics of the epochs, in order.
+        name: Suffix of the file's name, so that a repeated call for the same run replaces the file.
     """
-    # Here and not at the top: no rank but one needs TensorBoard, and that once.
+    # Here and not at the top: only rank 0 needs TensorBoard, and only once.
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder)) as writer:

@@ -1,7 +1,7 @@
-"""The figures of a training, drawn with matplotlib.
+"""The figures of a training run, drawn with matplotlib.
 
-matplotlib is imported inside the functions: on its first import it lists every font, which no rank but one needs.
-Names of classes are drawn as they are: a dollar sign in one begins no formula.
+matplotlib is imported inside the functions: its first import lists all fonts, and only rank 0 needs it. Class names
+are drawn literally: a dollar sign does not begin a formula.
 """
 
 import math
@@ -23,22 +23,27 @@ if TYPE_CHECKING:
 TRAIN_COLOUR, VAL_COLOUR, QUIET_COLOUR, WRONG_COLOUR = "#7f7f7f", "#1f77b4", "#b0b0b0", "#c0392b"
 
 MAX_SIDE_INCHES = 24.0
-"""Of a confusion matrix: 2,400 pixels, of which more fit on no screen."""
+"""Maximum side of a confusion matrix: 2,400 pixels, which is about the width of a screen."""
 
 COUNTS_UP_TO_CLASSES = 20
-"""Up to as many classes the cells of a confusion matrix have room for numbers."""
+"""Maximum number of classes with which the cells of a confusion matrix have room for numbers."""
 
 
-def shorten(name: str, most: int) -> str:
-    """Return a name of at most `most` characters, its middle left out where it is longer."""
-    if len(name) <= most:
+def shorten(name: str, max_characters: int) -> str:
+    """Return a name of at most `max_characters`, with an ellipsis for the middle of a longer one."""
+    if len(name) <= max_characters:
         return name
-    begin = most // 2
-    return f"{name[:begin]}…{name[len(name) - (most - begin - 1) :]}"
+    begin = max_characters // 2
+    return f"{name[:begin]}…{name[len(name) - (max_characters - begin - 1) :]}"
 
 
 def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
-    """Draw the confusion matrix, each row as shares of its true class; numbers of images where there is room."""
+    """Draw the confusion matrix, each row as fractions of its true class, with numbers of images if there is room.
+
+    Args:
+        confusion_KK: int64, numbers of images by true class (rows) and predicted class (columns).
+        classes: Class names by index.
+    """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
@@ -47,9 +52,10 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     shares_KK = confusion_KK.double() / confusion_KK.sum(dim=1, keepdim=True).clamp(min=1)
-    # By the square root of the share: what a person looks for is pale cells beside a dark diagonal.
+    # The colour scale is the square root of the fraction, so that rare confusions are visible beside the diagonal.
     drawn = axes.imshow(shares_KK.numpy(), cmap="Blues", norm=PowerNorm(0.5, vmin=0.0, vmax=1.0))
-    # What a class has of the axis, in points of 1/72 inch; below 5 nobody reads a label, and every n-th is left.
+    # Length of the axis per class, in points of 1/72 inch. Labels below 5 points are not legible: then only every n-th
+    # class has one.
     points = 0.85 * side * 72 / num_classes
     size = min(10.0, max(5.0, 0.8 * points))
     shown = range(0, num_classes, max(1, math.ceil(size / points)))
@@ -70,7 +76,7 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
 
 
 def draw_calibration(calibration: Calibration) -> "Figure":
-    """Draw the reliability diagram: accuracy by the model's own probability, and how many images are in each bin."""
+    """Draw the reliability diagram: accuracy by predicted probability, and the number of images in each bin."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 5.6), layout="constrained")
@@ -92,7 +98,7 @@ def draw_calibration(calibration: Calibration) -> "Figure":
     upper.plot([0, 1], [0, 1], "--", color=TRAIN_COLOUR, linewidth=1, label="perfectly calibrated")
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
     upper.set_title(f"expected calibration error {calibration.error:.3f}", fontsize=11)
-    # Outside: a bar may be anywhere.
+    # Outside of the axes, where bars may be at any position.
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     lower.bar(left, calibration.counts.numpy(), width, align="edge", color=QUIET_COLOUR, edgecolor="white")
     lower.set(xlabel="probability of the predicted class", ylabel="images")
@@ -102,14 +108,14 @@ def draw_calibration(calibration: Calibration) -> "Figure":
 
 
 def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "Figure":
-    """Draw loss and accuracy of the splits train and val, and the learning rate, over the epochs."""
+    """Draw loss and accuracy of the splits train and val, and the learning rates, by epoch."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     epochs = [metrics.epoch for metrics in history]
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     loss, accuracy, rate = figure.subplots(1, 3)
-    # A point for each epoch where they are few: a single one would be no line.
+    # With markers for few epochs: a single epoch would not be visible as a line.
     marker = "o" if len(history) <= 30 else ""
     for axes, metric in ((loss, "loss"), (accuracy, "accuracy")):
         for split, colour in (("train", TRAIN_COLOUR), ("val", VAL_COLOUR)):
@@ -137,21 +143,21 @@ def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "F
 def draw_mistakes(
     images_NHWC: torch.Tensor, mistakes: Sequence[Mistake], names: Sequence[str], classes: Sequence[str]
 ) -> "Figure":
-    """Draw images that were classified wrongly: each with its name, its true and its predicted class.
+    """Draw misclassified images, each with its name, its true class and its predicted class.
 
     Args:
-        images_NHWC: uint8, one a mistake.
-        mistakes: The worst first.
-        names: What to call each image.
+        images_NHWC: uint8, one image per mistake.
+        mistakes: Mistakes, the worst first.
+        names: Name of each image.
         classes: Class names by index.
     """
     from matplotlib.figure import Figure
 
-    columns = min(6, max(2, len(mistakes)))  # the line above all needs the width of two
+    columns = min(6, max(2, len(mistakes)))  # the title needs the width of two
     rows = math.ceil(len(mistakes) / columns)
     figure = Figure(figsize=(2.0 * columns, 2.55 * rows + 0.3), layout="constrained")
     figure.suptitle(
-        "what it is, → what the model says, and the probability it gives to each",
+        "true class, → predicted class, with the model's probability of each",
         x=0.005,
         ha="left",
         fontsize=7.5,
@@ -166,7 +172,7 @@ def draw_mistakes(
         axes.set_yticks([])
         axes.spines[:].set_color(QUIET_COLOUR)
         true, predicted = (shorten(classes[index], 22) for index in (mistake.true, mistake.predicted))
-        # Two lines above the image, in two colours: what it is, and what it was taken for.
+        # Two lines above the image, in two colours: the true and the predicted class.
         axes.annotate(
             f"{true} {mistake.true_probability:.2f}", (0.0, 1.0), (0, 14), fontsize=8, parse_math=False, **_ABOVE
         )
@@ -187,7 +193,7 @@ _ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "lef
 
 
 def _tidy(*all_axes: "Axes") -> None:
-    """Leave out the lines that say nothing."""
+    """Remove superfluous spines, and add a light grid."""
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e8e8e8", linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Names of the files that a training logs to its MLflow run."""
+"""Names of the files that a training run logs to MLflow."""
 
 CLASSES_FILE = "test_classes.json"
 MODEL_CARD_FILE = "model_card.md"

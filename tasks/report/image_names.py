@@ -1,4 +1,4 @@
-"""From rows of a cache back to the files of the source, for a person who wants to look at them."""
+"""Source files of the rows of a cache, for messages and tables."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from tasks.storage import Storage
 from tasks.tables import snapshots
 
 NUM_NAMED = 8
-"""Images that are named; a batch of a thousand helps nobody."""
+"""Maximum number of images that a message names."""
 
 
 def image_files(manifest: CacheManifest, split: str, rows: Sequence[int], storage: Storage) -> list[str] | None:
-    """Return the file of each row, as its path in the source, or its sha256 where no file has the content any more.
+    """Return the path in the source of each row, or its sha256 if no file has this content any more.
 
-    Tables that only Spark can read are not asked, nor are versions that are gone: then it is None.
+    Returns None if only Spark can read the tables, or if their version no longer exists.
     """
     try:
         images = snapshots.read_columns(None, manifest.table, IMAGE_KEYS_ARROW, {"split": split})
         ledger = snapshots.read_columns(None, snapshots.latest(None, storage.table("files")), FILES_ARROW)
     except (NeedsSpark, OSError, ValueError):
         return None
-    # The cache orders the images of a split by sha256.
+    # The images of a split are sorted by sha256 in the cache.
     hashes = sorted(images["sha256"].to_pylist())
     wanted = [hashes[row] for row in rows]
     paths: dict[str, str] = {}
@@ -33,7 +33,7 @@ def image_files(manifest: CacheManifest, split: str, rows: Sequence[int], storag
 
 
 def name_images(manifest: CacheManifest, split: str, rows: list[int], storage: Storage) -> str:
-    """Say which files the rows are, of many the first; where they are not known, it is rows that are named."""
+    """Return a text with the files of the rows, of many rows the first; if they are unknown, with the row numbers."""
     shown = rows[:NUM_NAMED]
     files = image_files(manifest, split, shown, storage)
     if files is None:

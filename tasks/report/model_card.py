@@ -1,7 +1,7 @@
-"""The model card: what a model is, what it was trained on, how good it is and where not, and how to make it again.
+"""The model card in Markdown: results, weakest classes, limits, data, training and reproduction.
 
-Its chapters are those of Mitchell et al., "Model Cards for Model Reporting" (2019), arXiv:1810.03993. Everything in it
-is read off the training: what the numbers do not say is not said.
+Its sections follow Mitchell et al., "Model Cards for Model Reporting" (2019), arXiv:1810.03993. All statements are
+derived from the training run.
 """
 
 import json
@@ -29,12 +29,12 @@ NUM_CONFUSIONS = 5
 NUM_LISTED_CLASSES = 30
 
 FEW_IMAGES = 10
-"""With fewer test images than this, one of them moves a class's recall by more than ten points."""
+"""With fewer test images than this, a single image changes a class's recall by more than 10 percentage points."""
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """A finished training: what it was given, and what it gave."""
+    """Settings, provenance and results of a finished training run."""
 
     train: TrainConfig
     distributed: DistributedConfig | None
@@ -47,30 +47,30 @@ class TrainingFacts:
     best_epoch: int
     test: DetailedEvaluation
     source: str | None = None
-    """Folder or URL that the images came from, where it is known."""
-    gone_on: str | None = None
-    """What changed on the way, where it was gone on with otherwise than it was begun."""
+    """Folder or URL that the images came from, if it is known."""
+    resumed_with_changes: str | None = None
+    """Differences in provenance with which the run was resumed, if any."""
 
 
 def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None) -> str:
     """Return the model card in Markdown.
 
     Args:
-        facts: The training.
-        train_counts: Images of the split `train` by class.
-        run_id: The MLflow run.
-        code_version: The commit of the code, where it is known.
+        facts: The training run.
+        train_counts: Number of images in the split `train`, by class.
+        run_id: Id of the MLflow run.
+        code_version: Commit of the code, or None if it is unknown.
     """
-    chapters = [
+    sections = [
         f"# {markdown_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
         _results(facts),
         _weakest(facts, train_counts),
         _limits(facts, train_counts),
         _data(facts),
         _training(facts),
-        _repeat(facts, run_id, code_version),
+        _reproduction(facts, run_id, code_version),
     ]
-    return "\n\n".join(chapters) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def _results(facts: TrainingFacts) -> str:
@@ -85,16 +85,16 @@ def _results(facts: TrainingFacts) -> str:
     if not total:
         return "## Results\n\nThe split `test` has no images: nothing was measured."
     low, high = wilson_interval(int(test.confusion_KK.diagonal().sum()), total)
-    sure, accuracy = test.calibration.mean_confidence, test.accuracy
-    verdict = "too sure of itself" if sure > accuracy else "not sure enough of itself"
+    confidence, accuracy = test.calibration.mean_confidence, test.accuracy
+    verdict = "overconfident" if confidence > accuracy else "underconfident"
     return "\n\n".join(
         [
             "## Results",
             markdown_table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
-            f"On {total} test images the accuracy is {accuracy:.4f}; its 95 % interval (Wilson) goes from {low:.4f} "
-            f"to {high:.4f}. The model gives its predictions a probability of {sure:.4f} on average: it is {verdict} "
-            f"by {abs(sure - accuracy):.4f}. The calibration error is the expected one over {NUM_BINS} bins (Guo et "
-            "al. 2017).",
+            f"On {total} test images the accuracy is {accuracy:.4f}, with a 95 % confidence interval (Wilson) from "
+            f"{low:.4f} to {high:.4f}. The mean probability of the predicted classes is {confidence:.4f}: the model is "
+            f"{verdict} by {abs(confidence - accuracy):.4f}. The calibration error is the expected calibration error "
+            f"over {NUM_BINS} bins (Guo et al. 2017).",
         ]
     )
 
@@ -105,7 +105,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     f1 = facts.test.class_f1
     weak = [index for index in f1.argsort(stable=True).tolist() if true[index] > 0 and f1[index] < 1][:NUM_WEAKEST]
     if not weak:
-        return "## Weakest classes\n\nNo test image was classified wrongly."
+        return "## Weakest classes\n\nNo test image was misclassified."
     rows = [
         [
             markdown_text(classes[index]),
@@ -121,10 +121,10 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     cells = wrong_KK.flatten().argsort(descending=True, stable=True)[:NUM_CONFUSIONS].tolist()
     pairs = [divmod(cell, len(classes)) for cell in cells]
     confusions = [
-        f"- {markdown_text(classes[is_one])} taken for {markdown_text(classes[taken])}: "
-        f"{int(wrong_KK[is_one, taken])} of {int(true[is_one])}"
-        for is_one, taken in pairs
-        if wrong_KK[is_one, taken] > 0
+        f"- {markdown_text(classes[actual])} predicted as {markdown_text(classes[guess])}: "
+        f"{int(wrong_KK[actual, guess])} of {int(true[actual])}"
+        for actual, guess in pairs
+        if wrong_KK[actual, guess] > 0
     ]
     return "\n\n".join(
         [
@@ -141,11 +141,11 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     names = listed([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
     points = [
-        f"It tells these classes apart: {names}. Every image gets one of them, also one that shows none.",
-        f"Every image is scaled to fit {size} x {size} pixels before the model sees it.",
-        "It was measured on images from the source it was trained on; of images from elsewhere nothing is known.",
+        f"It distinguishes these classes: {names}. Every image is assigned to one of them, even if it shows none.",
+        f"Every image is scaled to fit {size} x {size} pixels before inference.",
+        "It was evaluated on images from its training source; its accuracy on images from other sources is unknown.",
         f"The class with the fewest training images is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
-        f"the one with the most is {markdown_text(classes[most])} ({train_counts[most]}).",
+        f"the class with the most is {markdown_text(classes[most])} ({train_counts[most]}).",
     ]
     counts = facts.test.confusion_KK.sum(dim=1).tolist()
     few = [
@@ -153,7 +153,7 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     ]
     if few:
         points.append(
-            f"Classes with fewer than {FEW_IMAGES} test images, whose figures therefore say little: "
+            f"Classes with fewer than {FEW_IMAGES} test images, whose metrics are therefore uncertain: "
             f"{listed(few[:NUM_LISTED_CLASSES], len(few))}."
         )
     return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
@@ -169,24 +169,24 @@ def _data(facts: TrainingFacts) -> str:
         ["cache digest", markdown_code(facts.cache.digest)],
         *([f"images of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
     ]
-    return "## Data\n\n" + markdown_table(["what", "value"], rows)
+    return "## Data\n\n" + markdown_table(["item", "value"], rows)
 
 
 def _training(facts: TrainingFacts) -> str:
     train, best = facts.train, facts.history[facts.best_epoch]
-    trained = "the new head alone, on a frozen backbone" if train.freeze_backbone else "the whole network"
-    for stage in train.fine_tune:
+    trained = "only the new head, on a frozen backbone" if train.freeze_backbone else "the whole network"
+    for phase in train.fine_tune:
         layers = (
-            "every layer" if stage.unfreeze_from == "all" else f"{markdown_code(stage.unfreeze_from)} and all behind it"
+            "all layers" if phase.unfreeze_from == "all" else f"{markdown_code(phase.unfreeze_from)} and later layers"
         )
         trained += f", then {layers}"
     rows = [
         ["model", markdown_code(train.model)],
-        ["weights it began with", markdown_code(train.weights)],
-        ["their file" if train.weights == "DEFAULT" else "their sha256", markdown_code(facts.weights_digest)]
+        ["initial weights", markdown_code(train.weights)],
+        ["weights file" if train.weights == "DEFAULT" else "weights sha256", markdown_code(facts.weights_digest)]
         if facts.weights_digest != train.weights
         else [],
-        ["trained", trained],
+        ["trained layers", trained],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
         ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
         ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
@@ -196,10 +196,10 @@ def _training(facts: TrainingFacts) -> str:
         for stage, name, value, default in _chosen(facts)
     ]
     chosen = markdown_table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
-    return "\n\n".join(["## Training", markdown_table(["what", "value"], [row for row in rows if row]), chosen])
+    return "\n\n".join(["## Training", markdown_table(["item", "value"], [row for row in rows if row]), chosen])
 
 
-def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
+def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
     flow = "train" if facts.distributed is None else "train_distributed"
     options = [
         option
@@ -211,26 +211,26 @@ def _repeat(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
         ["MLflow run", markdown_code(run_id)],
         [
             "code version",
-            markdown_code(code_version) if code_version else "not known: no git checkout, and no image that says",
+            markdown_code(code_version) if code_version else "unknown: not a git checkout, and not set by an image",
         ],
-        *([["changed on the way", markdown_code(facts.gone_on)]] if facts.gone_on else []),
+        *([["changed when resumed", markdown_code(facts.resumed_with_changes)]] if facts.resumed_with_changes else []),
     ]
     return "\n\n".join(
         [
-            "## To repeat it",
-            markdown_table(["what", "value"], rows),
-            "With this code and the storage that has the table (`--storage.home`, or as it was configured):",
+            "## Reproduction",
+            markdown_table(["item", "value"], rows),
+            "With this code and the storage that has the table (`--storage.home`, or the configured one):",
             markdown_fence(shlex.join(command), "sh"),
-            "The run's `config.json` has every setting, its parameters the versions of the packages. The same settings "
-            "on the same data are not trained twice: the flow finds this run, as long as nobody deletes it.",
+            "The run's `config.json` has all settings, and its parameters the versions of the packages. The same "
+            "settings on the same data are not trained twice: the flow returns this run unless it was deleted.",
         ]
     )
 
 
 def _chosen(facts: TrainingFacts) -> list[tuple[str, str, object, object]]:
-    """Return the settings that are not the defaults: stage, name, value, default."""
+    """Return the settings that differ from the defaults: stage, name, value, default."""
     stages: list[tuple[str, dict[str, object], BaseModel]] = [
-        # How long a cache is kept, say, changes no training.
+        # Only the decisive ones: a retention period, for instance, does not affect training.
         ("cache", dict(facts.manifest.settings.decisive()), CacheConfig()),
         ("train", facts.train.model_dump(mode="json"), TrainConfig()),
     ]

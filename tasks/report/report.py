@@ -1,4 +1,4 @@
-"""What a person looks at after a training, logged to its MLflow run: tables, figures, event file and model card."""
+"""The report of a training run, logged to MLflow: tables, figures, event file and model card."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,10 @@ from tasks.tracking import TrackedRun
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
-    """Return images, precision, recall and F1 (0-1) of each of K classes; one never predicted has precision 0."""
+    """Return the number of images, precision, recall and F1 (0-1) of each of K classes, as columns by name.
+
+    A class that is never predicted has precision 0.
+    """
     hits = evaluation.confusion_KK.diagonal().double()
     true = evaluation.confusion_KK.sum(dim=1).double()
     predicted = evaluation.confusion_KK.sum(dim=0).double()
@@ -40,16 +43,16 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, lis
 
 
 def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage) -> None:
-    """Log the report of a finished training; logged again, by a training that was resumed, it replaces the first.
+    """Log the report of a finished training run; an earlier report is replaced.
 
     Args:
         run: The MLflow run.
-        facts: The training.
-        train_counts: Images of the split `train` by class.
-        storage: Where the tables lie that know the images' files.
+        facts: The training run.
+        train_counts: Number of images in the split `train`, by class.
+        storage: Storage with the tables that have the paths of the images.
 
     Raises:
-        CacheDamaged: The images of the mistakes are not what was written.
+        CacheDamaged: The cached images of the mistakes were changed or damaged.
     """
     test, classes = facts.test, facts.manifest.classes
     run.log_table(class_table(test, classes), CLASSES_FILE)
@@ -67,7 +70,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
 
 
 def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
-    """Log gallery and table of the worst mistakes; the images are read now, since batches may be of features."""
+    """Log the gallery and the table of the worst mistakes; images are read again, since batches may be of features."""
     mistakes, classes = facts.test.mistakes, facts.manifest.classes
     rows = [mistake.row for mistake in mistakes]
     table = mistake_table(mistakes, image_files(facts.manifest, TEST, rows, storage), classes)

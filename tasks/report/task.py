@@ -1,4 +1,4 @@
-"""Artifacts of a training run in Prefect: tables, a link to MLflow, and the model card with its figures."""
+"""Prefect artifacts of a training run: tables, a link to MLflow, and the model card with its figures."""
 
 import json
 
@@ -20,11 +20,11 @@ from tasks.storage import Storage
 from tasks.text.markup import in_cells, markdown_link
 
 MAX_IMAGE_BYTES = 200_000
-"""Of all images together that go into a Prefect artifact, which is a row of its server's database."""
+"""Maximum size of all images in a Prefect artifact, which is a row of the server's database."""
 
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
-    """Publish a run: metrics and classes as tables, its model card, and a link to it in MLflow."""
+    """Publish the artifacts of a run: tables of metrics and classes, the model card, and a link to MLflow."""
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
@@ -40,7 +40,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             key=f"{key}-run",
             description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
         )
-    # Runs of before there were model cards are found and not trained again.
+    # Runs of older versions, which had no model cards, are reused as well.
     if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
         create_table_artifact(
@@ -65,16 +65,15 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
 
 
 def four_digits(value: float) -> float:
-    """Return a metric as a table shows it: four digits after the point, or four that count where it is smaller."""
+    """Return a metric rounded to four decimals, or to four significant digits if it is below 1."""
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
 def _images(run: RunRef, storage: Storage, page: str | None) -> str:
-    """Return the figures of a run as Markdown, smaller where there is little room, and where they are in full.
+    """Return the figures of a run as Markdown, scaled down to fit, with links to the full figures.
 
-    In the text itself, as data: an image artifact is no more than a URL, and MLflow may be a database that nobody
-    serves, or a server that this process reaches and the reader's browser does not. Last, so that a UI that shows no
-    such image still shows everything else.
+    They are embedded as data URIs. An image artifact would be only a URL, but MLflow may be a database without a
+    server, or a server that the browser cannot reach. They come last, for UIs that do not render them.
     """
     names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
@@ -82,7 +81,7 @@ def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
     everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
     where = (
-        "All figures in full, tables and event files are among the artifacts of "
+        "The figures in full size, tables and event files are artifacts of "
         f"{markdown_link('the MLflow run', page)}; {everything} are listed with their metrics."
     )
     return "\n\n".join(["## Figures", *shown, where])

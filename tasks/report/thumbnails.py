@@ -1,4 +1,4 @@
-"""Figures for a text that is kept in a database: smaller JPEG renditions of those that are too large for it."""
+"""Figures as data URIs of bounded size, with smaller JPEG versions of those that are too large."""
 
 import base64
 import io
@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from PIL import Image
 
 WIDTHS = (1600, 1200, 1000, 800, 640, 480, 320, 240)
-"""Pixels that are tried one after the other; a figure is never made larger."""
+"""Widths in pixels, tried in this order; a figure is never enlarged."""
 
 QUALITIES = (85, 70)
-"""Of JPEG, tried at each width: below them letters blur sooner than from fewer pixels."""
+"""JPEG qualities, tried at each width; lower ones blur letters more than fewer pixels do."""
 
 
 def fit_images(images: Mapping[str, bytes], max_bytes: int) -> dict[str, str]:
-    """Return images as data URIs, of at most `max_bytes` together before they are encoded as text.
+    """Return images as data URIs, of at most `max_bytes` together before the base64 encoding.
 
-    Each has a fair share: what a small one does not need is the larger ones'. One that is too large,
-    and that no rendition of fits, is left out.
+    Each image has an equal share, and larger images get what smaller ones do not need. An image is left out if no
+    JPEG version of it fits.
 
     Args:
-        images: PNG files by name.
-        max_bytes: Of all together.
+        images: Contents of PNG files, by name.
+        max_bytes: Maximum size of all images together.
     """
     found: dict[str, str] = {}
     left = max_bytes
@@ -40,11 +40,11 @@ def fit_images(images: Mapping[str, bytes], max_bytes: int) -> dict[str, str]:
 
 
 def shrink(image: bytes, max_bytes: int) -> bytes | None:
-    """Return the widest JPEG rendition of at most `max_bytes`, or None where there is none."""
+    """Return the widest JPEG version of an image of at most `max_bytes`, or None if none fits or it is invalid."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            whole = opened.convert("RGB")  # Figures are opaque, and JPEG knows no transparency.
-    except OSError:  # What Pillow raises of a file that is no image, or half a one.
+            whole = opened.convert("RGB")  # Figures are opaque, and JPEG has no transparency.
+    except OSError:  # Pillow's error for an invalid or truncated image.
         return None
     for width in (whole.width, *(width for width in WIDTHS if width < whole.width)):
         scaled = whole.resize((width, max(1, round(whole.height * width / whole.width))), Image.Resampling.LANCZOS)

@@ -25,40 +25,40 @@ import org.apache.spark.util.TaskCompletionListener;
 /**
  * Lists a folder of any Hadoop file system on the driver, and reads its files in Spark's tasks.
  *
- * Compiled when a URL first needs it, by the compiler that Spark brings for its own generated code: that one knows
- * neither lambdas nor inferred types, so there are none.
+ * Compiled on first use by Janino, the compiler that Spark includes for its own generated code. Janino supports
+ * neither lambdas nor inferred type arguments, so there are none here.
  */
 public final class HadoopFiles implements FlatMapFunction {
-    /** Files that are under way at once in a task: an object store answers one request in tens of milliseconds. */
+    /** Maximum number of concurrent reads per task: an object store answers a request in tens of milliseconds. */
     private static final int MOST_FILES = 16;
-    /** Bytes that they may have together, beside the last one. */
+    /** Maximum number of bytes of the concurrent reads, not counting the last. */
     private static final long MOST_BYTES = 64L << 20;
 
     private final SerializableConfiguration settings;
     private final String root;
     private final long mostBytes;
 
-    /** Reads files below the root; one of more bytes than so many is not read. */
+    /** Creates a reader of the files below the root; files of more than mostBytes bytes are not read. */
     public HadoopFiles(Configuration settings, String root, long mostBytes) {
         this.settings = new SerializableConfiguration(settings);
         this.root = root;
         this.mostBytes = mostBytes;
     }
 
-    /** Returns why the folder cannot be listed, as "class: message" lines from the outermost cause in; empty if it can. */
+    /** Returns why the folder cannot be listed, as "class: message" lines, outermost cause first; empty if it can. */
     public static String problem(Configuration settings, String root) {
         FileSystem system = null;
         try {
             Path folder = new Path(root);
-            // One of its own: settings that give up early must not stay in Hadoop's cache of file systems.
+            // A new instance: settings with few retries must not stay in Hadoop's cache of file systems.
             system = FileSystem.newInstance(folder.toUri(), settings);
             if (!system.getFileStatus(folder).isDirectory()) {
                 return "NotDirectoryException: " + root;
             }
-            // Of a bucket's root S3A knows without asking that it is a folder; only a listing finds the bucket missing.
+            // S3A takes a bucket's root for a folder without a request; only a listing finds a missing bucket.
             system.listStatusIterator(folder).hasNext();
             return "";
-        } catch (Throwable error) {  // a connector whose jars do not fit together fails with an Error
+        } catch (Throwable error) {  // A connector with incompatible jars fails with an Error.
             return chain(error);
         } finally {
             close(system);
@@ -69,7 +69,7 @@ public final class HadoopFiles implements FlatMapFunction {
         try {
             if (system != null) system.close();
         } catch (java.io.IOException ignored) {
-            // It was read from only: nothing is lost.
+            // Used for reading only: nothing is lost.
         }
     }
 
@@ -86,7 +86,7 @@ public final class HadoopFiles implements FlatMapFunction {
         return message == null ? "" : message.split("\n", 2)[0];
     }
 
-    /** All files below a folder, in pages: a call from Python for each file would take a millisecond a file. */
+    /** All files below a folder, in pages: one call from Python per file would take a millisecond each. */
     public static final class Listing {
         private final RemoteIterator files;
         private final String prefix;
@@ -99,13 +99,13 @@ public final class HadoopFiles implements FlatMapFunction {
             this.files = system.listFiles(folder, true);
         }
 
-        /** Returns "size TAB milliseconds TAB path" of at most so many files, each ended by NUL; empty at the end. */
+        /** Returns "size TAB milliseconds TAB path" of up to `most` files, each terminated by NUL; empty at the end. */
         public String page(int most) throws java.io.IOException {
             StringBuilder text = new StringBuilder();
             for (int count = 0; count < most && files.hasNext();) {
                 FileStatus file = (FileStatus) files.next();
                 String path = file.getPath().toUri().getPath();
-                // A key with /../ in it is no file below the root for Hadoop, which takes it for a way up.
+                // Hadoop resolves a key with /../ to a path outside the root.
                 if (!path.startsWith(prefix)) continue;
                 text.append(file.getLen()).append('\t').append(file.getModificationTime()).append('\t');
                 text.append(path.substring(prefix.length())).append('\0');
@@ -115,12 +115,12 @@ public final class HadoopFiles implements FlatMapFunction {
         }
     }
 
-    /** Rows with the columns path and size in; the same with content and unreadable (the reason) out, in their order. */
+    /** Adds the columns content and unreadable (the reason) to rows with path and size; keeps their order. */
     public Iterator call(Object rows) {
         return new Reading((Iterator) rows, settings.value(), root, mostBytes);
     }
 
-    /** Reads ahead: the next files are under way while Python works on the ones before. */
+    /** Reads ahead: the next files are read while Python processes the previous ones. */
     private static final class Reading implements Iterator {
         private final Iterator rows;
         private final Configuration settings;
@@ -211,7 +211,7 @@ public final class HadoopFiles implements FlatMapFunction {
 
         private byte[] content(Path path, long size) throws Exception {
             FutureDataInputStreamBuilder open = path.getFileSystem(settings).openFile(path);
-            // With the length known a store is asked once a file, and not first for what the listing said.
+            // With the length from the listing, a store gets one request per file instead of two.
             open.opt("fs.option.openfile.length", String.valueOf(size));
             open.opt("fs.option.openfile.read.policy", "whole-file");
             FSDataInputStream stream = (FSDataInputStream) open.build().get();

@@ -1,1 +1,1 @@
-"""Spark: its session, its JVM, its file systems, and the reason of a failure."""
+"""Spark: session, JVM, file systems, and the messages of failures."""

@@ -1,4 +1,4 @@
-"""What a person reads of work that failed in Spark."""
+"""Conversion of Spark's failures to readable messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,34 +12,37 @@ from tasks.errors import DiskFull, WrongInput
 
 
 class SparkFailed(RuntimeError):
-    """What Spark said of work that failed, as text: its own exception asks the JVM, which is gone when it is shown."""
+    """Work that failed in Spark, with its message as text: Spark's own exceptions read it from the JVM when shown."""
 
 
-def _said(error: Py4JJavaError) -> str:
+def _root_message(error: Py4JJavaError) -> str:
     thrown = error.java_exception
     while "awaitResult" in thrown.toString() and thrown.getCause() is not None:
-        thrown = thrown.getCause()  # A thread that waited for another has nothing to say itself.
-    return in_short(thrown.toString())
+        thrown = thrown.getCause()  # A thread that waited for another has no message of its own.
+    return shorten_exception(thrown.toString())
 
 
-def in_short(whole: str) -> str:
-    """Return what a person can use of what the JVM says of an exception, which may hold a task's stack."""
-    first = whole.split("\n\tat ", maxsplit=1)[0]
-    # A worker that dies before it has said its number is a closed socket to the JVM, and nothing more.
-    if "Python worker exited unexpectedly" in whole or ("EOFException" in whole and "spark.api.python" in whole):
+def shorten_exception(text: str) -> str:
+    """Return the useful part of a JVM exception's text, which may include the stack trace of a task."""
+    first = text.split("\n\tat ", maxsplit=1)[0]
+    # To the JVM, a worker that dies before it has sent its process id is a closed socket and nothing more.
+    if "Python worker exited unexpectedly" in text or ("EOFException" in text and "spark.api.python" in text):
         return (
-            "a Python worker of Spark was killed, which the system does where memory is short: run again, or with "
-            f"fewer workers at once (spark.master local[1]); Spark says: {first}"
+            "a Python worker of Spark was killed, as the kernel does when memory runs out: run again, or with "
+            f"fewer concurrent workers (spark.master local[1]); Spark's message: {first}"
         )
     return first
 
 
 @contextmanager
 def failure_in_text(log: Path) -> Iterator[None]:
-    """Turn what Spark raises inside into SparkFailed while its JVM lives.
+    """Convert exceptions of Spark raised inside to SparkFailed while the JVM is running.
 
     Args:
-        log: Where the JVM wrote what it has to say.
+        log: The log file of the JVM.
+
+    Raises:
+        SparkFailed: Work failed in the JVM or in a Python worker, or the JVM exited.
     """
     try:
         yield
@@ -48,10 +51,11 @@ def failure_in_text(log: Path) -> Iterator[None]:
     except Exception as error:
         gateway = SparkContext._gateway
         if gateway is not None and (status := gateway.proc.poll()) is not None:
-            # What a closed socket makes of it depends on the moment.
-            raise SparkFailed(f"the JVM of Spark ended by itself (status {status}), see {log}: run again") from error
+            # The exception of a closed socket depends on the moment.
+            message = f"the JVM of Spark exited unexpectedly (status {status}), see {log}: run again"
+            raise SparkFailed(message) from error
         if isinstance(error, Py4JJavaError):
-            raise SparkFailed(_said(error)) from None
+            raise SparkFailed(_root_message(error)) from None
         if isinstance(error, CapturedException):
             raise SparkFailed(str(error)) from None
         raise

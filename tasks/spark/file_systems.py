@@ -1,7 +1,7 @@
-"""File systems of Hadoop beyond local folders (s3a, abfss, gs, hdfs): what a running Spark session needs for them.
+"""Hadoop file systems other than local folders (s3a, abfss, gs, hdfs) in a running Spark session.
 
-The jars of a store are in a folder of the user's cache, and go into a session when a URL first needs them: a session
-that reads local folders starts as fast as ever, and no start of Spark asks the network.
+The jars of a store are in the user's cache folder and are loaded into a session when a URL first needs them. Sessions
+that read local folders start as fast as without, and no start of Spark needs the network.
 """
 
 import logging
@@ -20,7 +20,7 @@ from tasks.errors import WrongInput
 logger = logging.getLogger("lakevision.spark")
 
 FETCHED = ("s3a", "abfss")
-"""Schemes whose jars `make jars-SCHEME` fetches."""
+"""Schemes whose jars `make jars-SCHEME` downloads."""
 
 GIVE_UP_EARLY = {
     "fs.s3a.attempts.maximum": "2",
@@ -34,7 +34,7 @@ GIVE_UP_EARLY = {
     "ipc.client.connect.max.retries.on.timeouts": "1",
     "dfs.client.failover.max.attempts": "1",
 }
-"""Hadoop's settings while a folder is looked at for the first time; its defaults try for minutes."""
+"""Hadoop's settings for the first access to a folder; its defaults retry for minutes."""
 
 WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
 CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
@@ -49,41 +49,41 @@ def scheme_of(url: str) -> str | None:
 
 
 def store_jars(scheme: str) -> Path:
-    """Return the folder of the jars that a store needs."""
+    """Return the folder of the jars of a store."""
     return download_cache() / "jars" / scheme
 
 
 def _context_loader(jvm: Any) -> Any:
-    """Return the loader in which Spark looks for classes; it takes more jars while it runs."""
+    """Return the class loader of Spark, to which jars can be added at run time."""
     return jvm.Thread.currentThread().getContextClassLoader()
 
 
 def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
-    """Put jars into a running session, the driver and its executors; those that are there stay as they are."""
+    """Add jars to a running session, to the driver and its executors; jars that are already loaded are skipped."""
     context: Any = spark.sparkContext._jsc
     jvm: Any = spark.sparkContext._jvm
-    there = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
+    loaded = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
     for jar in jars:
-        if jar.name not in there:
+        if jar.name not in loaded:
             context.addJar(str(jar))
             _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
 
 
 def load_store(spark: SparkSession, url: str) -> None:
-    """Put the jars of the URL's store into a running session, where they were fetched."""
+    """Add the jars of the URL's store to a running session, if they were downloaded."""
     scheme = scheme_of(url)
     if scheme is not None:
         load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
 
 
 def hadoop_files(spark: SparkSession) -> Any:
-    """Return the Java class of HadoopFiles.java, compiled and loaded when it is first asked for.
+    """Return the Java class of HadoopFiles.java, compiled and loaded on first use.
 
-    Spark's own source `binaryFile` does not do: it skips names that begin with an underscore and empty files, takes the
-    folder a=b for a partition, and one unreadable file ends the job.
+    Spark's own source `binaryFile` is not sufficient. It skips empty files and names that begin with an underscore,
+    takes a folder a=b for a partition, and fails the job at one unreadable file.
     """
     jvm: Any = spark.sparkContext._jvm
-    jar = Path(spark.sparkContext._temp_dir) / "lakevision-hadoop-files.jar"  # Spark removes that folder
+    jar = Path(spark.sparkContext._temp_dir) / "lakevision-hadoop-files.jar"  # Spark removes this folder.
     if not jar.exists():
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(_context_loader(jvm))
@@ -97,16 +97,16 @@ def hadoop_files(spark: SparkSession) -> Any:
 
 
 def check_folder(spark: SparkSession, url: str, what: str) -> None:
-    """Refuse a URL that cannot be listed.
+    """Check that a URL can be listed.
 
     Args:
         spark: The session that will read it.
         url: Folder on any Hadoop file system.
-        what: How the sentence begins: "source is 's3a://bucket/photos'".
+        what: Beginning of the error message: "source is 's3a://bucket/photos'".
 
     Raises:
-        WrongInput: No connector, no such folder, no or refused credentials, or a store that does not answer.
-        OSError: It cannot be listed for a reason of its own.
+        WrongInput: No connector, no such folder, missing or rejected credentials, or a store that does not answer.
+        OSError: Any other reason.
     """
     load_store(spark, url)
     jvm: Any = spark.sparkContext._jvm
@@ -124,7 +124,7 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
 
 
 def explain_problem(chain: str, url: str) -> str | None:
-    """Return what a person can do about a chain of Java exceptions ("class: message" lines), or None."""
+    """Return the message for a user about a chain of Java exceptions ("class: message" lines), None if unknown."""
     scheme, place = scheme_of(url) or "", urlsplit(url).netloc
     names = [line.split(": ", 1)[0] for line in chain.splitlines()]
     if scheme == "s3":
@@ -137,7 +137,7 @@ def explain_problem(chain: str, url: str) -> str | None:
             ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
             f"and the jars for {scheme}:// are not there: {fetch}{folder}",
         ),
-        (("UnknownStoreException",), f"but there is no bucket '{place}': check its name and the endpoint"),
+        (("UnknownStoreException",), f"but the bucket '{place}' does not exist: check its name and the endpoint"),
         (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),
         (("FileNotFoundException",), "which does not exist: give a folder of class folders with images"),
         (
@@ -146,7 +146,7 @@ def explain_problem(chain: str, url: str) -> str | None:
         ),
         (
             ("AccessDeniedException", "AccessControlException"),
-            f"which the credentials that were found may not read: check them and the rights on it, or {credentials}",
+            f"which the credentials that were found may not read: check them and their permissions, or {credentials}",
         ),
         (
             (
@@ -156,8 +156,7 @@ def explain_problem(chain: str, url: str) -> str | None:
             "whose server does not answer: check the URL, the endpoint and the network",
         ),
     )
-    # The innermost cause says what happened, what is around it which call it was; but that a bucket is missing is
-    # known only outside.
+    # The innermost cause is the reason, the outer ones are the calls. Only an outer one tells that a bucket is missing.
     for name in ["UnknownStoreException"] * ("UnknownStoreException" in names) + names[::-1]:
         for classes, sentence in sentences:
             if name in classes:

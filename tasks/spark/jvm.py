@@ -1,4 +1,4 @@
-"""The JVM behind Spark: which Java it is, Delta's jars, and the archive of its classes."""
+"""The JVM of Spark: the Java version, Delta's jars, and the class data archive."""
 
 import hashlib
 import re
@@ -13,23 +13,23 @@ from tasks.errors import WrongInput
 
 DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
 DELTA_JARS = ("delta-spark_2.13-4.0.1.jar", "delta-storage-4.0.1.jar")
-"""What Spark's own jars lack (antlr4-runtime comes with Spark)."""
+"""Jars that Spark does not include (antlr4-runtime comes with Spark)."""
 
 JAVA_VERSIONS = ("17", "21")
 
 
 def jars_folder() -> Path:
-    """Return the folder of Delta's jars, filled once by set-up."""
+    """Return the folder of Delta's jars, which `make setup` downloads."""
     return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
 
 
 def delta_jars(*, required: bool = True) -> list[str]:
-    """Return the paths of Delta's jars, none where one is missing.
+    """Return the paths of Delta's jars, or an empty list if one is missing.
 
-    Spark is never told to fetch them by itself: nobody would have checked what it loads.
+    Spark is never configured to download them itself: their digests would not be checked.
 
     Raises:
-        WrongInput: One is missing that is required.
+        WrongInput: A jar is missing and `required` is true.
     """
     found = [jars_folder() / name for name in DELTA_JARS]
     missing = [jar.name for jar in found if not jar.is_file()]
@@ -39,23 +39,23 @@ def delta_jars(*, required: bool = True) -> list[str]:
 
 
 def class_archive(java: str) -> Path:
-    """Return where set-up keeps the classes that our work loads, in the form the JVM maps into memory.
+    """Return the path of the class data archive (CDS), which `make setup` writes and the JVM maps into memory.
 
-    Half of a short run's CPU time in the JVM is loading and verifying classes. An archive is for one JVM and one class
-    path: any other ignores it. It lies in the virtual environment whose jars it is of, and goes with it.
+    Loading and verifying classes is half of the JVM's CPU time in a short run. An archive is valid for one JVM and one
+    class path; others ignore it. It is in the virtual environment of the jars, and is removed with it.
 
     Args:
-        java: What `java -version` says.
+        java: Output of `java -version`.
     """
     made_for = f"{java}\n{pyspark.__version__}\n{jars_folder()}"
     return Path(sys.prefix, "share", "lakevision", f"classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa")
 
 
 def check_java() -> str:
-    """Refuse to start without Java 17 or 21; return what `java -version` says.
+    """Check that Java 17 or 21 is installed; return the output of `java -version`.
 
     Raises:
-        WrongInput: No java, or another version.
+        WrongInput: Java is missing, or is another version.
     """
     command = java_command()
     way_out = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it"
@@ -65,18 +65,18 @@ def check_java() -> str:
         raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start: {way_out}") from None
     found = re.search(r'version "(\d+)', printed)
     if found is None or found.group(1) not in JAVA_VERSIONS:
-        said = printed.splitlines()[0] if printed else "nothing"
-        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{said}': {way_out}")
+        version = printed.splitlines()[0] if printed else "nothing"
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{version}': {way_out}")
     return printed
 
 
 def java_options(java: str, scratch: Path) -> str:
     """Return the options of a local session's JVM.
 
-    A flow is one short JVM whose heavy work is in Python workers: measured, the second compiler costs a third of the
-    start and of the first Delta commands, and gives nothing back in so short a life.
+    The JVM of a flow is short-lived, and the heavy work is in Python workers. Measured, the second compiler (C2) takes
+    a third of the time of the start and of the first Delta commands, and does not pay off in so short a time.
     """
     options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
     archive = class_archive(java)
-    # What it says of an archive that it cannot use is nothing to a person: it starts without.
+    # Without the messages about an archive that it cannot use: it starts without the archive.
     return f'{options} "-XX:SharedArchiveFile={archive}" -Xlog:cds*=off' if archive.exists() else options

@@ -1,4 +1,4 @@
-"""The one place where a Spark session is made."""
+"""Creation, reuse and shutdown of the Spark session."""
 
 import logging
 import os
@@ -27,13 +27,13 @@ logger = logging.getLogger("lakevision.spark")
 Result = TypeVar("Result")
 
 BROADCAST_ROWS = 1_000_000
-"""Up to so many rows of names and numbers (about 100 bytes each) go to every task, so that no image is shuffled."""
+"""Tables of up to this many rows without images (about 100 bytes each) are broadcast: no image is shuffled."""
 
 SPARE_HEAPS = 4
-"""An idle JVM stays beside a training where so many of its heaps are free: it has one of them, at most."""
+"""Free memory from which an idle JVM is kept during a training run, in multiples of its maximum heap."""
 
 STOP_SECONDS = 120
-"""In which a JVM ends, or is killed; one that writes its class archive takes twenty."""
+"""Time after which a JVM that does not exit is killed; writing its class archive takes twenty seconds."""
 
 
 def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java: str) -> dict[str, str]:
@@ -44,28 +44,28 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.memory": config.driver_memory,
         "spark.ui.showConsoleProgress": "false",
-        # What workers say of the files they read is collected, some 230 bytes a file: the heap bounds it, not 1 GB.
+        # The workers' results per file are collected, about 230 bytes each: bounded by the heap instead of 1 GB.
         "spark.driver.maxResultSize": "0",
-        # Row counts suit numbers; with images, 10,000 rows a batch or 4,096 a vector are gigabytes.
+        # The defaults are for rows of numbers; with images, batches of 10,000 or vectors of 4,096 rows are gigabytes.
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
-        # Large photos: 128 of them, or Spark's own bound of 256 MB, are too much for each of many workers.
+        # 128 large photos, or Spark's default of 256 MB, are too much for each of many workers.
         "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
         "spark.sql.parquet.columnarReaderBatchSize": "128",
         "spark.hadoop.parquet.page.size.row.check.min": "4",
         "spark.hadoop.parquet.page.size.row.check.max": "64",
-        # A reader holds one row group: 128 MB of images in each of many workers is too much.
+        # A reader holds one row group: 128 MB of images are too much for each of many workers.
         "spark.hadoop.parquet.block.size": str(32 << 20),
-        # JPEG bytes do not compress and no two are equal.
+        # JPEG files do not compress and are distinct.
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",
     }
     if scratch is not None:
         settings |= {
-            # The defaults are for clusters: on one machine most of a minute goes into empty tasks.
+            # The defaults are for clusters: on one machine, empty tasks would take most of a minute.
             "spark.sql.shuffle.partitions": str(cores),
             "spark.databricks.delta.snapshotPartitions": "2",
-            # VACUUM lists its files in so many tasks; the default is 10,000.
+            # The number of tasks in which VACUUM lists files; the default is 10,000.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
             "spark.driver.extraJavaOptions": java_options(java, scratch),
             "spark.local.dir": str(scratch),
@@ -73,24 +73,24 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
             "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
-            # Other users of the machine reach the driver's port too, and it deserializes what it is sent. The secret is
-            # generated in the JVM and stays there; executors of their own (local-cluster) would have to be given one.
+            # Other users of the machine reach the driver's port, which deserializes its input. The secret is generated
+            # in the JVM and stays there; executors in other processes (local-cluster) would need it as well.
             "spark.authenticate": str(not config.master.startswith("local-cluster")).lower(),
         }
-    # A user may give Delta's jars in another way; nothing is fetched that nobody asked for.
-    given_otherwise = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
-    jars = delta_jars(required=not given_otherwise)
+    # A user may set Delta's jars in spark.conf; nothing is downloaded without being configured.
+    set_by_user = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
+    jars = delta_jars(required=not set_by_user)
     if jars:
         settings["spark.jars"] = ",".join(jars)
         if scratch is not None:
-            # Also where the JVM looks first: an archive holds no class of Spark's own loader.
+            # On the class path as well: a class data archive has no classes of Spark's own class loader.
             settings["spark.driver.extraClassPath"] = ":".join(jars)
     return settings | config.conf
 
 
 @dataclass
-class _Kept:
-    """Whether sessions stay open for the next stage, whether one of ours does, and where its temporary files lie."""
+class _SessionState:
+    """Nesting depth of `keep_spark`, the session kept open for the next stage, and its temporary files."""
 
     scopes: int = 0
     session: SparkSession | None = None
@@ -98,63 +98,63 @@ class _Kept:
     scratch: Scratch | None = None
 
 
-_kept = _Kept()
+_state = _SessionState()
 
 
 @contextmanager
 def keep_spark() -> Iterator[None]:
-    """Let the session that is first opened inside serve all others inside, and stop it at the end."""
-    _kept.scopes += 1
+    """Keep the first session opened inside open for all later ones inside, and stop it at the end."""
+    _state.scopes += 1
     try:
         yield
     finally:
-        _kept.scopes -= 1
-        if _kept.scopes == 0:
-            _stop_kept()
+        _state.scopes -= 1
+        if _state.scopes == 0:
+            _stop_kept_session()
 
 
 def leave_memory_to_training(config: SparkConfig) -> None:
-    """Stop the kept session before a long stage without Spark, unless it is local and memory is to spare for both.
+    """Stop the kept session before a long stage without Spark, unless it is local and there is memory for both.
 
-    Another session costs a JVM's start and the first use of each of its classes, some ten seconds; an idle JVM costs
-    its heap. On a cluster an idle session would hold its executors for hours.
+    Another session costs the start of a JVM and the loading of its classes, about ten seconds; an idle JVM costs its
+    heap. On a cluster an idle session would hold its executors for hours.
     """
-    if _kept.session is None:
+    if _state.session is None:
         return
     is_roomy = free_memory() >= SPARE_HEAPS * memory_bytes(config.driver_memory)
     if is_roomy and config.master.startswith("local"):
         return
-    logger.info("Spark ends until it is needed again")
-    _stop_kept()
+    logger.info("Spark is stopped until it is needed again")
+    _stop_kept_session()
 
 
-def _stop_kept() -> None:
-    session, _kept.session = _kept.session, None
+def _stop_kept_session() -> None:
+    session, _state.session = _state.session, None
     if session is not None:
         _stop(session)
 
 
 @contextmanager
 def _forwarded(log: Path) -> Iterator[None]:
-    """Forward what workers say, once however many sessions are nested."""
-    if _kept.forwarding:
+    """Forward the workers' messages, once for all nested sessions."""
+    if _state.forwarding:
         yield
         return
-    _kept.forwarding = True
+    _state.forwarding = True
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     try:
         with forward_worker_lines(log):
             yield
     finally:
-        _kept.forwarding = False
+        _state.forwarding = False
 
 
 @contextmanager
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
-    """Yield a Spark session with Delta; reuse the one that is active, and stop only what was started here.
+    """Yield a Spark session with Delta: the active one, or a new session that is stopped at the end.
 
-    A retry after the JVM was killed starts another one.
+    A retry after the JVM was killed starts another JVM.
 
     Raises:
         WrongInput: No Java 17 or 21.
@@ -169,40 +169,40 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         return
     java = check_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    if config.master.startswith("local"):  # on a cluster, executors have places of their own
-        _kept.scratch = Scratch(scratch_root(storage))
+    if config.master.startswith("local"):  # On a cluster, executors have their own temporary folders.
+        _state.scratch = Scratch(scratch_root(storage))
     builder = SparkSession.builder.master(config.master).appName("lakevision")
-    scratch = None if _kept.scratch is None else _kept.scratch.folder
+    scratch = None if _state.scratch is None else _state.scratch.folder
     for name, value in _settings(config, storage, scratch, java).items():
         builder = builder.config(name, value)
     try:
         with stderr_into(log):
             session = builder.getOrCreate()
     except BaseException:
-        _stop_jvm()  # It may run, without a session; a retry starts another.
+        _stop_jvm()  # It may be running without a session; a retry starts another.
         raise
     session.sparkContext.setLogLevel("ERROR")
     try:
         with _forwarded(log), failure_in_text(log):
             yield session
     finally:
-        if _kept.scopes:
-            _kept.session = session
+        if _state.scopes:
+            _state.session = session
         else:
             _stop(session)
 
 
 class NeedsSpark(Exception):
-    """What was to be done without Spark cannot be: for `without_spark_first`, never for a person."""
+    """Signal to `without_spark_first` that the work needs a Spark session; it never reaches a user."""
 
 
 def without_spark_first(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
-    """Do work without a session where it can be, since one takes seconds to start, and with one where it cannot.
+    """Call `work` without a session, which takes seconds to start, and again with one if it raises NeedsSpark.
 
-    A session that is open already is used at once: trying without it first would do half of the work twice.
+    A session that is already open is used at once: trying without it first would do half of the work twice.
 
     Args:
-        work: Raises NeedsSpark before it has changed anything, where it is given no session and needs one.
+        work: Takes a session or None; raises NeedsSpark before it has changed anything if it needs a session.
         config: As `spark_session`.
         storage: As `spark_session`.
 
@@ -215,7 +215,7 @@ def without_spark_first(work: Callable[[SparkSession | None], Result], config: S
         try:
             return work(None)
         except NeedsSpark:
-            pass  # Left before the second try: what the first one read would stay in memory beside it.
+            pass  # The handler ends before the second try, or the data read by the first would stay in memory.
     with spark_session(config, storage) as session:
         return work(session)
 
@@ -234,17 +234,18 @@ def _jvm_is_alive() -> bool:
 
 
 def _forget_dead_jvm() -> None:
-    """Drop what pyspark keeps of a JVM that was killed: it would talk to it for ever."""
+    """Reset pyspark's state of a JVM that was killed, which pyspark would keep connecting to."""
     gateway = SparkContext._gateway
     if gateway is None or _jvm_is_alive():
         return
-    logger.warning("the JVM of Spark ended by itself (status %d): the next session starts another", gateway.proc.poll())
+    status = gateway.proc.poll()
+    logger.warning("the JVM of Spark exited unexpectedly (status %d): the next session starts another", status)
     gateway.close()
     _forget_gateway()
 
 
 def _stop_jvm() -> None:
-    """End the JVM behind the stopped session: pyspark keeps it until this process ends, with all its memory."""
+    """Shut down the JVM of the stopped session: pyspark keeps it, with all its memory, until this process ends."""
     gateway = SparkContext._gateway
     if gateway is None:
         _remove_scratch()
@@ -263,7 +264,7 @@ def _stop_jvm() -> None:
 def _forget_gateway() -> None:
     SparkContext._gateway = None
     SparkContext._jvm = None
-    # Killed while a session began, pyspark keeps half of it, which every later one would take for its own.
+    # After a kill during the start of a session, pyspark keeps a partial session that later ones would reuse.
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
@@ -271,6 +272,6 @@ def _forget_gateway() -> None:
 
 
 def _remove_scratch() -> None:
-    if _kept.scratch is not None:
-        _kept.scratch.remove()
-        _kept.scratch = None
+    if _state.scratch is not None:
+        _state.scratch.remove()
+        _state.scratch = None

@@ -1,1 +1,1 @@
-"""The machine and the process: cores, disks, locks, signals, the home folder."""
+"""Resources of the machine and the process: cores, disks, locks, signals, the home folder."""

@@ -1,4 +1,4 @@
-"""The disks that a run writes to: refused early where nothing can be written, and one sentence where they are full."""
+"""Checks of the disks that a run writes to: write access, and errors of full disks."""
 
 import shutil
 import tempfile
@@ -10,11 +10,11 @@ from tasks.errors import DiskFull, WrongInput
 from tasks.paths import local_path
 
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
-"""What the system calls it, whoever hands it on: a Python worker, the JVM, Delta."""
+"""The operating system's messages for a full disk, whether a Python worker, the JVM or Delta reports them."""
 
 
 def existing_folder(url: str) -> Path | None:
-    """Return the folder, or the nearest one above it that is there; None for an object store."""
+    """Return a folder, or its nearest existing parent; None for an object store."""
     folder = local_path(url)
     if folder is None:
         return None
@@ -24,10 +24,10 @@ def existing_folder(url: str) -> Path | None:
 
 
 def check_writable(url: str, setting: str) -> None:
-    """Refuse a place where nothing can be written, by writing there.
+    """Check that a location is writable, by writing a temporary file there.
 
     Raises:
-        WrongInput: Names the setting, the place and the system's reason.
+        WrongInput: It is not; the message names the setting, the location and the system's reason.
     """
     try:
         folder = existing_folder(url)
@@ -35,24 +35,24 @@ def check_writable(url: str, setting: str) -> None:
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise WrongInput(
-            f"{setting} is '{url}', where nothing can be written ({error.strerror}): mend that, or give another folder"
+            f"{setting} is '{url}', where nothing can be written ({error.strerror}): fix that, or give another folder"
         ) from None
 
 
 @contextmanager
 def translate_disk_full(*urls: str) -> Iterator[None]:
-    """Turn what a full disk makes of Spark and Python into one sentence.
+    """Translate the errors of Spark and Python on a full disk into `DiskFull`.
 
     Args:
-        urls: The places that the work inside writes to.
+        urls: Locations that the block writes to.
 
     Raises:
-        DiskFull: Says how much is free at each place.
+        DiskFull: A disk is full; the message states the free space of each location.
     """
     try:
         yield
     except Exception as error:
-        if not any(said in str(error) for said in NO_SPACE):
+        if not any(message in str(error) for message in NO_SPACE):
             raise
         folders = {url: existing_folder(url) for url in urls}
         free = ", ".join(

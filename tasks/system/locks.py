@@ -1,4 +1,4 @@
-"""Runs that write to the same place take turns, by a lock that ends with its process, however that ends."""
+"""Exclusive locks for runs that write to the same location, released even if a process is killed."""
 
 import logging
 import time
@@ -17,14 +17,15 @@ logger = logging.getLogger("lakevision.turns")
 
 @contextmanager
 def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None]:
-    """Have a local place to ourselves, after whoever has it now: what was seen of it before may have changed.
+    """Acquire the exclusive lock of a local folder for the duration of the block, waiting for other processes.
 
-    The lock file beside it stays: one that another process waits for must not be replaced by a new one of its name.
-    An object store has no lock: what writes there must bear others.
+    Data read before may have changed once the lock is acquired. The lock file beside the folder is never removed: a
+    file that another process waits for must not be replaced. An object store has no lock: its writers must tolerate
+    concurrent ones.
 
     Args:
-        url: Folder or URL, which need not be there.
-        spark: The session whose JVM writes: it goes on for a moment when its driver is killed, and so holds a lock too.
+        url: Folder or URL, which need not exist.
+        spark: Session whose JVM writes; the JVM outlives a killed driver for a moment, and so holds a lock, too.
     """
     path = local_path(url)
     if path is None:
@@ -46,7 +47,7 @@ def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None
 
 @contextmanager
 def _held_by_jvm(spark: SparkSession, path: Path) -> Iterator[None]:
-    """Let the JVM lock a file until it ends or we are done; one that lost its driver is waited for."""
+    """Let the JVM hold a file lock until the block or the JVM ends, waiting for a JVM that lost its driver."""
     jvm: Any = spark._jvm
     channel = jvm.java.io.RandomAccessFile(f"{path}.jvm.lock", "rw").getChannel()
     try:

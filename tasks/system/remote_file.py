@@ -1,9 +1,14 @@
-"""Small files behind URLs from settings: which may be opened, so that no setting reads from a machine's own services.
+"""Small files at URLs from settings, without access to a machine's own services (SSRF).
 
-Promised: what a URL names is neither a link-local address nor the metadata service of a cloud, however it is written;
-a host name that resolves to one is refused; an HTTP redirect is not followed; over HTTP the address that was checked
-is the one that is read from. Not promised: other addresses of a private network may be read; behind a proxy and over
-other protocols, a name that resolves to another address in the moment of opening is not noticed.
+Guarantees:
+    - A URL of a link-local address or of a cloud's metadata service is refused, however the address is written.
+    - A host name that resolves to such an address is refused.
+    - An HTTP redirect is not followed.
+    - Over HTTP, the file is read from the address that was checked.
+
+Limits:
+    - Other addresses of a private network may be read.
+    - Behind a proxy and over other protocols, a name that resolves to another address on opening is not detected.
 """
 
 import io
@@ -19,10 +24,10 @@ from urllib.parse import unquote, urlsplit
 from tasks.errors import shown
 
 SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "webhdfs", "ftp", "sftp")
-"""Of URLs that name one file on one server; others of fsspec's open what a file says, or a file within a file."""
+"""Schemes of URLs that name one file on one server; other fsspec schemes follow references or open archives."""
 
 HOST_SCHEMES = ("http", "https", "ftp", "sftp", "hdfs", "webhdfs")
-"""URLs that name a host; those of object stores name a bucket."""
+"""Schemes of URLs that name a host; URLs of object stores name a bucket."""
 
 TIMEOUT_SECONDS = 60
 
@@ -36,16 +41,16 @@ _METADATA_NAMES = (
 _METADATA_ADDRESSES = tuple(
     map(ipaddress.ip_address, ("100.100.100.200", "192.0.0.192", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254"))
 )
-"""Of Alibaba, Oracle, Azure, and over IPv6 Amazon and Google; the others' are link-local."""
+"""Metadata addresses of Alibaba, Oracle, Azure, and of Amazon and Google over IPv6; all others are link-local."""
 
 _EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
-"""Networks of IPv6 whose last four bytes are an address of IPv4."""
+"""IPv6 networks whose last four bytes are an IPv4 address."""
 
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
-"""Translated by a rule of one's own (RFC 8215): what is behind an address cannot be told."""
+"""Network with a locally defined translation (RFC 8215): the target of an address is unknown."""
 
 MAX_BYTES = 256 << 20
-"""Of a file over HTTP, which is read into memory: millions of labels."""
+"""Maximum size of a file over HTTP, which is read into memory: millions of labels."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -56,7 +61,7 @@ def _parse_address(host: str) -> Address | None:
     except ValueError:
         pass
     try:
-        return ipaddress.IPv4Address(socket.inet_aton(host))  # as libraries read it: 2852039166, 0xa9.254.43518
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # as libraries parse it: 2852039166, 0xa9.254.43518
     except (OSError, UnicodeEncodeError):
         return None
 
@@ -72,7 +77,7 @@ def _is_forbidden(address: Address) -> bool:
 
 
 def _host(url: str) -> str:
-    """Return the host of a URL as libraries understand it: other digits and dots of Unicode are those of ASCII."""
+    """Return the host of a URL as libraries parse it, with other digits and dots of Unicode as those of ASCII."""
     authority = url.partition("://")[2]
     for end in "/?#\\":
         authority = authority.partition(end)[0]
@@ -83,24 +88,24 @@ def _host(url: str) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Return whether this is a URL of a file elsewhere, or a chain that fsspec would follow to one."""
+    """Return whether a path is the URL of a remote file, or a chained URL of fsspec."""
     return bool(re.match(r"(?!file:)[\w.+-]+(://|::)", path, re.IGNORECASE))
 
 
 def check_remote_file(url: str) -> str:
-    """Return the URL of a file as it is.
+    """Return an allowed URL of a file unchanged.
 
     Raises:
-        ValueError: It is of another kind than SCHEMES, or names an address that no setting may read from.
+        ValueError: Its scheme is not in SCHEMES, it is a chained URL, or settings may not read from its address.
     """
     scheme, _, rest = url.partition("://")
     if "::" in scheme or "::" in _chain(rest) or not rest:
         raise ValueError(
-            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a place, and give its path or URL"
+            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a folder, and give its path"
         )
     if scheme.lower() not in SCHEMES:
         raise ValueError(
-            f"it is '{shown(url)}', whose kind '{shown(scheme)}' is not one of {', '.join(SCHEMES)}: give one of them"
+            f"it is '{shown(url)}', whose scheme '{shown(scheme)}' is not one of {', '.join(SCHEMES)}: use one of them"
         )
     host = _host(url)
     address = _parse_address(host)
@@ -110,29 +115,29 @@ def check_remote_file(url: str) -> str:
 
 
 def _chain(rest: str) -> str:
-    """Return where a chain of fsspec would go on; the address of a host in brackets has colons, too."""
+    """Return the part of a URL in which `::` marks a chain of fsspec; a bracketed IPv6 address has colons, too."""
     return rest.partition("]")[2] if rest.startswith("[") else rest
 
 
 def _forbidden(url: str) -> str:
     return (
-        f"it is '{shown(url)}', an address of this machine's own network or of a cloud's metadata, which settings may "
-        "not read from: give the file's path, or a URL of the server that has it"
+        f"it is '{shown(url)}', an address of this machine's own network or of a cloud's metadata, which is not "
+        "allowed: give the file's path, or the URL of its server"
     )
 
 
 def check_resolved(url: str) -> None:
-    """Refuse a URL whose host name resolves to an address that no setting may read from.
+    """Check the addresses that the host name of a URL resolves to.
 
     Raises:
-        ValueError: It does.
+        ValueError: Settings may not read from one of them.
     """
     if url.partition("://")[0].lower() not in HOST_SCHEMES:
         return
     try:
         found = socket.getaddrinfo(_host(url), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return  # whoever opens it says so better; behind a proxy, names need not resolve here
+        return  # opening it gives a better error; behind a proxy, names need not resolve here
     for *_, place in found:
         if _is_forbidden(ipaddress.ip_address(str(place[0]).partition("%")[0])):
             raise ValueError(_forbidden(url))
@@ -141,7 +146,7 @@ def check_resolved(url: str) -> None:
 def _connect(
     address: tuple[str, int], timeout: float | None = None, source_address: tuple[str, int] | None = None
 ) -> socket.socket:
-    """Connect as `socket.create_connection`, to an address that was checked and is not asked for again."""
+    """Connect as `socket.create_connection` does, to an address that was checked and is not resolved again."""
     host, port = address
     places = [place for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if any(_is_forbidden(ipaddress.ip_address(str(place[0]).partition("%")[0])) for place in places):
@@ -155,15 +160,15 @@ def _connect(
 
 
 class _Connection(HTTPConnection):
-    """Connects to an address that was checked: a name may resolve to another one each time."""
+    """A connection to the address that was checked, since a name may resolve to another one each time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._create_connection = _connect  # what the class itself connects with, a proxy's tunnel included
+        self._create_connection = _connect  # the base class connects with this, also to a proxy's tunnel
 
 
 class _SecureConnection(_Connection, HTTPSConnection):
-    """As `_Connection`; the certificate is that of the name."""
+    """A `_Connection` over TLS; the certificate is verified against the host name."""
 
 
 class _Http(urllib.request.HTTPHandler):
@@ -176,8 +181,8 @@ class _Https(urllib.request.HTTPSHandler):
         return self.do_open(_SecureConnection, req)
 
 
-class _StayThere(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it could lead to where a URL may not."""
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    """A handler that refuses redirects, which could lead to a forbidden address."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -190,10 +195,10 @@ def open_http(url: str) -> IO[bytes]:
     """Return the content behind an http or https URL, without following redirects, as a file to read.
 
     Raises:
-        OSError: It cannot be opened, redirects, is larger than MAX_BYTES, or its host is one that no setting may read.
+        OSError: It cannot be opened, redirects, is larger than MAX_BYTES, or has a forbidden address.
     """
-    with urllib.request.build_opener(_StayThere, _Http, _Https).open(url, timeout=TIMEOUT_SECONDS) as answer:
+    with urllib.request.build_opener(_RefuseRedirects, _Http, _Https).open(url, timeout=TIMEOUT_SECONDS) as answer:
         content = answer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a place, and give its path")
+        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a folder, and give its path")
     return io.BytesIO(content)

@@ -1,4 +1,4 @@
-"""Signals that end a process, turned into what Ctrl-C does, and held back where that would tear something."""
+"""Termination signals, handled like Ctrl-C and deferred during critical sections."""
 
 import signal
 import threading
@@ -7,43 +7,43 @@ from contextlib import contextmanager
 
 
 class _State:
-    """What came while signals were held back; handlers run in the main thread between two of its instructions."""
+    """The deferred signal; handlers run in the main thread between two of its instructions."""
 
     depth = 0
-    held: str | None = None
+    deferred: str | None = None
 
 
 def interrupt_on(*numbers: signal.Signals, once: bool = False) -> None:
-    """Raise KeyboardInterrupt in the main thread when one of these signals comes; an ignored one stays ignored.
+    """Raise KeyboardInterrupt in the main thread on these signals, except on those that are ignored.
 
-    Within `defer_signals` the first one waits for its end. A second one does not.
+    Within `defer_signals`, the first signal is deferred until its end; a second one is not.
 
     Args:
         numbers: The signals.
-        once: Hear the first of them alone, and let what it began be ended in peace.
+        once: Ignore all of them after the first, so that the shutdown is not interrupted.
     """
 
     def interrupt(number: int, _frame: object) -> None:
         name = signal.Signals(number).name
         if once:
-            for heard in numbers:
-                signal.signal(heard, signal.SIG_IGN)
-        if _State.depth and _State.held is None:
-            _State.held = name
+            for each in numbers:
+                signal.signal(each, signal.SIG_IGN)
+        if _State.depth and _State.deferred is None:
+            _State.deferred = name
             return
         raise KeyboardInterrupt(name)
 
     for number in numbers:
-        # `nohup` keeps its meaning.
+        # Respect `nohup`, which ignores SIGHUP.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let no signal of `interrupt_on` end the process meanwhile; what came does so afterwards."""
+    """Defer the signals of `interrupt_on` until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Signals come to the main thread alone.
+        yield  # Only the main thread handles signals.
         return
     _State.depth += 1
     name = None
@@ -52,11 +52,11 @@ def defer_signals() -> Iterator[None]:
     finally:
         _State.depth -= 1
         if _State.depth == 0:
-            name, _State.held = _State.held, None
+            name, _State.deferred = _State.deferred, None
     if name is not None:
         raise KeyboardInterrupt(name)
 
 
 def shutdown_requested() -> bool:
-    """Say whether a signal waits for the end of `defer_signals`."""
-    return _State.held is not None
+    """Return whether a signal has been deferred to the end of `defer_signals`."""
+    return _State.deferred is not None

@@ -1,1 +1,1 @@
-"""Names and values from outside, as log lines, errors and Markdown may show them."""
+"""Display of external names and values in log lines, errors and Markdown."""

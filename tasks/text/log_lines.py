@@ -1,4 +1,4 @@
-"""Lines of a log: what comes from outside stays on its line, and shows no credentials."""
+"""A logging filter that keeps external values on one line and removes credentials."""
 
 import logging
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from tasks.text.printable import printable
 
 
 class _Printable:
-    """Stands in a message for a value whose own text has something hidden in it."""
+    """Substitute for an argument of a log message whose own text has hidden characters."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -30,39 +30,39 @@ def _shown(value: Any) -> Any:
 
 
 def _formatted(template: str, args: Any) -> str:
-    """Return the message of a record; nothing in its arguments begins a line."""
+    """Return the message of a record, without line breaks from its arguments."""
     if not args:
         return printable(template)
     message: str = template % args
     if _is_plain(message):
         return message
-    # The line breaks may be the template's own, which stay.
+    # Line breaks of the template itself are kept.
     if isinstance(args, Mapping):
         return str(template % {name: _shown(value) for name, value in args.items()})
     return template % tuple(_shown(value) for value in args)
 
 
-def _written(record: logging.LogRecord) -> str:
-    """Return the message of a record; a mistake in it, often another package's, does not end the code that logs."""
+def _message(record: logging.LogRecord) -> str:
+    """Return the message of a record; a formatting error in it, often another package's, is not raised."""
     template = f"a message of type {type(record.msg).__name__}"
     try:
         template = str(record.msg)
         return _formatted(template, record.args)
     except Exception as error:  # A value's own `__str__` may raise anything.
-        why = f"{type(error).__name__}: {error}"
-        return printable(f"{template} (this line's values could not be written: {why})")
+        reason = f"{type(error).__name__}: {error}"
+        return printable(f"{template} (this line's values could not be written: {reason})")
 
 
 class OneLine(logging.Filter):
-    """Escapes what a name or value could do to a log: begin a line, move the cursor, or show itself in another order.
+    """Filter that escapes characters which start a line, move the cursor, or change the order of the text.
 
-    The line breaks of a message's own format string stay. On a handler it sees the records of every logger.
+    Line breaks of a message's own format string are kept. Attached to a handler, it sees the records of all loggers.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged, which is always so; write its message anew."""
-        # All handlers share the record, and what one filter has escaped is not to be escaped again.
+        """Rewrite the message of a record; always return True."""
+        # All handlers share the record, so that an escaped message must not be escaped again.
         if not getattr(record, "lakevision_one_line", False):
-            record.msg, record.args = without_credentials(_written(record)), ()
+            record.msg, record.args = without_credentials(_message(record)), ()
             record.lakevision_one_line = True
         return True

@@ -1,4 +1,4 @@
-"""The only package that knows MLflow's API."""
+"""MLflow tracking and model registry: no other package uses MLflow's API."""
 
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks

@@ -1,4 +1,4 @@
-"""The table versions that registered models were trained from: maintenance keeps them readable."""
+"""The table versions that registered models were trained on, which maintenance keeps readable."""
 
 import json
 import logging
@@ -19,32 +19,31 @@ logger = logging.getLogger("lakevision.tracking")
 TABLE_TAG = "lakevision.table"
 TABLE_VERSION_TAG = "lakevision.table_version"
 TABLE_ID_TAG = "lakevision.table_id"
-"""Delta's own id of the table that a model was trained from, the same wherever the table lies: a tag of its training
-run and of its registered version."""
+"""Tag of a training run and of its registered version: Delta's id of the table, which moving it does not change."""
 
 SERVES_TAG = "lakevision.serves."
-"""What the tags begin with that name the tables whose champion a version is; the table's id follows."""
+"""Prefix of the tags that name the tables whose champion a version is; the table's id follows."""
 
-# Parameters of a training run, as `flat_params` names them.
+# Parameters of a training run, as named by `flat_params`.
 TABLE_PARAM, TABLE_VERSION_PARAM, TABLE_ID_PARAM = "data.table", "data.version", "data.table_id"
 
 
 def table_tags(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags by which a model version names its table, from the parameters of its run.
+    """Return the tags of a model version that name its table, from the parameters of its run.
 
-    They outlive the run, which a user may purge.
+    The tags remain if a user purges the run.
     """
     named = {TABLE_TAG: TABLE_PARAM, TABLE_VERSION_TAG: TABLE_VERSION_PARAM, TABLE_ID_TAG: TABLE_ID_PARAM}
     return {tag: params[param] for tag, param in named.items() if params.get(param)}
 
 
 def serving_tags(table: TableRef, source: str) -> dict[str, str]:
-    """Return the tag by which a registered version is known as the champion of a table, or none without an id.
+    """Return the tag that marks a registered version as the champion of a table; empty if the table has no id.
 
-    A table with the same images has the champion of another, which keeps the tags of its own.
+    Tables with the same images share a champion, whose other tags name only the table that it was trained on.
 
     Args:
-        table: The version of the table that a promotion found it to be the champion of.
+        table: The version of the table for which it was promoted.
         source: Name of the table's source.
     """
     if re.fullmatch("[A-Za-z0-9-]{1,64}", table.table_id) is None:
@@ -54,11 +53,11 @@ def serving_tags(table: TableRef, source: str) -> dict[str, str]:
 
 
 def served_tables(tags: Mapping[str, str], of: str) -> Iterator[TableRef]:
-    """Yield the tables of `serving_tags` in the tags of a registered version, each with the name of its source.
+    """Yield the tables that `serving_tags` wrote into the tags of a registered version, with their sources.
 
     Args:
-        tags: The tags.
-        of: The version's name, for the warning where one cannot be read.
+        tags: Tags of the version.
+        of: Name of the version, for the warning about an invalid tag.
     """
     for name, value in tags.items():
         if not name.startswith(SERVES_TAG):
@@ -66,16 +65,16 @@ def served_tables(tags: Mapping[str, str], of: str) -> Iterator[TableRef]:
         try:
             table = TableRef.model_validate_json(value, strict=True)
         except ValidationError:
-            logger.warning("%s of %s is not a table in MLflow: it is not used", name, of)
+            logger.warning("the tag %s of %s in MLflow is not a valid table: it is ignored", name, of)
             continue
         yield table.model_copy(update={"table_id": name.removeprefix(SERVES_TAG)})
 
 
 def trained_versions(storage: Storage) -> list[TableRef]:
-    """Return the table versions that registered models were trained from, or are the champions of.
+    """Return the table versions that registered models were trained on, or are the champions of.
 
-    Of a model version without tags whose run was purged from MLflow nothing is known: a warning names it. Models that
-    are not from a training run of this project are left out.
+    For a model version without tags whose run was purged from MLflow, the table is unknown: a warning is logged.
+    Models that are not from a training run of this project are skipped.
     """
     found: dict[TableRef, None] = {}
     for model in _model_versions(storage):
@@ -105,12 +104,12 @@ def _run_params(storage: Storage, model: ModelVersion) -> dict[str, str]:
     try:
         return dict(client_of(storage).get_run(model.run_id).data.params)
     except MlflowException as error:
-        # The second is the answer to what is not the id of a run at all.
+        # The second code is returned for an invalid run id.
         if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
             raise
     logger.warning(
-        "%s version %s does not say which table version it was trained from, and its run %s was purged from MLflow: "
-        "files of that table version are not kept for it",
+        "%s version %s does not record which table version it was trained on, and its run %s was purged from MLflow: "
+        "that version's files are not retained",
         model.name, model.version, model.run_id,
     )  # fmt: skip
     return {}

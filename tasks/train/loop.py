@@ -1,4 +1,4 @@
-"""The training loop: one for a single process and for every rank.
+"""The training loop, the same for a single process and for each rank.
 
 `train_one_epoch`, `evaluate` and `fit` are named as in torchvision's references.
 """
@@ -30,52 +30,52 @@ logger = logging.getLogger("lakevision.train")
 
 @dataclass(frozen=True)
 class TrainedEpoch:
-    """What training on every image once gave, over all ranks."""
+    """Training metrics of an epoch, over all ranks."""
 
     loss: float
     accuracy: float
     gradient_norm: float
-    """Mean over the steps of the norm of all gradients together, before it is bounded."""
+    """Mean over the steps of the total gradient norm, before clipping."""
     images_per_second: float
     data_wait_share: float
-    """Share of the time of this rank spent waiting for batches."""
+    """Share of this rank's training time spent waiting for batches, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings that all epochs of a phase have in common."""
+    """Settings of all epochs of a phase."""
 
     learning_rate: Callable[[int], float]
-    """From the step, counted over the epochs of all phases, to the learning rate of every parameter group."""
+    """Maps a step, counted over the epochs of all phases, to the learning rate of all parameter groups."""
     device: torch.device
     """Device of the model."""
     reducer: Reducer
     max_epochs: int
     """Epochs of the phase."""
     monitor: str
-    """Metric of `EpochMetrics` that early stopping compares."""
+    """Metric of `EpochMetrics` for early stopping."""
     num_classes: int
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
 
 
 class _StepTimer:
-    """Adds the time of the steps to a running epoch, and the part of it that was spent waiting for batches."""
+    """Timer that adds the time of the steps, and of waiting for batches, to a running epoch."""
 
     def __init__(self, running: RunningEpoch) -> None:
         self._running = running
         self.restart()
 
     def restart(self) -> None:
-        """Begin to wait for the next batch; the time since the last `stop` belongs to no step."""
+        """Start waiting for the next batch; the time since the last `stop` is not counted."""
         self._began = time.perf_counter()
 
     def batch_arrived(self) -> None:
-        """Add the wait for a batch."""
+        """Add the time of waiting for a batch."""
         self._running.waited += time.perf_counter() - self._began
 
     def stop(self) -> None:
-        """Add the step, from its `restart` on."""
+        """Add the time of the step since `restart`."""
         self._running.seconds += time.perf_counter() - self._began
 
 
@@ -87,31 +87,31 @@ def train_one_epoch(
     epoch: int,
     running: RunningEpoch | None = None,
 ) -> TrainedEpoch:
-    """Train on every image once, or on the images that are left of the epoch.
+    """Train one epoch, or the rest of a resumed one.
 
     Args:
         model: Takes a batch's inputs and returns logits (B, K).
         loader: This rank's share of the split `train`.
-        optimizer: Returned by the reducer's `wrap_optimizer`.
+        optimizer: Optimizer returned by the reducer's `wrap_optimizer`.
         loop: Settings of the loop.
         epoch: Number of this epoch, from 0.
         running: Position and sums of the epoch, updated after each step; None for a new epoch.
 
     Raises:
-        Diverged: A loss or a gradient is non-finite; names the step and the layer.
+        Diverged: A loss or gradient is non-finite; the message names step and layer.
     """
     model.train()
     device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
     start, first_step = running.position, running.steps
     guard = NonFiniteGuard(model, reducer, device, epoch, loader.num_steps)
-    take_norm = partial(_bound_gradients, optimizer, settings.max_gradient_norm, guard, running)
+    clip_gradients = partial(_clip_gradients, optimizer, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
-    with defer_signals():  # An interrupt is raised between two steps and tears none.
+    with defer_signals():  # Signals interrupt between steps, never within one.
         for step, batch in enumerate(() if running.is_over else loader.epoch(epoch, start), first_step):
             timer.batch_arrived()
             set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
-            # Seeded anew in each step: a run resumed here draws the same dropout as an uninterrupted one.
+            # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
             seed = step_seed(settings.seed, epoch, step, reducer.rank)
             seed_step(device, seed)
             optimizer.zero_grad()
@@ -122,24 +122,24 @@ def train_one_epoch(
                 labels_B = batch.labels_B.to(device, non_blocking=True)
                 total = summed_loss(model, inputs, labels_B, settings, running)
                 total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
-                # Ranks may hold different numbers of images. Divided by their mean, the average of the gradients over
-                # the ranks is exactly the gradient of the mean loss over all images of the step.
+                # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
+                # are exactly the gradient of the mean loss over all images of the step.
                 (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]
-            # A rank without images in this step takes part with gradients of zero.
-            reducer.step(optimizer, take_norm)
+            # A rank without images in this step contributes gradients of zero.
+            reducer.step(optimizer, clip_gradients)
             running.position, running.steps = running.position + num_global_rows, step + 1
             timer.stop()
             running.is_over = loop.step_callback.after_step()
-            timer.restart()  # A checkpoint between two steps is neither training nor waiting for batches.
+            timer.restart()  # The time of writing a checkpoint is not counted.
             if running.is_over:
                 break
     return _reduced(running, reducer)
 
 
-def _bound_gradients(
+def _clip_gradients(
     optimizer: torch.optim.Optimizer, max_norm: float | None, guard: NonFiniteGuard, running: RunningEpoch
 ) -> None:
-    """Add the norm of all gradients together to the epoch's, check it, and scale the gradients down to `max_norm`."""
+    """Add the total gradient norm to that of the epoch, check it, and clip the gradients to `max_norm`."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     running.gradient_norms += norm
@@ -150,9 +150,9 @@ def _bound_gradients(
 
 def _reduced(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
     """Return the metrics of an epoch over all ranks."""
-    # Read once per epoch: on a GPU every read of a value waits for all work before it.
+    # Read once per epoch, since reading a value synchronizes the GPU.
     totals = reducer.sum(running.totals.cpu())
-    # Rank 0 holds the sums from here on: it may write a checkpoint without the others.
+    # From here on rank 0 has the sums of all ranks, so that it can write a checkpoint without the others.
     running.totals = totals if reducer.rank == 0 else torch.zeros_like(totals)
     loss, correct, count = totals.tolist()
     return TrainedEpoch(
@@ -171,7 +171,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, each of which saw its own images."""
+    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images."""
     if reducer.num_ranks == 1:
         return
     for buffer in model.buffers():
@@ -180,7 +180,7 @@ def average_buffers(model: nn.Module, reducer: Reducer) -> None:
 
 
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
-    """Say whether a phase of at most so many epochs has another one."""
+    """Return whether the phase has another epoch to train."""
     return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
 
 
@@ -192,14 +192,14 @@ def fit(
     progress: Progress,
     on_epoch: Callable[[EpochMetrics, Progress], None],
 ) -> bool:
-    """Train a phase until early stopping, its last epoch or the end of the budget, then restore the best weights.
+    """Train a phase until early stopping, its last epoch or the end of the time budget, then restore the best weights.
 
     Args:
-        model: As in `train_one_epoch`.
+        model: As for `train_one_epoch`.
         loaders: This rank's shares of the splits `train` and `val`.
-        optimizer: As in `train_one_epoch`.
+        optimizer: As for `train_one_epoch`.
         loop: Settings of the loop.
-        progress: Where to resume; updated after each step and epoch.
+        progress: State to resume from; updated after each step and epoch.
         on_epoch: Called on every rank after each epoch.
 
     Returns:
@@ -209,11 +209,11 @@ def fit(
         Diverged: A loss, a gradient or the monitored metric is non-finite.
     """
     reducer, is_over = loop.reducer, loop.step_callback.is_over()
-    # An epoch that has had a step is validated, also if the budget was used up before this process started.
+    # An epoch with at least one step is validated, even if the budget was used up before this process started.
     while (progress.running.steps or not is_over) and has_epochs_left(progress, loop.max_epochs):
         epoch, running = progress.next_epoch, progress.running
         running.is_over = is_over or running.is_trained
-        with defer_signals():  # An interrupt after the last step waits until the epoch can be saved as trained.
+        with defer_signals():  # An interrupt after the last step is deferred until the epoch can be saved as trained.
             trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:
                 average_buffers(model, reducer)
@@ -221,7 +221,7 @@ def fit(
         began = time.perf_counter()
         validation = evaluate(model, loaders[VAL], loop.num_classes, loop.device, reducer)
         if not math.isfinite(validation.loss):
-            # The last step spoilt the weights or batch norm's statistics: no step saw the value.
+            # The last step made weights or batch norm's statistics non-finite, which no later step could detect.
             raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}: {WAY_OUT}")
         metrics = EpochMetrics(
             epoch=epoch,

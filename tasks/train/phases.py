@@ -1,4 +1,4 @@
-"""The phases of a training: what learns in each, from which batches, and with what learning rate."""
+"""Phases of a training run: the trained layers, batches, optimizer and learning rate of each."""
 
 import logging
 from collections.abc import Callable
@@ -33,17 +33,17 @@ logger = logging.getLogger("lakevision.train")
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase."""
+    """Settings of a phase."""
 
     number: int
     unfreeze_from: str | None
-    """First layer that learns; None: the head alone, or every layer where the backbone is not frozen."""
+    """First trained layer; None: only the head, or all layers if the backbone is not frozen."""
     learning_rate: float
     max_epochs: int
 
 
 def phases_of(train: TrainConfig) -> list[Phase]:
-    """Return the phases in their order."""
+    """Return the phases in order."""
     first = Phase(0, None, train.learning_rate, train.max_epochs)
     return [first] + [
         Phase(number, phase.unfreeze_from, phase.learning_rate, phase.max_epochs)
@@ -53,7 +53,7 @@ def phases_of(train: TrainConfig) -> list[Phase]:
 
 @dataclass
 class TrainingContext:
-    """All that the phases of one training share, on one rank."""
+    """State shared by the phases of a training run, on one rank."""
 
     spec: TrainingSpec
     manifest: CacheManifest
@@ -63,7 +63,7 @@ class TrainingContext:
 
     @cached_property
     def precision(self) -> torch.dtype | None:
-        """Number format of the network's sums."""
+        """Number format of the network's computations; None is that of its weights."""
         return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
 
     @cached_property
@@ -72,7 +72,7 @@ class TrainingContext:
         return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
-        """Return this rank's loader of a split's images, shuffled where it is trained on."""
+        """Return this rank's loader of the images of a split; `train` is shuffled."""
         return CacheLoader(
             self.spec.cache.url,
             self.manifest,
@@ -84,34 +84,34 @@ class TrainingContext:
         )
 
     def check(self) -> None:
-        """Refuse what cannot be trained, and say of the data what bounds the result.
+        """Check the data, and log a warning for classes without training images.
 
         Raises:
-            WrongInput: As `check_data`.
+            WrongInput: As for `check_data`.
         """
         check_data(self.spec.train, self.manifest, self.reducer.num_ranks)
         if self.reducer.rank != 0:
             return
         for split in (VAL, TEST):
-            unseen = [
+            untrained = [
                 name
-                for name, here, learned in zip(
+                for name, num_images, num_trained in zip(
                     self.manifest.classes, self.counts[split], self.counts[TRAIN], strict=True
                 )
-                if here and not learned
+                if num_images and not num_trained
             ]
-            if unseen:
+            if untrained:
                 logger.warning(
-                    "no image of %s is in the split 'train', so those in '%s' cannot be recognised: add some",
-                    listed(unseen[:5], len(unseen)),
+                    "the split 'train' has no image of %s, so those in '%s' cannot be recognised: add some",
+                    listed(untrained[:5], len(untrained)),
                     split,
                 )
 
     def class_weights(self) -> torch.Tensor | None:
-        """Return what each class counts in the loss, float32 (K,), or None where all count alike.
+        """Return the class weights of the loss, float32 (K,), or None for equal weights.
 
-        balanced: n / (K n_k), so that the weights of all images have the mean 1 (King and Zeng, "Logistic Regression
-        in Rare Events Data", 2001, section 4.2).
+        balanced: n / (K n_k) over the classes with images, so that the mean weight of the images is 1 (King and Zeng,
+        "Logistic Regression in Rare Events Data", 2001, section 4.2).
         """
         if self.spec.train.class_weights == "none":
             return None
@@ -120,7 +120,7 @@ class TrainingContext:
         return (weights * (counts > 0)).float().to(self.device)
 
     def batch_size(self, model: nn.Module) -> int:
-        """Return the images a step of the model on each rank, the same on all of them."""
+        """Return the images per step on each rank, the same on all ranks."""
         if self.spec.train.batch_size != "auto":
             return self.spec.train.batch_size
         size = largest_batch(
@@ -133,19 +133,19 @@ class TrainingContext:
         return int(self.reducer.broadcast(size))
 
     def _example(self, model: nn.Module) -> torch.Tensor:
-        """Return what the model takes of one image: its pixels, or its features."""
+        """Return a zero input of the model for one image: pixels, or features."""
         if isinstance(model, Classifier):
             return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
-        assert isinstance(model, nn.Linear), "features are what a linear head takes"
+        assert isinstance(model, nn.Linear), "a model on features is a linear head"
         return torch.zeros(model.in_features)
 
 
 @dataclass(frozen=True)
 class Trainable:
-    """What a phase trains, and from what."""
+    """Model, data and optimizer of a phase."""
 
     model: nn.Module
-    """The whole network on images, or its head on features."""
+    """Whole network on images, or only its head on features."""
     loaders: dict[str, Loader]
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
@@ -153,14 +153,14 @@ class Trainable:
 
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
-    """Make ready what a phase trains; its optimizer is not yet the reducer's."""
+    """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
     train, classifier = context.spec.train, context.classifier
     if phase.unfreeze_from is not None:
         classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = context.precision
     takes_features = _takes_features(context, phase)
     model = classifier.head if takes_features else classifier
-    # The one that was chosen once: by another process it would be by another free memory, and the order another.
+    # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
     batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)
     loaders: dict[str, Loader]
     if takes_features:

@@ -1,4 +1,4 @@
-"""What a training is computed on and with: device, processor, number format, threads, code and packages."""
+"""Provenance of a training run: device, processor, number format, threads, code and packages."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,13 +11,13 @@ from tasks.model.precision import choose_precision, precision_name
 from tasks.system.cores import num_cores
 
 UNKNOWN = "unknown"
-"""The code's version, where neither git nor the image says one."""
+"""Version of the code if neither git nor the container image has one."""
 
 MAX_NOTE_LENGTH = 4000
-"""Characters of the note on a run: a tag of any MLflow server may have them."""
+"""Maximum characters of the note on a run, which every MLflow server accepts in a tag."""
 
 
-def named(
+def make_provenance(
     *,
     device: str | None,
     processor: str | None,
@@ -26,31 +26,32 @@ def named(
     code: str | None,
     versions: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return what the last digits of a training depend on beside its settings and data, by the name in a sentence.
+    """Return what the exact result depends on besides settings and data, by its name in messages.
 
     Args:
-        device: Its type is taken: two GPUs of one name compute the same. Here and in the others None is not known.
+        device: Device, of which only the type counts: two GPUs of one model compute the same. None is unknown, here and
+            for the other arguments.
         processor: Name of the CPU or GPU.
         precision: Name of the number format.
-        num_threads: That each rank computes with.
-        code: The commit; one that is not known is a value of its own.
-        versions: Of packages, by name.
+        num_threads: Threads of each rank.
+        code: Commit; an unknown one is compared as the value UNKNOWN.
+        versions: Versions of packages, by name.
     """
-    found = {
+    values = {
         "the device": None if device is None else device.partition(":")[0],
         "the processor": processor,
         "the precision": precision,
         "the number of threads": None if num_threads is None else str(num_threads),
         "the code": code or UNKNOWN,
     }
-    return {name: value for name, value in found.items() if value is not None} | dict(versions)
+    return {name: value for name, value in values.items() if value is not None} | dict(versions)
 
 
 def current_provenance(
     device: torch.device, precision: torch.dtype | None, num_threads: int | None = None
 ) -> dict[str, str]:
-    """Return what this process computes on and with; None: as many threads as torch has in it."""
-    return named(
+    """Return the provenance of this process; with `num_threads` None, torch's number of threads is taken."""
+    return make_provenance(
         device=str(device),
         processor=processor_name(device),
         precision=precision_name(precision, device),
@@ -63,16 +64,16 @@ def current_provenance(
 def expected_provenance(
     train: TrainConfig, image_size: int, num_ranks: int, gpu_obstacle: str | None = None
 ) -> dict[str, str]:
-    """Return what ranks that were started on this machine now would compute on and with.
+    """Return the provenance of ranks if they were started on this machine now.
 
     Args:
         train: Settings of the training.
         image_size: Side of the cache's images, in pixels.
         num_ranks: Ranks that share the machine's cores.
-        gpu_obstacle: Why they cannot use GPUs, where they cannot.
+        gpu_obstacle: Reason why the ranks cannot use GPUs; None if they can.
 
     Raises:
-        WrongInput: The device or number format that is asked for is not there.
+        WrongInput: The device or number format of the settings is not available.
     """
     device = choose_device(train.device, 0, gpu_obstacle)
     precision = choose_precision(train.precision, device, image_size)
@@ -80,31 +81,31 @@ def expected_provenance(
 
 
 def recorded_provenance(run: tracking.TrackedRun) -> dict[str, str]:
-    """Return what an MLflow run said when it was opened; of a new one that is the code alone."""
-    said = {name: run.params.get(name) for name in ("device", "processor", "precision", "num_threads")}
-    return named(**said, code=run.code_version, versions=tracking.versions_in(run.params))
+    """Return the provenance that an MLflow run had when it was opened; for a new run only the code."""
+    logged = {name: run.params.get(name) for name in ("device", "processor", "precision", "num_threads")}
+    return make_provenance(**logged, code=run.code_version, versions=tracking.versions_in(run.params))
 
 
 def checkpoint_provenance(stored: Mapping[str, str] | str) -> dict[str, str]:
-    """Return what a checkpoint says that it was computed on; older ones have the text 'cpu in float32' or none."""
+    """Return the provenance in a checkpoint; older ones have a text such as 'cpu in float32', or an empty one."""
     if not isinstance(stored, str):
         return dict(stored)
     device, _, precision = stored.partition(" in ")
     return {"the device": device, "the precision": precision} if precision else {}
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return what is known of before and is not so now, a sentence each."""
+def provenance_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each value that was known before and is different now."""
     return [
-        f"{name} was {value} and is {now.get(name, 'not there')}"
+        f"{name} was {value} and is {now.get(name, 'missing')}"
         for name, value in before.items()
         if now.get(name) != value
     ]
 
 
-def note_of(noted: str | None, changed: Sequence[str]) -> str:
-    """Return the note on a run that is gone on with otherwise than before, after what was noted already.
+def append_to_note(note: str | None, changed: Sequence[str]) -> str:
+    """Return the note on a run that is resumed with changes, appended to the existing note.
 
-    Where it gets too long, what was noted first is left out.
+    A note longer than MAX_NOTE_LENGTH loses its beginning.
     """
-    return "; then ".join([*([noted] if noted else []), "; ".join(changed)])[-MAX_NOTE_LENGTH:]
+    return "; then ".join([*([note] if note else []), "; ".join(changed)])[-MAX_NOTE_LENGTH:]

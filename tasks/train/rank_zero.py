@@ -1,4 +1,4 @@
-"""What rank 0 does while the others wait for it, for longer than Horovod waits for a rank."""
+"""Work on rank 0 that may take longer than Horovod's timeout, while the other ranks wait."""
 
 import threading
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from tasks.collectives import Reducer
 
 T = TypeVar("T")
 
-TELL_SECONDS = 5.0
-"""Between two messages that rank 0 is still busy; Horovod ends ranks that wait for another for minutes."""
+HEARTBEAT_SECONDS = 5.0
+"""Seconds between two heartbeats of rank 0; Horovod ends ranks that wait for another rank for minutes."""
 
 
 def run_on_rank_zero(reducer: Reducer, work: Callable[[], T]) -> T:
-    """Do something on rank 0, and return what it gave on every rank; all of them call this.
+    """Run `work` on rank 0 and return its result on every rank; all ranks call this.
 
-    What it raises ends rank 0, and the launcher the others.
+    An exception in `work` ends rank 0, and the launcher then ends the other ranks.
     """
     if reducer.rank != 0:
         return wait_for_rank_zero(reducer)  # type: ignore[no-any-return]
@@ -23,24 +23,24 @@ def run_on_rank_zero(reducer: Reducer, work: Callable[[], T]) -> T:
         return work()
     finished = threading.Event()
 
-    def tell() -> None:
-        while not finished.wait(TELL_SECONDS):
+    def send_heartbeats() -> None:
+        while not finished.wait(HEARTBEAT_SECONDS):
             reducer.broadcast((False, None))
 
-    teller = threading.Thread(target=tell, name="rank-0-is-busy")
-    teller.start()
+    heartbeats = threading.Thread(target=send_heartbeats, name="rank-0-heartbeat")
+    heartbeats.start()
     try:
-        value = work()
+        result = work()
     finally:
         finished.set()
-        teller.join()
-    reducer.broadcast((True, value))
-    return value
+        heartbeats.join()
+    reducer.broadcast((True, result))
+    return result
 
 
 def wait_for_rank_zero(reducer: Reducer) -> Any:
-    """Return what rank 0's work gave, on a rank that has none of its own to hand over."""
+    """Return the result of rank 0's work, on another rank."""
     while True:
-        is_done, value = reducer.broadcast(None)
+        is_done, result = reducer.broadcast(None)
         if is_done:
-            return value
+            return result

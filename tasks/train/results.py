@@ -1,4 +1,4 @@
-"""What a training says of itself in MLflow: what it was given, and at its end what came of it."""
+"""Contents of the MLflow run: name, tags, parameters and data at the start, results at the end."""
 
 import logging
 from pathlib import Path
@@ -36,14 +36,14 @@ logger = logging.getLogger("lakevision.train")
 
 
 def training_data(context: TrainingContext) -> TrainingData:
-    """Return which version of which table the run is trained on, and where its images came from."""
+    """Return table, version, content, rows and source of the images that the run is trained on."""
     manifest = context.manifest
     rows = {split: part.rows for split, part in manifest.splits.items()}
     return TrainingData(manifest.table, manifest.content_digest, rows, source_of(manifest.table))
 
 
 def source_of(table: TableRef) -> str | None:
-    """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
+    """Return the folder or URL of a table's images; None for a table that only Spark can read, or a deleted version."""
     try:
         source = table.source or table_source(snapshots.properties_of(table))
     except (NeedsSpark, OSError, ValueError):
@@ -52,7 +52,7 @@ def source_of(table: TableRef) -> str | None:
 
 
 def run_name(context: TrainingContext) -> str:
-    """Return what the list of runs calls the run: the network, its image size, and what is special about the run."""
+    """Return the name of the run: network, image size, and number of ranks, trial or repetition."""
     tags = context.spec.tags
     ranks = [] if context.spec.distributed is None else [f"{context.reducer.num_ranks} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
@@ -61,7 +61,7 @@ def run_name(context: TrainingContext) -> str:
 
 
 def run_tags(context: TrainingContext) -> dict[str, str]:
-    """Return the tags of the run: those given, the flow that trains as its source, and the table's id."""
+    """Return the tags of the run: the given ones, the flow as its source, and the id of the table."""
     tags = context.spec.tags
     if TRIAL_TAG in tags or REPEAT_TAG in tags:
         flow = "tune" if TRIAL_TAG in tags else "repeat"
@@ -73,7 +73,7 @@ def run_tags(context: TrainingContext) -> dict[str, str]:
 
 
 def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
-    """Return all that decides a training, enough to do it again."""
+    """Return everything that decides the result, sufficient to repeat the training run."""
     manifest = context.manifest
     return {
         "train": context.spec.train.model_dump(),
@@ -102,7 +102,7 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
 
 
 def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation) -> None:
-    """Log the metrics of the best epoch and of the split `test`, the report, and the model that was tested."""
+    """Log the metrics of the best epoch and of the split `test`, the report, and the evaluated model."""
     manifest = context.manifest
     best = progress.history[progress.stopping.best_epoch]
     run.log_metrics(
@@ -132,7 +132,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, t
         best_epoch=best.epoch,
         test=test,
         source=source_of(manifest.table),
-        gone_on=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
+        resumed_with_changes=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
     log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:

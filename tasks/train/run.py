@@ -1,4 +1,4 @@
-"""One training run, from a cache to a finished MLflow run: what every rank does, whether there is one or many."""
+"""A training run on one rank, from a cache to a finished MLflow run."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,16 +25,16 @@ def train_model(
     the same MLflow run. A finished run is not repeated.
 
     Args:
-        spec: What to train, and from what.
+        spec: Settings and data of the training run.
         reducer: The other ranks; None for a single process.
         on_epoch: Called on rank 0 after each epoch.
 
     Raises:
-        WrongInput: Weights, model or device that cannot be.
-        CacheDamaged: The cache is not what it was.
-        DiskFull: The disk of the cache has no room for the features of a frozen backbone.
-        TrackingAway: The tracking server does not answer; what was trained is in the checkpoint.
-        KeyboardInterrupt: The process was asked to leave; the checkpoint is written.
+        WrongInput: Weights, model or device are invalid or not available.
+        CacheDamaged: Files of the cache are missing or changed.
+        DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
+        TrackingAway: The tracking server does not answer; the training state is in the checkpoint.
+        KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
     training = Training(spec, reducer, on_epoch)
@@ -42,8 +42,8 @@ def train_model(
 
         def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
-            # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before
-            # they start ranks; this lock is for plain calls, and for a rank that outlives its launcher.
+            # Of two processes with the same run, one trains; the other waits and finds it finished. Launchers have a
+            # lock of their own; this one is for direct calls, and for a rank that outlives its launcher.
             stack.enter_context(filelock.FileLock(training_lock(training.folder)))
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
             with tracking.away_named(spec.storage):
@@ -53,15 +53,15 @@ def train_model(
 
 
 def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
-    """Return where a training begins, by what earlier processes left; the caller holds its lock."""
+    """Return the state that earlier processes left of the training run; the caller holds its lock."""
     storage, key = spec.storage, spec.key
     finished = tracking.find_finished_run(storage, key)
     if finished is not None:
-        remove_checkpoints(training.folder)  # The process may have been killed before it did so itself.
+        remove_checkpoints(training.folder)  # The process that finished it may have been killed before.
         return ResumePoint(finished=finished)
     name, resume = training.checkpoints.newest()
     if resume is None or not tracking.has_run(storage, resume):
-        # Killed before its first checkpoint; or somebody deleted the run, and the training goes on in another.
+        # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
         resume = tracking.find_begun_run(storage, key)
     tracking.end_abandoned_runs(storage, key, keep=resume)
     return ResumePoint(checkpoint=name, resume=resume)

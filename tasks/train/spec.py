@@ -1,6 +1,6 @@
-"""The specification of one training run, from the flow that asks for it to the function that trains.
+"""The specification of a training run, passed from the flow to the ranks.
 
-Flows, workers and the registration of deployments import this module, so it imports no torch.
+This module does not import torch, since flows, workers and the registration of deployments import it.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tasks.train.identity import decisive_settings, run_key
 
 
 class TrainingSpec(BaseModel):
-    """One training run: the launcher writes it to a file, and each rank reads it."""
+    """Specification of a training run, written to a file by the launcher and read by each rank."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,19 +23,19 @@ class TrainingSpec(BaseModel):
     cache: CacheRef
     storage: Storage
     distributed: DistributedConfig | None = None
-    """Settings of the ranks; None for a single process."""
+    """Settings of distributed training; None for a single process."""
     tags: dict[str, str] = {}
     """Tags of the MLflow run."""
     repetition: str | None = None
-    """Name of a repetition, which is trained although the same run was trained before."""
+    """Id of a repetition of a finished run, which makes it a run of its own."""
     slot: int = 0
-    """Number of this run among those that train at the same time on this machine."""
+    """Number of this run among the concurrent runs on this machine, from 0."""
     num_slots: int = 1
-    """Runs that train at the same time: each has its share of the cores, and a GPU in rotation."""
+    """Number of concurrent runs on this machine, which share its cores and get its GPUs round-robin."""
 
     @property
     def key(self) -> str:
-        """Name of the training run, a digest of everything that decides its result."""
+        """Key of the training run, a digest of everything that decides its result."""
         return run_key(self.train, self.cache, self.distributed, self.repetition)
 
     @property
@@ -45,5 +45,5 @@ class TrainingSpec(BaseModel):
 
     @property
     def num_ranks(self) -> int:
-        """Number of processes that train."""
+        """Number of training processes."""
         return self.distributed.num_ranks if self.distributed else 1

@@ -1,4 +1,4 @@
-"""What may happen between two steps: a checkpoint, leaving after one, the end of the time budget."""
+"""Actions between two steps: write a checkpoint, shut down after one, or end the time budget."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from tasks.collectives import Reducer
 from tasks.system.signals import shutdown_requested
 
 AGREE_SECONDS = 1.0
-"""Ranks agree about this often: each time is a message of all to all, which no step should wait for."""
+"""Approximate seconds between two decisions of the ranks; each is an allreduce, too slow for every step."""
 
 
 class NullStepCallback:
-    """Nothing happens between two steps."""
+    """Callback that does nothing between two steps."""
 
     def is_over(self) -> bool:
         """Return False."""
@@ -25,10 +25,10 @@ class NullStepCallback:
 
 
 class StepCallback(NullStepCallback):
-    """Decides after each step, alike on every rank; a single process decides after every step.
+    """Callback that makes the same decisions on all ranks after the same step.
 
-    Ranks decide together after a number of steps that rank 0's clock makes a second of. One that is asked to leave
-    says so then, and all leave after the same step, with one checkpoint of it.
+    A single process decides after each step. Ranks decide together about once per AGREE_SECONDS of rank 0's clock. If
+    any rank is interrupted, all ranks shut down after the same step, with one checkpoint of it.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class StepCallback(NullStepCallback):
         checkpoint_seconds: float,
         seconds_left: Callable[[], float],
     ) -> None:
-        """Begin to count.
+        """Start the intervals.
 
         Args:
             reducer: The other ranks.
-            save: Write a checkpoint; called on every rank after the same step.
+            save: Writes a checkpoint; called on every rank after the same step.
             checkpoint_seconds: Seconds between two checkpoints.
-            seconds_left: What is left of the time budget, asked on rank 0.
+            seconds_left: Returns the remaining seconds of the time budget; only rank 0's counts.
         """
         self._reducer = reducer
         self._save = save
@@ -55,48 +55,49 @@ class StepCallback(NullStepCallback):
         self._steps_until = self._steps_between = 1
 
     def saved(self) -> None:
-        """Take in that a checkpoint was written elsewhere."""
+        """Restart the checkpoint interval after a checkpoint that was written elsewhere."""
         self._saved_at = time.monotonic()
 
     def is_over(self) -> bool:
-        """Say whether the budget is used up, by rank 0's clock."""
+        """Return whether the time budget is used up, by rank 0's clock."""
         return bool(self._reducer.broadcast(self._seconds_left() <= 0))
 
     def after_step(self) -> bool:
-        """Save, or save and leave, where it is time; return whether the budget is used up.
+        """Write a checkpoint or shut down if it is time; return whether the time budget is used up.
 
         Raises:
-            KeyboardInterrupt: This process, or one of another rank, was asked to leave; the checkpoint is written.
+            KeyboardInterrupt: This process or that of another rank was interrupted; the checkpoint is written.
         """
         self._steps_until -= 1
         if self._steps_until > 0:
             return False
-        leave, save, over = self._agree()
-        if leave or save:
+        shutdown, save, is_over = self._agree()
+        if shutdown or save:
             self._save()
             self.saved()
-        if leave:
-            raise KeyboardInterrupt("asked to leave")
-        return over
+        if shutdown:
+            raise KeyboardInterrupt("shutdown requested")
+        return is_over
 
     def _agree(self) -> tuple[bool, bool, bool]:
+        """Return whether to shut down, to write a checkpoint, and whether the time budget is used up."""
         now = time.monotonic()
-        own = [
-            float(self._wants_to_leave()),
+        values = [
+            float(self._is_shutdown_requested()),
             float(now - self._saved_at >= self._checkpoint_seconds),
             float(self._seconds_left() <= 0),
             now - self._agreed_at,
         ]
         self._agreed_at = now
         if self._reducer.num_ranks > 1:
-            # Rank 0's clock alone counts, and a wish to leave from anywhere.
+            # Only rank 0's clock counts, but an interrupt of any rank.
             if self._reducer.rank != 0:
-                own[1:] = [0.0, 0.0, 0.0]
-            own = self._reducer.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-            wanted = self._steps_between * AGREE_SECONDS / max(own[3], 1e-6)
-            self._steps_between = int(min(max(1.0, wanted), 2.0 * self._steps_between))
+                values[1:] = [0.0, 0.0, 0.0]
+            values = self._reducer.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+            steps = self._steps_between * AGREE_SECONDS / max(values[3], 1e-6)
+            self._steps_between = int(min(max(1.0, steps), 2.0 * self._steps_between))
         self._steps_until = self._steps_between
-        return bool(own[0]), bool(own[1]), bool(own[2])
+        return bool(values[0]), bool(values[1]), bool(values[2])
 
-    def _wants_to_leave(self) -> bool:
+    def _is_shutdown_requested(self) -> bool:
         return shutdown_requested()

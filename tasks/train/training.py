@@ -1,4 +1,4 @@
-"""One training on one rank: its phases, its checkpoints, and what of it goes to MLflow."""
+"""A training run on one rank: its phases, checkpoints and MLflow logging."""
 
 import logging
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from tasks.train.identity import check_fits
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
-from tasks.train.provenance import changes, current_provenance, note_of, recorded_provenance
+from tasks.train.provenance import append_to_note, current_provenance, provenance_changes, recorded_provenance
 from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
 from tasks.train.spec import TrainingSpec
@@ -37,12 +37,12 @@ from tasks.train.step_callback import StepCallback
 
 logger = logging.getLogger("lakevision.train")
 
-LEAVE_SECONDS = 2.0
-"""How long a training that ends before its end waits until its metrics are sent."""
+SEND_SECONDS = 2.0
+"""Maximum seconds for sending the remaining metrics when training is interrupted."""
 
 
 class Training:
-    """One training on one rank."""
+    """A training run on one rank."""
 
     def __init__(
         self, spec: TrainingSpec, reducer: Reducer, on_epoch: Callable[[ReportedEpoch], None] | None = None
@@ -59,26 +59,28 @@ class Training:
                 self._train.patience, self._train.min_delta, higher_is_better=self._train.monitor != "val_loss"
             )
         )
-        # On rank 0 alone, while the MLflow run is open.
+        # Set on rank 0 while the MLflow run is open.
         self._run: tracking.TrackedRun | None = None
         self._sender: tracking.MetricSender | None = None
-        self._num_told = 0
-        self._sent: set[int] = set()
+        self._num_logged = 0
+        self._sent_epochs: set[int] = set()
 
     def run(self, resume_point: ResumePoint) -> RunRef:
         """Train on this rank."""
         if resume_point.finished is not None:
-            logger.info("MLflow run %s has trained this already: nothing to train", resume_point.finished.run_id)
+            logger.info(
+                "MLflow run %s has already completed this training run: nothing to train", resume_point.finished.run_id
+            )
             return resume_point.finished
         context = self._prepare()
-        # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
+        # Loaded by each rank: with the optimizer's moments it may have gigabytes, too much for a broadcast.
         checkpoint = None if resume_point.checkpoint is None else self.checkpoints.load(resume_point.checkpoint)
         if checkpoint is not None:
             check_fits(checkpoint, self._spec.identity, context.manifest.classes, self.folder)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
-            logger.info("going on at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
+            logger.info("resuming at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = context.manifest.classes
-        computed_before = self.progress.provenance
+        provenance_before = self.progress.provenance
         self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
             self._run_phases(context, checkpoint)
@@ -91,39 +93,43 @@ class Training:
             run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
-                self._num_told = len(self.progress.history)
-                self._sent = self._sender.steps_sent("val_loss")
-                # What the process before had saved and the server did not get.
-                self._send_new()
+                self._num_logged = len(self.progress.history)
+                self._sent_epochs = self._sender.steps_sent("val_loss")
+                # Metrics and tags in the checkpoint that the server did not receive.
+                self._send_epochs()
                 for tag, text in self.progress.tags.items():
                     self._sender.send_tag(tag, text)
-            # What the checkpoint does not know is as the run was begun: its parameters cannot be changed.
-            changed = changes(recorded_provenance(run) | computed_before, self.progress.provenance)
+            # Values missing in the checkpoint come from the run's parameters, which MLflow never changes.
+            changed = provenance_changes(recorded_provenance(run) | provenance_before, self.progress.provenance)
             if changed:
-                why = "its weights may be those of neither" if checkpoint else "its parameters say how it was begun"
-                logger.warning("this training goes on otherwise than it was begun: %s; %s", "; ".join(changed), why)
-                self._tell(
+                consequence = (
+                    "the weights may match those of neither environment"
+                    if checkpoint
+                    else "the MLflow parameters are those of the first start"
+                )
+                logger.warning("training resumes with changes: %s; %s", "; ".join(changed), consequence)
+                self._set_tag(
                     tracking.RESUMED_WITH_CHANGES_TAG,
-                    note_of(self.progress.tags.get(tracking.RESUMED_WITH_CHANGES_TAG), changed),
+                    append_to_note(self.progress.tags.get(tracking.RESUMED_WITH_CHANGES_TAG), changed),
                 )
             try:
                 self._run_phases(context, checkpoint)
                 test = self._test(context)
             except BaseException:
-                # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
+                # Metrics not sent within this time are in the checkpoint, and are sent when training resumes.
                 try:
-                    self._sender.close(LEAVE_SECONDS)
+                    self._sender.close(SEND_SECONDS)
                 except Exception as error:
                     logger.warning("not all metrics were sent: %s", error)
                 raise
-            result = run_on_rank_zero(self._reducer, lambda: self._end(run, context, test))
+            result = run_on_rank_zero(self._reducer, lambda: self._finish(run, context, test))
         remove_checkpoints(self.folder)
         return result
 
-    def _end(self, run: tracking.TrackedRun, context: TrainingContext, test: DetailedEvaluation) -> RunRef:
-        """Send and log what is left, on rank 0."""
+    def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: DetailedEvaluation) -> RunRef:
+        """Send the remaining metrics and log the results, on rank 0."""
         assert self._sender is not None, "a run has a sender"
-        self._send_new()  # Of the last epochs no checkpoint may have been written: the disk was full.
+        self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
         self._sender.close()
         log_results(run, context, self.progress, test)
         return RunRef(run_id=run.run_id)
@@ -139,7 +145,7 @@ class Training:
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
         if reducer.num_ranks == 1:
-            # In the memory format of the cache's pixels; Horovod takes tensors in the other one alone.
+            # The memory format of the cache's pixels; Horovod accepts only contiguous tensors.
             classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
@@ -151,28 +157,28 @@ class Training:
             if phase.number < progress.phase:
                 continue
             if phase.number > progress.phase:
-                # It begins with the best weights so far, and counts its own patience.
+                # A new phase starts with the best weights so far, and counts its own patience.
                 progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state = copy_of_state(classifier)
             trainable = prepare_phase(context, phase, progress)
             if self._sender is not None and self._train.batch_size == "auto":
-                self._tell(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
+                self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
             if self._fit(context, phase.max_epochs, trainable):
                 break
 
     def _fit(self, context: TrainingContext, max_epochs: int, trainable: Trainable) -> bool:
-        """Train a phase; say whether the time budget is used up."""
+        """Train a phase; return whether the time budget is used up."""
         train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
 
         def save() -> None:
             content = self.checkpoints.collect(model, optimizer, progress, reducer)
-            # Metrics leave the process with the checkpoint that covers them: none is counted twice.
+            # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
             if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
-                self._send_new()
+                self._send_epochs()
 
         def seconds_left() -> float:
             return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
@@ -184,7 +190,7 @@ class Training:
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
             step_callback.saved()
-            if reducer.rank != 0:  # What is this rank's own: the metrics are those of all, and rank 0 has logged them.
+            if reducer.rank != 0:  # Only this rank's own figures: rank 0 logs the metrics, which are over all ranks.
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
@@ -206,7 +212,7 @@ class Training:
         except Diverged as diverged:
             raise diverged.naming(lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)) from None
         except KeyboardInterrupt:
-            # Within the validation, when every rank has trained the whole epoch; else the checkpoint is there already.
+            # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.
             if self._run is not None and progress.running.is_trained:
                 content = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
                 self.checkpoints.save(content, progress, self._run.run_id)
@@ -214,28 +220,28 @@ class Training:
         finally:
             reducer.release_optimizer(optimizer)
 
-    def _tell(self, tag: str, text: str) -> None:
-        """Say something of the training in its MLflow run, however often it is killed before it is sent."""
+    def _set_tag(self, tag: str, text: str) -> None:
+        """Set a tag of the MLflow run; it is kept in the checkpoint until it is sent."""
         assert self._sender is not None, "a run has a sender"
         self.progress.tags[tag] = text
         self._sender.send_tag(tag, text)
 
-    def _send_new(self) -> None:
-        """Send the epochs that the run has not, each once, whichever process trained them."""
+    def _send_epochs(self) -> None:
+        """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
         assert self._sender is not None, "a run has a sender"
         for metrics in self.progress.history:
-            if metrics.epoch not in self._sent:
+            if metrics.epoch not in self._sent_epochs:
                 self._sender.send(metrics.values(), metrics.epoch)
-                self._sent.add(metrics.epoch)
-        for metrics in self.progress.history[self._num_told :]:
+                self._sent_epochs.add(metrics.epoch)
+        for metrics in self.progress.history[self._num_logged :]:
             logger.info(
                 "epoch %d: train loss %.4f, val loss %.4f, val accuracy %.4f, %.0f images/s",
                 metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
             )  # fmt: skip
-        self._num_told = len(self.progress.history)
+        self._num_logged = len(self.progress.history)
 
     def _test(self, context: TrainingContext) -> DetailedEvaluation:
-        """Evaluate what will serve: the whole network on images, in the form and precision of inference."""
+        """Evaluate the whole network on images, in the form and precision of inference."""
         context.classifier.precision = None
         network = fold_batch_norm(context.classifier)
         images = context.images(TEST, BATCH)

@@ -9,7 +9,7 @@ from tasks.tune.space import fit_batches
 
 
 def check_search_sizes(config: TuneRun, images: TableRef) -> None:
-    """Raise an error where a trial may draw a batch larger than the number of training images.
+    """Raise an error if a trial may draw a batch larger than the number of training images.
 
     Raises:
         WrongInput: As `fit_batches`.
@@ -19,7 +19,7 @@ def check_search_sizes(config: TuneRun, images: TableRef) -> None:
 
 
 def check_search(config: TuneRun, *, here: bool = True) -> None:
-    """Raise an error where a trial could not be trained, before a cache is built for the search.
+    """Raise an error if a trial could not be trained, before a cache is built for the search.
 
     Args:
         config: The search.

@@ -40,7 +40,7 @@ class RunningTrial(Protocol):
     """A started trial, in this process or on a work pool."""
 
     def poll(self) -> bool:
-        """Return whether it has ended, completed or pruned; raise its error where it failed."""
+        """Return whether it has ended, completed or pruned; raise its error if it failed."""
 
     def cancel(self) -> None:
         """Request its cancellation, without waiting."""
@@ -75,7 +75,7 @@ class SearchResult:
 
 
 class TrialThreads:
-    """Starter of trials in this process, each in a slot with its share of the cores, and GPUs in rotation."""
+    """Starter of trials in this process, each in a slot with its share of the cores and a GPU assigned round-robin."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots

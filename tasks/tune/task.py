@@ -103,11 +103,11 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
 def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> bool:
     """Train the best settings in full on the work pool of the trials, and return whether a run was submitted.
 
-    Nothing is submitted where the trials run in place, or where a finished run has these settings.
+    Nothing is submitted if the trials run in place, or if a finished run has these settings.
     """
     key = run_key(train, cache, None)
     if found := tracking.find_finished_run(storage, key):
-        return skipped(False, f"MLflow run {found.run_id} has already trained these settings")
+        return skipped(False, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(tune) == "in_place":
         return skipped(False, "without a work pool the best settings are trained in place")
     config = TrialRun(storage=storage.as_config(), train=train, tune=tune)

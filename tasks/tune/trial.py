@@ -30,7 +30,7 @@ class Pruned(Exception):
 
 
 def get_trial(study: optuna.Study, number: int) -> Trial:
-    """Return the trial with a number.
+    """Return the trial with the given number.
 
     Raises:
         WrongInput: The study has no such trial.

@@ -1,4 +1,4 @@
-"""Source folders for benchmarks: JPEGs of varied size and detail, no two alike, the same for the same seed."""
+"""Source folders for benchmarks: distinct JPEGs of varied size and detail, reproducible by number."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from PIL import Image
 
 CLASSES = 10
 LONG_SIDES = (160, 240, 320, 480, 640, 800, 1024)
-"""Longest sides in pixels, as folders of photos from the web have them (Caltech-256: 100 to 1,000, median 320)."""
+"""Longest sides in pixels, as in folders of photos from the web (Caltech-256: 100 to 1,000, median 320)."""
 
 
 def _photos() -> list[Path]:
@@ -20,7 +20,7 @@ def _photos() -> list[Path]:
 
 
 def _image(number: int, photos: list[Path]) -> bytes:
-    """Return one JPEG: a crop of a photo where there are some, else smooth gradients under noise."""
+    """Return a JPEG: a crop of a photo, or without photos a smooth gradient with noise."""
     generator = np.random.default_rng(number)
     long_side = int(generator.choice(LONG_SIDES))
     short_side = int(long_side * generator.uniform(0.6, 1.0))

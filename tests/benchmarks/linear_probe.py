@@ -1,8 +1,8 @@
-"""What a linear probe of the frozen backbone reaches on the photos: the bound that a trained head is held against.
+"""Test accuracy of a linear probe of the frozen backbone, as a reference for a trained head.
 
-Logistic regression on the features of every image, with our letterbox or with torchvision's own preprocessing of
-these weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
-`linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; says the accuracy on the split `test`.
+The probe is a logistic regression on the features of every image. Images have our letterbox, or torchvision's own
+preprocessing of these weights (shorter side to 256 pixels, centre crop of 224). Run by tests/benchmarks/accuracy.py as
+`linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; prints the accuracy on the split `test`.
 """
 
 import sys
@@ -28,16 +28,16 @@ from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
 BATCH = 64
 
 Prepare = Callable[[Path], torch.Tensor]
-"""From a file to what the network takes, float32 (3, SIDE, SIDE)."""
+"""A function from a file to the input of the network, float32 (3, SIDE, SIDE)."""
 
 
 def letterboxed(file: Path) -> torch.Tensor:
-    """Return an image as our cache has it, normalised as the weights were trained."""
+    """Return an image as in our cache, with the normalisation of the weights."""
     return normalize(torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())[None])[0]
 
 
 def cropped(file: Path) -> torch.Tensor:
-    """Return an image as torchvision prepares it."""
+    """Return an image with torchvision's own preprocessing."""
     with Image.open(file) as image:
         prepared: torch.Tensor = ImageClassification(crop_size=SIDE)(image.convert("RGB"))
     return prepared
@@ -54,7 +54,7 @@ def features_of(files: list[Path], backbone: torch.nn.Module, prepare: Prepare) 
 
 
 def probe(photos: Path, weights: Path, prepare: Prepare) -> float:
-    """Return the accuracy on the split `test` of a probe that saw the split `train`."""
+    """Return the accuracy on the split `test` of a probe that is fitted on the split `train`."""
     backbone = torchvision.models.mobilenet_v2(weights=None)
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     backbone.classifier = torch.nn.Identity()

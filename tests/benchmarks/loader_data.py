@@ -1,4 +1,4 @@
-"""The same images in every form that the loaders of the benchmark read: caches, JPEG files, Parquet, MDS shards."""
+"""The images of the loader benchmark as caches, JPEG files, Parquet files and MDS shards."""
 
 import io
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ SIDE = 224
 QUALITY = 90
 CLASSES = tuple(f"class{number}" for number in range(10))
 RECIPE_GROUPS = 64
-"""Row groups of the recipe's Parquet: with fewer than its reader hands out at once, that reader may end before any."""
+"""Row groups of the recipe's Parquet; with fewer than its reader prefetches, the reader may end without a batch."""
 
 
 def draw_image(number: int) -> npt.NDArray[np.uint8]:
-    """Return a gradient with noise: about 20 kB as JPEG, as much as a photo of this size."""
+    """Return a gradient with noise, of about 20 kB as JPEG like a photo of this size."""
     draw = np.random.default_rng(number)
     ramp = np.linspace(-60, 60, SIDE)
     slopes = draw.uniform(-1, 1, (2, 3))
@@ -33,7 +33,7 @@ def draw_image(number: int) -> npt.NDArray[np.uint8]:
 
 
 def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef:
-    """Write a cache of so many images a split with the code that Spark tasks run, but without Spark."""
+    """Write a cache with these image counts per split by the code of the Spark tasks, without Spark."""
     settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
     in_group = rows_per_group(splits["train"], settings)
     return caches.write_cache(
@@ -48,7 +48,7 @@ def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef
 
 
 def encoded(num_rows: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the JPEG files that the cache of format jpeg holds, with their classes."""
+    """Yield the JPEG files of the cache of format jpeg, with their classes."""
     for row in range(num_rows):
         yield encode_jpeg(Image.fromarray(draw_image(row)), QUALITY, "4:2:0"), row % len(CLASSES)
 
@@ -62,7 +62,7 @@ def write_image_folder(folder: Path, num_rows: int) -> None:
 
 
 def write_recipe(folder: Path, num_rows: int) -> None:
-    """Write Parquet files with a JPEG a row, as the recipe's converter leaves them."""
+    """Write Parquet files with one JPEG per row, like those of the recipe's converter."""
     folder.mkdir(parents=True)
     rows = list(encoded(num_rows))
     in_group = max(1, num_rows // RECIPE_GROUPS)
@@ -75,7 +75,7 @@ def write_recipe(folder: Path, num_rows: int) -> None:
 
 
 def write_mds(folder: Path, num_rows: int) -> None:
-    """Write shards for MosaicML Streaming, raw and JPEG; runs in its environment."""
+    """Write raw and JPEG shards for MosaicML Streaming; runs in the environment of that package."""
     from streaming import MDSWriter
 
     with (

@@ -1,4 +1,4 @@
-"""The same images in every form that the ways to train read: our cache, JPEG files in class folders, Parquet."""
+"""The images of the training benchmarks as a cache, as JPEG files in class folders and as Parquet."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ SIDE = loader_data.SIDE
 
 
 def write_noise(folder: Path, num_rows: int) -> None:
-    """Write drawn images of 10 classes as cache, split by split, and as files."""
+    """Write generated images of 10 classes as a cache with three splits, and as files."""
     splits = {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10}
     loader_data.write_cache(str(folder / "uint8"), splits, "uint8")
     loader_data.write_image_folder(folder / "files", num_rows)
@@ -39,7 +39,7 @@ def write_photos(source: Path, folder: Path) -> None:
         for file in sorted((source / name).iterdir()):
             rows[split_of(file.read_bytes())].append((file, label))
     for part in rows.values():
-        # By content, as a cache is: neighbours are of different classes.
+        # Sorted by content, as in a cache: neighbours are of different classes.
         part.sort(key=lambda row: hashlib.sha256(row[0].read_bytes()).hexdigest())
     settings = CacheConfig(image_size=SIDE)
     in_group = rows_per_group(len(rows["val"]), settings)
@@ -66,5 +66,5 @@ def write_photos(source: Path, folder: Path) -> None:
 
 
 def home_of(folder: Path, seed: int) -> Path:
-    """Return the home of a training, in which MLflow's database is there: who made the cache has tracked it."""
+    """Return the home of a training run, whose MLflow database exists since the cache was made."""
     return folder / f"home-{seed}"

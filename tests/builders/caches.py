@@ -1,4 +1,4 @@
-"""Caches written with the code that Spark tasks run, but without Spark."""
+"""Caches written without Spark, by the code that Spark tasks run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +16,15 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def noise(row: int, side: int) -> Pixels:
-    """Return pixels drawn from the row's number, uint8 (side, side, 3)."""
+    """Return random pixels seeded with the row number, uint8 (side, side, 3)."""
     return np.random.default_rng(row).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 class Draw(Protocol):
-    """Gives the pixels, uint8 HWC, and the label's index of a row of a split."""
+    """Callable that returns pixels (uint8, HWC) and label index of a row of a split."""
 
     def __call__(self, split: str, row: int) -> tuple[Pixels, int]:
-        """Return pixels and label."""
+        """Return pixels and label index."""
 
 
 def write_cache(
@@ -37,7 +37,7 @@ def write_cache(
     rows_per_group: int,
     groups_per_file: int,
 ) -> CacheRef:
-    """Write a whole cache of `rows` images a split."""
+    """Write a complete cache of `rows` images per split."""
     Path(url).mkdir(parents=True)
     rows_per_file = rows_per_group * groups_per_file
     splits = {}

@@ -1,4 +1,4 @@
-"""A browser without a window, for the pages that users see."""
+"""Headless Chromium, for tests of web pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ let around = named[0];
 while (around && !around.querySelector('textarea, input')) around = around.parentElement;
 return around && around.querySelector('textarea, input');
 """
-"""JavaScript that finds the input under a label, in either of Prefect's user interfaces."""
+"""JavaScript that finds the input of a label, in both of Prefect's user interfaces."""
 
 
 @contextmanager
 def chromium(width: int = 1280, height: int = 900) -> Iterator[webdriver.Chrome]:
-    """Run Chromium with a page of this size; skip the test where there is none."""
+    """Run Chromium with a page of this size; skip the test if it is not installed."""
     browser, driver = shutil.which(BROWSER), shutil.which(DRIVER)
     if browser is None or driver is None:
         pytest.skip(f"needs {BROWSER} and {DRIVER} on PATH")
@@ -47,7 +47,7 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[webdriver.Chrome]
 
 
 def log_in(page: webdriver.Chrome, auth: str) -> None:
-    """Fill in Prefect's login page, which is shown, and submit it."""
+    """Fill in and submit Prefect's login page, which is open."""
     field = WebDriverWait(page, WAIT_SECONDS).until(
         lambda shown: shown.find_element(By.CSS_SELECTOR, "input[type=password]")
     )
@@ -57,17 +57,17 @@ def log_in(page: webdriver.Chrome, auth: str) -> None:
 
 
 def log_in_to_mlflow(page: webdriver.Chrome, url: str, auth: str) -> None:
-    """Give MLflow's server the login, as a user types it into the browser's own dialog; the browser then keeps it."""
+    """Log in to MLflow, as a user does in the browser's dialog; the browser keeps the login."""
     user, _, password = auth.partition(":")
-    # On a page without scripts: those of a page that was opened with a login in its URL may send no requests.
+    # On a page without scripts: scripts of a page opened with a login in its URL may send no requests.
     page.get(f"{url.replace('://', f'://{quote(user)}:{quote(password)}@')}/version")
 
 
 def find_field(page: webdriver.Chrome, label: str) -> WebElement:
-    """Return the input under a label of a form, once it is there."""
+    """Wait for the input of a label in a form, and return it."""
     return WebDriverWait(page, WAIT_SECONDS).until(lambda shown: shown.execute_script(FIND_FIELD, label))
 
 
 def text_of(page: webdriver.Chrome) -> str:
-    """Return the text that a page shows."""
+    """Return the visible text of a page."""
     return str(page.execute_script("return document.body.innerText"))

@@ -1,4 +1,4 @@
-"""ETL and the cache of what it made, in a process of their own, which a test may kill: one_run.py SOURCE HOME."""
+"""ETL and cache in a subprocess that a test may kill: etl_and_cache.py SOURCE HOME."""
 
 import logging
 import sys
@@ -18,12 +18,12 @@ CACHE = CacheConfig(image_size=64)
 
 
 def settings(source: Path) -> EtlConfig:
-    """Return the settings of every run here: images are decoded, scaled down and encoded."""
+    """Return settings with which images are decoded, scaled down and encoded."""
     return EtlConfig(source=str(source), stored_side=64, val_fraction=0.2, test_fraction=0.2)
 
 
 def make_storage(home: Path) -> Storage:
-    """Return the storage of a run below `home`."""
+    """Return the storage of a run in `home`."""
     return resolve_storage(StorageConfig(home=str(home)))
 
 

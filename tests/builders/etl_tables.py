@@ -1,4 +1,4 @@
-"""Run ETL, and say what its tables hold."""
+"""ETL runs with test settings, and the contents of their tables."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
 
 
 def etl_settings(source: Path, **settings) -> EtlConfig:
-    """Return the tests' settings, with these in their place."""
+    """Return the ETL settings of the tests, with some replaced."""
     return EtlConfig(**({"source": str(source)} | SETTINGS | settings))
 
 

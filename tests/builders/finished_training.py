@@ -1,4 +1,4 @@
-"""Trainings that nobody trained: their histories, and what they gave."""
+"""Histories, evaluations and facts of finished training runs, made without training."""
 
 from dataclasses import fields
 
@@ -15,13 +15,13 @@ from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts
 
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
-"""No image is called a cat; 8 of 12 are right."""
+"""No image is predicted as a cat; 8 of 12 predictions are correct."""
 
 MISTAKES = (Mistake(5, 2, 0, 0.97, 0.01, 4.6), Mistake(0, 0, 1, 0.6, 0.3, 1.2))
 
 
 def history_of(num_epochs: int) -> list[EpochMetrics]:
-    """Return epochs whose losses fall and whose every other metric rises, whatever the metrics are."""
+    """Return metrics per epoch: all losses fall, and all other metrics rise."""
     names = [field.name for field in fields(EpochMetrics) if field.name != "epoch"]
     return [
         EpochMetrics(
@@ -38,14 +38,14 @@ def history_of(num_epochs: int) -> list[EpochMetrics]:
 def evaluation_of(
     confusion_KK: torch.Tensor = CONFUSION, mistakes: tuple[Mistake, ...] = MISTAKES
 ) -> DetailedEvaluation:
-    """Return an evaluation whose every prediction has the probability 0.9."""
+    """Return an evaluation in which every prediction has the probability 0.9."""
     counts, correct = torch.zeros((2, 15), dtype=torch.float64)
     counts[13], correct[13] = confusion_KK.sum(), confusion_KK.diagonal().sum()
     return DetailedEvaluation(0.5, confusion_KK, 1.0, Calibration(counts, correct, 0.9 * counts), mistakes)
 
 
 def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
-    """Return a finished training on the cache, all settings the defaults, unless it is told otherwise."""
+    """Return the facts of a finished training run on the cache, with default settings except for the changes."""
     given = {
         "train": TrainConfig(),
         "distributed": None,

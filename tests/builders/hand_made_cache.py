@@ -1,4 +1,4 @@
-"""A cache of the tests' images, written without Spark, for trainings."""
+"""A cache of the tests' images, written without Spark."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SIDE = 24
 
 
 def hand_made_cache(source: Path, url: str) -> CacheRef:
-    """Return a cache of 60 images: 10 row groups of 4, 2 and 3 of 4."""
+    """Write a cache of 60 images: 39 in train, 11 in val and 10 in test, in row groups of 4."""
     files = sorted(source.glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
     classes = ("blue", "green", "red")
     parts = {"train": files[:39], "val": files[39:50], "test": files[50:]}

@@ -1,4 +1,4 @@
-"""Images as bytes of files, whole and damaged, for the tests of decoding."""
+"""Image files as bytes, valid and damaged, for tests of decoding."""
 
 import io
 import struct
@@ -12,7 +12,7 @@ from tasks.decode import BadImage, Reason, decode_image
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> bytes:
-    """Return the file that PIL writes for the image."""
+    """Return the image as a file encoded by PIL."""
     buffer = io.BytesIO()
     image.save(buffer, format=file_format, **options)
     return buffer.getvalue()
@@ -25,27 +25,27 @@ def noise(width: int, height: int, seed: int = 1) -> Image.Image:
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
-    """Return one chunk of a PNG file."""
+    """Return a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def png_header_only(width: int, height: int) -> bytes:
-    """Return a PNG file whose header promises pixels that never come."""
+    """Return a PNG file with a header and without pixel data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
 
 
 def scan_bomb(image: Image.Image, num_repeats: int) -> bytes:
-    """Return a progressive JPEG file whose last scan is there so many times more, which changes no coefficient."""
+    """Return a progressive JPEG file whose last scan is repeated, which changes no coefficient."""
     content = encoded(image, "JPEG", progressive=True)
     last = content[content.rindex(b"\xff\xda") : -2]
     return content[:-2] + num_repeats * last + b"\xff\xd9"
 
 
 def hidden_scan_bomb(num_regions: int) -> bytes:
-    """Return a progressive JPEG file whose repeated scans lie behind a reserved marker with what looks like a length.
+    """Return a progressive JPEG file whose repeated scans follow a reserved marker with an apparent length.
 
-    libjpeg skips that marker alone, where it looks for a restart marker, and decodes the scans behind it.
+    libjpeg, looking for a restart marker, skips that marker alone and decodes the scans behind it.
     """
     image = Image.new("RGB", (64, 64), "teal")
     content = encoded(image, "JPEG", progressive=True)
@@ -64,7 +64,7 @@ def hidden_scan_bomb(num_regions: int) -> bytes:
 
 
 def run_length_bmp(width: int, height: int) -> bytes:
-    """Return a BMP file with run lengths whose lines are all empty but the first pixels."""
+    """Return a run-length encoded BMP file whose rows are empty except for the first pixels."""
     body = b"\x01\x05\x00\x00" * height + b"\x00\x01"
     size = 14 + 40 + 1024
     header = struct.pack("<LllHHLLllLL", 40, width, height, 1, 8, 1, len(body), 0, 0, 256, 0)
@@ -72,26 +72,26 @@ def run_length_bmp(width: int, height: int) -> bytes:
 
 
 def tiff_file(tags: dict[int, int | tuple[int, int]], body: bytes) -> bytes:
-    """Return a TIFF file of one channel of one bit, with these tags: a value, or a count and an offset in `body`."""
+    """Return a TIFF file of one channel and one bit; a tag has a value, or a count and an offset in `body`."""
     given = {258: 1, 262: 1, 277: 1} | tags
     begin = 8 + 2 + 12 * len(given) + 4
     entries = b""
     for tag, value in sorted(given.items()):
         count, number = value if isinstance(value, tuple) else (1, value)
-        # Offsets of strips and tiles are places in the file, and so is what holds several of them.
+        # Offsets of strips and tiles, and of arrays of values, count from the start of the file.
         place = begin if count > 1 or tag in {273, 324} else 0
         entries += struct.pack("<HHLL", tag, 4, count, number + place)
     return b"II*\0" + struct.pack("<LH", 8, len(given)) + entries + bytes(4) + body
 
 
 def tiff_with_tile(side: int, tile: int) -> bytes:
-    """Return a white TIFF file of fax rows whose one tile has another side than the image."""
+    """Return a white fax-encoded TIFF file whose only tile differs in size from the image."""
     body = b"\xff" * (tile // 8 + 1)
     return tiff_file({256: side, 257: side, 259: 4, 322: tile, 323: tile, 324: 0, 325: len(body)}, body)
 
 
 def tiff_with_strips(side: int, num_strips: int) -> bytes:
-    """Return an uncompressed TIFF file of so many strips, each half the image and all at the same place."""
+    """Return an uncompressed TIFF file of many strips, each half the image and all at the same offset."""
     body = bytes(side * side // 8)
     begin = 8 + 2 + 12 * 9 + 4
     offsets = struct.pack("<L", begin) * num_strips
@@ -101,7 +101,7 @@ def tiff_with_strips(side: int, num_strips: int) -> bytes:
 
 
 def tiff_with_planes(side: int) -> bytes:
-    """Return an uncompressed TIFF file of three planes, a strip each."""
+    """Return an uncompressed TIFF file of three planes with one strip each."""
     plane, bits = side * side, struct.pack("<LLL", 8, 8, 8)
     begin = 8 + 2 + 12 * 10 + 4
     offsets = struct.pack("<LLL", *(begin + number * plane for number in range(3)))
@@ -111,14 +111,14 @@ def tiff_with_planes(side: int) -> bytes:
 
 
 def jpeg_with_segments(num_segments: int, body: bytes) -> bytes:
-    """Return a JPEG file with so many segments of kind APP1."""
+    """Return a JPEG file with many APP1 segments."""
     content = encoded(Image.new("RGB", (16, 16)), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
     return content[:2] + num_segments * segment + content[2:]
 
 
 def png_with_chunks(num_chunks: int, kind: bytes, data: bytes) -> bytes:
-    """Return a PNG file with so many chunks of a kind before its pixels."""
+    """Return a PNG file with many chunks of a type before its pixel data."""
     content = encoded(Image.new("RGB", (16, 16)))
     place = content.index(b"IDAT") - 4
     return content[:place] + num_chunks * png_chunk(kind, data) + content[place:]

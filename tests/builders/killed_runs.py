@@ -1,4 +1,4 @@
-"""Runs of ETL and cache in processes that a test kills, and readers of the data and files that they leave."""
+"""ETL and cache runs in processes that a test kills, and readers of the data that they leave."""
 
 import hashlib
 import os

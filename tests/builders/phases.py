@@ -1,4 +1,4 @@
-"""Stages of a training of a small network, made ready as a training of one process makes them."""
+"""Prepared phases of a small network, as in single-process training."""
 
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from tests.fakes.tiny_training import CPU
 
 
 def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
-    """Return what a training of one process has before its first phase; its features lie beside the cache."""
+    """Return the context of a single-process run before its first phase, with cached features next to the cache."""
     train = TrainConfig.model_validate({"model": SMALL, "batch_size": 6, "precision": "fp32"} | settings)
     manifest = open_cache(cache)
     torch.manual_seed(2)
-    # Weights drawn at random stand for pretrained ones.
+    # Random weights are a substitute for pretrained ones.
     classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
     folder = Path(cache.url).parent
     storage = resolve_storage(StorageConfig(home=str(folder / "home"), cache=str(folder / "features")))
@@ -36,14 +36,14 @@ def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
     return TrainingContext(spec, manifest, classifier, CPU, SingleProcess())
 
 
-def begun(**where: Any) -> Progress:
-    """Return where a training begins, or what else is said."""
-    return Progress(EarlyStopping(patience=2, min_delta=0.0, higher_is_better=True), **where)
+def start_progress(**position: Any) -> Progress:
+    """Return the progress at the start of a training run, or at another position."""
+    return Progress(EarlyStopping(patience=2, min_delta=0.0, higher_is_better=True), **position)
 
 
-def prepare(context: TrainingContext, number: int = 0, **where: Any) -> Trainable:
-    """Make a phase ready."""
-    return prepare_phase(context, phases_of(context.spec.train)[number], begun(**where))
+def prepare(context: TrainingContext, number: int = 0, **position: Any) -> Trainable:
+    """Prepare a phase."""
+    return prepare_phase(context, phases_of(context.spec.train)[number], start_progress(**position))
 
 
 def labelled_cache(folder: Path, **labels: list[int]) -> CacheRef:

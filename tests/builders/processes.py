@@ -1,4 +1,4 @@
-"""What tests and benchmarks start: the project's own modules in processes of their own."""
+"""Subprocesses of tests and benchmarks, which run the project's modules."""
 
 import os
 import socket
@@ -20,14 +20,14 @@ def free_port() -> int:
 
 
 def plain_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment as a person has it who runs no Prefect server, with these variables in it."""
+    """Return the environment without Prefect's variables, as without a Prefect server, with these variables set."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | variables
 
 
 def run_python(
     *arguments: str, environment: dict[str, str], timeout: float, cwd: Path = ROOT
 ) -> "subprocess.CompletedProcess[str]":
-    """Run this interpreter to its end, its output kept."""
+    """Run this interpreter to completion, and capture its output."""
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment,
@@ -40,18 +40,18 @@ def run_python(
 
 
 def bare_environment(home: Path, *packages: str) -> dict[str, str]:
-    """Return an environment with nothing in it but a home folder and where packages are imported from."""
+    """Return a minimal environment with a home folder and the import path of packages."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "PYTHONPATH": os.pathsep.join(packages),
-        # matplotlib looks through all fonts where it finds no list of them.
+        # Without its cache matplotlib scans all fonts.
         "MPLCONFIGDIR": mpl.get_cachedir(),
     }
 
 
 def rank_processes(home: str) -> list[psutil.Process]:
-    """Return the rank processes that write below a home."""
+    """Return the rank processes of a home."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -64,7 +64,7 @@ def rank_processes(home: str) -> list[psutil.Process]:
 
 
 def server_errors(home: Path) -> list[str]:
-    """Return what the Prefect server of a stack logged as an error; a good server's log has none."""
+    """Return the errors in the log of a stack's Prefect server; a healthy server logs none."""
     lines = (home / "logs" / "prefect-server.log").read_text(errors="replace").splitlines()
     return [
         line for line in lines if "| ERROR" in line or "| CRITICAL" in line or line.startswith(("ERROR:", "Traceback"))

@@ -1,4 +1,4 @@
-"""A running `make up`, and a client that is logged in to it."""
+"""A running `make up`, with authenticated clients."""
 
 import signal
 import subprocess
@@ -33,11 +33,11 @@ class Up:
 
     @property
     def auth(self) -> str:
-        """The string to log in with, as its owner reads it."""
+        """Authentication string, from the owner's file."""
         return auth_file(self.home).read_text().strip()
 
     def client(self, name: str = "test") -> httpx.Client:
-        """Return a client that is logged in and has a CSRF token."""
+        """Return an authenticated client with a CSRF token."""
         client = httpx.Client(base_url=self.api, headers=authorization(self.auth), timeout=120)
         self.opened.append(client)
         token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
@@ -45,13 +45,13 @@ class Up:
         return client
 
     def deployment(self, name: str) -> dict[str, Any]:
-        """Return a deployment."""
+        """Return the deployment of a flow."""
         return self.client().get(f"/deployments/name/{name}/{name}").raise_for_status().json()
 
 
 @contextmanager
 def running_up(home: Path) -> Iterator[Up]:
-    """Run `make up` on free ports until the block ends, from the moment that all of its parts answer."""
+    """Run `make up` on free ports until the block ends; the block starts when all services respond."""
     port, mlflow_port = free_port(), free_port()
     environment = plain_environment(
         LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(port), LAKEVISION_MLFLOW_PORT=str(mlflow_port)

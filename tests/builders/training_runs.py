@@ -1,4 +1,4 @@
-"""Short trainings, and what they left in MLflow, for the tests of them."""
+"""Short training runs, and what they logged to MLflow."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_ev
 
 
 def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **settings) -> RunRef:
-    """Train as `train` does; where that is one process, in this one, which gives the same and has all imported."""
+    """Train as `train`, but a single process in this one, which saves imports and gives the same result."""
     if num_ranks is not None:
         return train(cache, storage, num_ranks, **settings)
     return train_model(TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=storage))

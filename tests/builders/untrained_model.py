@@ -1,4 +1,4 @@
-"""Runs with an untrained model, to promote and to predict with."""
+"""MLflow runs with an untrained model, for tests of promotion and prediction."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tasks.tables.snapshots import newest_snapshot
 CLASSES = ("blue", "green", "red")
 
 PHOTOS = TableRef(path="/tables/photos/images", version=3, table_id="photos", source="/data/photos")
-"""A table that is named and does not exist."""
+"""A table that does not exist."""
 
 
 def log_run(
@@ -31,7 +31,7 @@ def log_run(
     cache: CacheRef | None = None,
     image_size: int = 32,
 ) -> RunRef:
-    """Log a run as training would, on the table `images` where there is one."""
+    """Log a run as training does, on the table `images` if it exists."""
     torch.manual_seed(seed)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     folder = tmp_path / f"classifier-{seed}"

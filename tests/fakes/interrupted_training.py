@@ -1,4 +1,4 @@
-"""Trainings in this process that are interrupted at chosen steps, and what they must share with unbroken ones."""
+"""Training runs in this process that are interrupted at chosen steps, compared with uninterrupted ones."""
 
 import shutil
 import signal
@@ -34,7 +34,7 @@ from tests.fakes.small_training import TIMINGS, Killed, same_tensors
 MODEL, SIDE = "shufflenet_v2_x0_5", 32
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 BATCH, STEPS = 6, 8
-"""Images a step, and the steps they make an epoch."""
+"""Images per step, and steps per epoch."""
 
 SETTINGS = {
     "model": MODEL,
@@ -42,24 +42,24 @@ SETTINGS = {
     "patience": 9,
     "monitor": "val_loss",
     "num_threads": 1,
-    # None within an epoch but that of who is asked to leave.
+    # No periodic checkpoint within an epoch, only on SIGTERM.
     "checkpoint_seconds": 86_400,
 }
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """What ends a start of a training, and what it leaves.
+    """An interruption of a training run, and the checkpoint that it leaves.
 
     Attributes:
-        how: killed loses what no checkpoint covers; asked is SIGTERM within the last step; asked in validation is
-            SIGTERM in the validation of an epoch that ended with the last step.
-        steps: Steps of this start.
-        leaves: Where its newest checkpoint stands: stage, epoch, images of the epoch.
-        repeated: Of the steps, those that the next start takes again.
+        how: "killed" loses all steps after the newest checkpoint. "terminated" is SIGTERM in the last step.
+            "terminated in validation" is SIGTERM in the validation after the last step of an epoch.
+        steps: Steps between start and interruption.
+        leaves: Position of the newest checkpoint: phase, epoch, images of the epoch.
+        repeated: Number of steps that are repeated after the resume.
     """
 
-    how: Literal["killed", "asked", "asked in validation"]
+    how: Literal["killed", "terminated", "terminated in validation"]
     steps: int
     leaves: tuple[int, int, int]
     repeated: int = 0
@@ -74,11 +74,11 @@ class CountingRank(SingleProcess):
     after_sum: Callable[[], None] = lambda: None
     steps: int = 0
     epochs: list[int] = field(default_factory=list)
-    """Those that it told of."""
+    """Numbers of the reported epochs."""
     _sums: int = 0
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Take the step, and be interrupted."""
+        """Take the step, and raise the interruption after the last one."""
         super().step(optimizer, see_gradients)
         self.steps += 1
         self.after_step()
@@ -86,42 +86,42 @@ class CountingRank(SingleProcess):
             return
         if self.interruption.how == "killed":
             raise Killed
-        if self.interruption.how == "asked":
+        if self.interruption.how == "terminated":
             signal.raise_signal(signal.SIGTERM)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values, and be interrupted: of an epoch's sums the second one is its validation's."""
+        """Return the values; raise the interruption in the second sum of an epoch, that of its validation."""
         self.after_sum()
-        asked = self.interruption
-        if asked is not None and asked.how == "asked in validation" and self.steps == asked.steps:
+        planned = self.interruption
+        if planned is not None and planned.how == "terminated in validation" and self.steps == planned.steps:
             self._sums += 1
             if self._sums == 2:
                 signal.raise_signal(signal.SIGTERM)
         return values
 
-    def tell(self, metrics: EpochMetrics) -> None:
-        """Take in an epoch."""
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """Record an epoch."""
         self.epochs.append(metrics.epoch)
 
 
 @dataclass(frozen=True)
-class Ground:
-    """A cache to train from, weights to begin with, and two homes: one for trainings that nobody interrupts."""
+class Workspace:
+    """A cache, pretrained weights, and two storages: for uninterrupted and for interrupted training runs."""
 
     cache: CacheRef
     weights: Path
-    unbroken: Storage
+    uninterrupted: Storage
     interrupted: Storage
 
     def settings(self, **changes: object) -> TrainConfig:
-        """Return the settings of a training whose backbone is frozen, unless it is told otherwise."""
+        """Return training settings with a frozen backbone, except for the changes."""
         return TrainConfig.model_validate(SETTINGS | {"weights": str(self.weights)} | changes)
 
 
 def coloured_cache(
     url: str, classes: Sequence[str] = ("blue", "green", "red"), rows: Mapping[str, int] = ROWS
 ) -> CacheRef:
-    """Write a cache of noise in which each class has a colour of its own, at most three."""
+    """Write a cache of noise with a colour channel per class, for at most three classes."""
 
     def draw(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
         pixels = np.random.default_rng((len(split), row)).integers(0, 150, (SIDE, SIDE, 3), dtype=np.uint8)
@@ -132,7 +132,7 @@ def coloured_cache(
 
 
 def _write_weights(path: Path) -> None:
-    """Write weights drawn at random, which stand for pretrained ones: their batch norm has seen something."""
+    """Write random weights with batch norm statistics, as a substitute for pretrained weights."""
     torch.manual_seed(11)
     network = torchvision.models.get_model(MODEL, weights=None)
     with torch.no_grad():
@@ -141,20 +141,20 @@ def _write_weights(path: Path) -> None:
     torch.save(network.state_dict(), path)
 
 
-def make_ground(folder: Path, tracking_database: Path) -> Ground:
-    """Return what trainings share, both homes with a copy of the tracking database, and one folder of caches."""
+def make_workspace(folder: Path, tracking_database: Path) -> Workspace:
+    """Create a workspace; both homes get a copy of the tracking database and share one folder of caches."""
     storages = []
-    for name in ("unbroken", "interrupted"):
+    for name in ("uninterrupted", "interrupted"):
         (folder / name).mkdir()
         shutil.copy(tracking_database, folder / name)
         storages.append(resolve_storage(StorageConfig(home=str(folder / name), cache=f"{folder}/caches")))
     _write_weights(folder / "weights.pt")
-    return Ground(coloured_cache(f"{folder}/caches/coloured"), folder / "weights.pt", *storages)
+    return Workspace(coloured_cache(f"{folder}/caches/coloured"), folder / "weights.pt", *storages)
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM do what it does in a rank."""
+    """Handle SIGTERM as a rank does."""
     before = signal.getsignal(signal.SIGTERM)
     interrupt_on(signal.SIGTERM, once=True)
     try:
@@ -163,8 +163,8 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def standing(storage: Storage, train: TrainConfig, cache: CacheRef) -> tuple[int, int, int]:
-    """Return where the newest checkpoint stands: stage, epoch, images of the epoch."""
+def checkpoint_position(storage: Storage, train: TrainConfig, cache: CacheRef) -> tuple[int, int, int]:
+    """Return the position of the newest checkpoint: phase, epoch, images of the epoch."""
     checkpoints = Checkpoints(storage.checkpoints / run_key(train, cache, None), keep=2, config={})
     name, _run = checkpoints.newest()
     assert name is not None
@@ -173,63 +173,69 @@ def standing(storage: Storage, train: TrainConfig, cache: CacheRef) -> tuple[int
 
 
 def train_with_interruptions(
-    ground: Ground,
+    workspace: Workspace,
     train: TrainConfig,
     interruptions: Sequence[Interruption],
     make_rank: Callable[[Interruption | None], CountingRank] = CountingRank,
 ) -> tuple[RunRef, int, list[int]]:
-    """Train, interrupted by one after the other; each leaves the checkpoint that it should.
+    """Train with a sequence of interruptions, and check the checkpoint that each leaves.
 
     Returns:
-        The MLflow run, the steps that counted, and the epochs that were told of, over all starts.
+        The MLflow run, the number of steps without repeated ones, and the reported epochs.
     """
     steps, epochs = 0, list[int]()
     for interruption in interruptions:
         rank = make_rank(interruption)
         with sigterm_interrupts(), pytest.raises(Killed if interruption.how == "killed" else KeyboardInterrupt):
             train_model(
-                TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted),
+                TrainingSpec(train=train, cache=workspace.cache, storage=workspace.interrupted),
                 reducer=rank,
-                on_epoch=rank.tell,
+                on_epoch=rank.on_epoch,
             )
-        assert standing(ground.interrupted, train, ground.cache) == interruption.leaves
+        assert checkpoint_position(workspace.interrupted, train, workspace.cache) == interruption.leaves
         assert rank.steps == interruption.steps
         steps, epochs = steps + rank.steps - interruption.repeated, epochs + rank.epochs
     rank = make_rank(None)
     run = train_model(
-        TrainingSpec(train=train, cache=ground.cache, storage=ground.interrupted), reducer=rank, on_epoch=rank.tell
+        TrainingSpec(train=train, cache=workspace.cache, storage=workspace.interrupted),
+        reducer=rank,
+        on_epoch=rank.on_epoch,
     )
     return run, steps + rank.steps, epochs + rank.epochs
 
 
 def check_resumed(
-    ground: Ground,
+    workspace: Workspace,
     train: TrainConfig,
     interruptions: Sequence[Interruption],
     folder: Path,
     make_rank: Callable[[Interruption | None], CountingRank] = CountingRank,
 ) -> tuple[RunRef, CountingRank]:
-    """Train interrupted and unbroken: weights and metrics are equal bit for bit, no step and no epoch counts twice.
+    """Check that interrupted training equals uninterrupted training.
+
+    Weights and metrics are bit-identical, and no step or epoch counts twice.
 
     Returns:
-        The unbroken run, and the rank that trained it.
+        The uninterrupted run, and the rank that trained it.
     """
-    whole = make_rank(None)
-    unbroken = train_model(
-        TrainingSpec(train=train, cache=ground.cache, storage=ground.unbroken), reducer=whole, on_epoch=whole.tell
+    uninterrupted_rank = make_rank(None)
+    uninterrupted = train_model(
+        TrainingSpec(train=train, cache=workspace.cache, storage=workspace.uninterrupted),
+        reducer=uninterrupted_rank,
+        on_epoch=uninterrupted_rank.on_epoch,
     )
-    run, steps, epochs = train_with_interruptions(ground, train, interruptions, make_rank)
+    run, steps, epochs = train_with_interruptions(workspace, train, interruptions, make_rank)
 
-    assert (steps, epochs) == (whole.steps, whole.epochs)
-    ours = logged_weights(ground.interrupted, run, folder)
-    assert same_tensors(ours, logged_weights(ground.unbroken, unbroken, folder))
-    assert logged_metrics(ground.interrupted, run) == logged_metrics(ground.unbroken, unbroken)
-    client = mlflow.MlflowClient(tracking_uri=ground.interrupted.tracking)
-    experiment, key = client.get_run(run.run_id).info.experiment_id, run_key(train, ground.cache, None)
+    assert (steps, epochs) == (uninterrupted_rank.steps, uninterrupted_rank.epochs)
+    ours = logged_weights(workspace.interrupted, run, folder)
+    assert same_tensors(ours, logged_weights(workspace.uninterrupted, uninterrupted, folder))
+    assert logged_metrics(workspace.interrupted, run) == logged_metrics(workspace.uninterrupted, uninterrupted)
+    client = mlflow.MlflowClient(tracking_uri=workspace.interrupted.tracking)
+    experiment, key = client.get_run(run.run_id).info.experiment_id, run_key(train, workspace.cache, None)
     found = client.search_runs([experiment], f"tags.`lakevision.key` = '{key}'")
     assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
-    assert not list(ground.interrupted.checkpoints.glob("*/*.pt"))
-    return unbroken, whole
+    assert not list(workspace.interrupted.checkpoints.glob("*/*.pt"))
+    return uninterrupted, uninterrupted_rank
 
 
 def logged_weights(storage: Storage, run: RunRef, folder: Path) -> dict[str, torch.Tensor]:
@@ -238,7 +244,7 @@ def logged_weights(storage: Storage, run: RunRef, folder: Path) -> dict[str, tor
 
 
 def logged_metrics(storage: Storage, run: RunRef) -> dict[str, list[tuple[int, float]]]:
-    """Return step and value of all that was logged of every metric, but of what a clock measured."""
+    """Return steps and values of every logged metric except timings."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     names = {field.name for field in fields(EpochMetrics)} - TIMINGS - {"epoch"}
     measured = tracking.run_metrics(storage, run).keys()

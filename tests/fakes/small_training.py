@@ -1,4 +1,4 @@
-"""A training of a small network, with all that a checkpoint holds, which can be killed after any step."""
+"""Training of a small network with checkpoints, which can be killed after any step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -26,11 +26,11 @@ CONFIG = {"train": {"seed": 1, "model": "resnet18"}, "cache": "digest"}
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the loop may catch it."""
+    """Substitute for SIGKILL: nothing in the loop may catch it."""
 
 
 class ShufflingLoader:
-    """40 rows of noise in batches of 7, in an order drawn from the epoch's number."""
+    """Loader of 40 rows of noise in batches of 7, shuffled with the epoch as seed."""
 
     num_steps = NUM_STEPS
 
@@ -41,11 +41,11 @@ class ShufflingLoader:
         self._after_batch = after_batch
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many rows the step has."""
+        """Return the number of rows in the step."""
         return min(7, 40 - start - 7 * step)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the epoch's batches from a position on."""
+        """Yield the batches of an epoch, from row `start` of its order."""
         order = torch.from_numpy(np.random.default_rng(number).permutation(40))[start:]
         for step, chosen in enumerate(order.split(7) if len(order) else []):
             yield Batch(self._inputs[chosen], self._labels[chosen], chosen.numpy())
@@ -53,7 +53,7 @@ class ShufflingLoader:
 
 
 class Training:
-    """Everything that a process holds while it trains, made as new as in a process that was just started."""
+    """State of a training process, created as in a new process."""
 
     def __init__(self, folder: Path, optimizer: str = "adam", **options: float) -> None:
         torch.manual_seed(1)
@@ -72,7 +72,7 @@ class Training:
         after_batch: Callable[[int, int], None] = lambda epoch, step: None,
         after_validated_batch: Callable[[int, int], None] = lambda epoch, step: None,
     ) -> None:
-        """Train to the end, with a checkpoint after every step; go on where the newest one is."""
+        """Train to the end, with a checkpoint after every step; resume from the newest checkpoint."""
         progress = self.progress
         name, _run = self.checkpoints.newest()
         if name is not None:
@@ -99,7 +99,7 @@ class Training:
                 SingleProcess(),
                 save,
                 checkpoint_seconds=self._checkpoint_seconds,
-                # A clock that counts steps.
+                # The clock counts steps.
                 seconds_left=lambda: self._budget - len(progress.history) * NUM_STEPS - progress.running.steps,
             ),
         )
@@ -107,7 +107,7 @@ class Training:
         fit(self.model, loaders, self.optimizer, loop, progress, on_epoch)
 
     def losses(self) -> list[dict[str, float]]:
-        """Return the history without what a clock measured."""
+        """Return the history without timings."""
         return [
             {name: value for name, value in asdict(metrics).items() if name not in TIMINGS}
             for metrics in self.progress.history
@@ -115,17 +115,17 @@ class Training:
 
 
 def kill_at(epoch: int, step: int) -> Callable[[int, int], None]:
-    """Return what ends a training when the batch after this step is asked for."""
+    """Return a callback that raises `Killed` when the batch after this step is requested."""
 
-    def kill(now: int, its_step: int) -> None:
-        if (now, its_step) == (epoch, step):
+    def kill(current_epoch: int, current_step: int) -> None:
+        if (current_epoch, current_step) == (epoch, step):
             raise Killed
 
     return kill
 
 
 def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    """Say whether two state dicts are equal bit for bit."""
+    """Return whether two state dicts are bit-identical."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -139,10 +139,10 @@ def optimizer_state(training: Training) -> dict[str, torch.Tensor]:
     }
 
 
-def assert_same(resumed: Training, unbroken: Training) -> None:
-    """Assert that two trainings ended alike, bit for bit."""
-    assert same_tensors(resumed.model.state_dict(), unbroken.model.state_dict())
-    assert same_tensors(resumed.progress.best_state, unbroken.progress.best_state)
-    assert same_tensors(optimizer_state(resumed), optimizer_state(unbroken))
-    assert resumed.losses() == unbroken.losses()
-    assert resumed.progress.stopping == unbroken.progress.stopping
+def assert_same(resumed: Training, uninterrupted: Training) -> None:
+    """Assert that two training runs ended in bit-identical states."""
+    assert same_tensors(resumed.model.state_dict(), uninterrupted.model.state_dict())
+    assert same_tensors(resumed.progress.best_state, uninterrupted.progress.best_state)
+    assert same_tensors(optimizer_state(resumed), optimizer_state(uninterrupted))
+    assert resumed.losses() == uninterrupted.losses()
+    assert resumed.progress.stopping == uninterrupted.progress.stopping

@@ -1,4 +1,4 @@
-"""Tiny networks, loaders of tensors, and a training of them that takes no time."""
+"""Linear models, loaders of tensors and a fast training loop."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +20,7 @@ NUM_CLASSES = 3
 
 
 class TensorLoader:
-    """Batches given as lists of row numbers of two tensors, the same in every epoch."""
+    """Loader of the same batches in every epoch, given as lists of row numbers."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class TensorLoader:
 
     @property
     def num_steps(self) -> int:
-        """Return how many batches an epoch has."""
+        """Number of batches per epoch."""
         return len(self._steps)
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many images all ranks have in the step."""
+        """Return the number of images in the step over all ranks."""
         assert start == 0
         return self._global_rows[step]
 
@@ -53,20 +53,20 @@ class TensorLoader:
 
 
 class Recorder:
-    """A learning rate that remembers the steps it was asked for."""
+    """Constant learning rate schedule that records the steps."""
 
     def __init__(self, rate: float = 0.1) -> None:
         self.rate = rate
         self.steps: list[int] = []
 
     def __call__(self, step: int) -> float:
-        """Return the rate, and remember the step."""
+        """Return the learning rate, and record the step."""
         self.steps.append(step)
         return self.rate
 
 
 def separable(num_rows: int = 30, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs (B, 4) in float64 and labels that a linear model learns."""
+    """Return linearly separable inputs (B, 4) in float64 and their labels (B)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(num_rows) % NUM_CLASSES
     inputs = torch.randn(num_rows, 4, generator=generator, dtype=torch.float64)
@@ -81,7 +81,7 @@ def linear(seed: int = 1) -> nn.Linear:
 
 
 def steps_of(num_rows: int, batch_size: int) -> list[list[int]]:
-    """Cut rows into batches."""
+    """Split row numbers into batches."""
     return [list(range(begin, min(num_rows, begin + batch_size))) for begin in range(0, num_rows, batch_size)]
 
 
@@ -118,7 +118,7 @@ def fit_simply(
     reducer: Reducer | None = None,
     on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
 ) -> None:
-    """Fit with plain gradient descent."""
+    """Fit with plain SGD."""
     reducer = reducer or SingleProcess()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     fit(
@@ -132,5 +132,5 @@ def fit_simply(
 
 
 def new_progress(patience: int = 2, *, higher_is_better: bool = True) -> Progress:
-    """Return a training that has not begun."""
+    """Return the progress at the start of a training run."""
     return Progress(EarlyStopping(patience, 0.0, higher_is_better))

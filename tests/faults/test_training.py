@@ -89,7 +89,7 @@ def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, st
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
 def test_disk_too_small_for_cached_features_keeps_no_part_of_them(cache, storage, tmp_path, num_ranks):
-    """A disk known to be too small is rejected; one that fills is reported in one line, with no file or rank left."""
+    """A disk known to be too small is rejected, a full disk is reported in one line, and no file or rank is left."""
     torch.manual_seed(1)
     network = tmp_path / "weights.pt"
     torch.save(torchvision.models.get_model(TRAIN.model, weights=None).state_dict(), network)

@@ -1,4 +1,4 @@
-"""What happens to a file: every line of the table in tasks/etl/README.md, in one source and on real tables."""
+"""Outcomes of files: every line of the table in tasks/etl/README.md, tested on Delta tables."""
 
 import io
 import os
@@ -27,7 +27,7 @@ README = ROOT / "tasks" / "etl" / "README.md"
 class Line:
     """A line of the README's table: its first words, and outcome and reason of files below the source.
 
-    Outcome None stands for a file that is not in the ledger at all.
+    The outcome None means that a file is not in the ledger.
     """
 
     begins: str
@@ -73,12 +73,12 @@ LINES = (
 
 
 def noise(seed: int, side: int = 12) -> Image.Image:
-    """Return an image that no other seed gives."""
+    """Return an image of random pixels that differs for each seed."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
 
 
 def bomb(side: int) -> bytes:
-    """Return a PNG file whose header promises more pixels than anybody wants."""
+    """Return a PNG file whose header declares too many pixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", b""), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -87,14 +87,14 @@ def bomb(side: int) -> bytes:
 
 
 def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
-    """Return the file that PIL writes."""
+    """Return the image as a file encoded by PIL."""
     buffer = io.BytesIO()
     image.save(buffer, format=file_format, **options)
     return buffer.getvalue()
 
 
 def make_source(folder: Path) -> None:
-    """Write a source with every kind of file that the table names, and enough good ones beside."""
+    """Write a source with every kind of file in the table, and enough valid images."""
     for number, split in enumerate(("train", "val", "test")):
         write_images(folder / split, per_class=3, first=10 * number)
     red = folder / "train" / "red"
@@ -140,7 +140,7 @@ def make_source(folder: Path) -> None:
     odd = folder / "train" / "größe 猫"
     odd.mkdir()
     noise(16).save(odd / "a=b 50%.png")
-    # A link to an image of its own label would be a duplicate: here it is the only listed name of its image.
+    # A link to a listed image of its label would be a duplicate: this one is the only listed path of its image.
     (folder / "train" / ".store").mkdir()
     noise(17).save(folder / "train" / ".store" / "linked.png")
     (folder / "train" / "blue" / "link.png").symlink_to(folder / "train" / ".store" / "linked.png")
@@ -156,7 +156,7 @@ def make_source(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Ingested:
-    """A source of every kind of file, after two runs."""
+    """A source with every kind of file, after two ETL runs."""
 
     source: Path
     storage: Storage
@@ -185,28 +185,28 @@ def readme_lines() -> list[str]:
 
 
 def test_every_line_of_the_readme_is_tested() -> None:
-    """In its order, and none beside."""
+    """The lines here are those of the README, in the same order."""
     lines = readme_lines()
     assert len(lines) == len(LINES)
     assert [line for line, tested in zip(lines, LINES, strict=True) if not line.startswith(tested.begins)] == []
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.begins)
-def test_file_has_the_outcome_that_the_readme_says(ingested: Ingested, line: Line) -> None:
-    """Outcome and reason of each file of this kind."""
+def test_file_has_the_outcome_in_the_readme(ingested: Ingested, line: Line) -> None:
+    """Every file of this kind has the outcome and reason of the line."""
     wanted = None if line.outcome is None else (line.outcome, line.reason)
     assert {path: ingested.files.get(path) for path in line.paths} == dict.fromkeys(line.paths, wanted)
 
 
-def test_nothing_else_is_in_the_ledger(ingested: Ingested) -> None:
-    """Every other file is one of the plain images, and stored."""
+def test_all_other_files_in_the_ledger_are_stored(ingested: Ingested) -> None:
+    """The other files are plain images."""
     named = {path for line in LINES for path in line.paths}
     others = {path: found for path, found in ingested.files.items() if path not in named}
     assert set(others.values()) == {("stored", None)}
 
 
 def test_stored_images_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
-    """The turned one is as high as it looks, and what is larger than stored_side is not stored as it came."""
+    """Width and height of a rotated image are those after the EXIF rotation, and all images have a hash."""
     images = spark.read.format("delta").load(ingested.storage.table("images")).drop("content")
     files = spark.read.format("delta").load(ingested.storage.table("files")).select("sha256", "path")
     rows = {row["path"]: row for row in images.join(files, on="sha256", how="inner").collect()}

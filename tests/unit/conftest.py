@@ -1,4 +1,4 @@
-"""One compute thread, a tiny cache without Spark, and a small network with its weights."""
+"""Fixtures of the unit tests: a small cache without Spark, and a small network with its weights."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ CLASSES = ("ant", "bee", "cat")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Networks this small are slower on many threads than on one."""
+    """Use one compute thread, with which networks this small are fastest."""
     torch.set_num_threads(1)
 
 
@@ -51,7 +51,7 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state dict of SMALL, drawn at random: stands for pretrained weights."""
+    """Return the path of a random state dict of SMALL, in place of pretrained weights."""
     torch.manual_seed(11)
     path = tmp_path_factory.mktemp("weights") / "small.pt"
     torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
@@ -60,6 +60,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def classifier(weights: Path) -> Classifier:
-    """A frozen classifier whose head prefers no class."""
+    """Return a classifier with a frozen backbone and a new head."""
     torch.manual_seed(2)
     return build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)

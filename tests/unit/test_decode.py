@@ -1,4 +1,4 @@
-"""Every kind of image and every kind of damage that a folder of images holds."""
+"""Decoding of images in all pixel modes and orientations."""
 
 import io
 import struct
@@ -23,7 +23,7 @@ def with_orientation(orientation: int) -> Image.Exif:
 
 
 def test_grayscale_becomes_three_equal_channels() -> None:
-    """A gray level is the same in red, green and blue."""
+    """A gray level becomes the same value in red, green and blue."""
     levels = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 
     pixels = np.asarray(decode_image(encoded(Image.fromarray(levels))))
@@ -31,15 +31,15 @@ def test_grayscale_becomes_three_equal_channels() -> None:
     assert np.array_equal(pixels, np.repeat(levels[:, :, None], 3, axis=2))
 
 
-def test_rgb_is_left_as_it_is() -> None:
-    """A lossless RGB image comes back pixel for pixel."""
+def test_rgb_is_unchanged() -> None:
+    """A lossless RGB image is decoded pixel for pixel."""
     image = noise(7, 5)
 
     assert np.array_equal(np.asarray(decode_image(encoded(image))), np.asarray(image))
 
 
 def test_transparent_gray_lies_on_white() -> None:
-    """LA: what is fully transparent is white, half transparent black is mid gray, opaque stays."""
+    """In mode LA, full transparency becomes white, half transparent black mid gray, and opaque pixels stay."""
     image = Image.new("LA", (3, 1))
     image.putdata([(0, 0), (0, 128), (0, 255)])
 
@@ -51,7 +51,7 @@ def test_transparent_gray_lies_on_white() -> None:
 
 
 def test_transparent_rgba_lies_on_white() -> None:
-    """RGBA: the colour hidden under full transparency does not shine through."""
+    """In mode RGBA, the colour of a fully transparent pixel is not visible."""
     image = Image.new("RGBA", (2, 1))
     image.putdata([(255, 0, 0, 0), (255, 0, 0, 255)])
 
@@ -62,7 +62,7 @@ def test_transparent_rgba_lies_on_white() -> None:
 
 
 def test_transparent_palette_index_lies_on_white() -> None:
-    """P with a transparent index: that index is white, the others keep their palette colour."""
+    """In mode P, a transparent index becomes white, and the others keep their palette colour."""
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putdata([0, 1])
@@ -74,7 +74,7 @@ def test_transparent_palette_index_lies_on_white() -> None:
 
 
 def test_opaque_palette_keeps_its_colours() -> None:
-    """P without transparency: every index becomes its palette colour."""
+    """In mode P without transparency, every index becomes its palette colour."""
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putdata([0, 1])
@@ -85,7 +85,7 @@ def test_opaque_palette_keeps_its_colours() -> None:
 
 
 def test_transparent_colour_of_rgb_lies_on_white() -> None:
-    """RGB with one colour declared transparent: that colour is white."""
+    """In mode RGB, a colour that is declared transparent becomes white."""
     image = Image.new("RGB", (2, 1), (1, 2, 3))
     image.putpixel((1, 0), (9, 9, 9))
 
@@ -95,7 +95,7 @@ def test_transparent_colour_of_rgb_lies_on_white() -> None:
 
 
 def test_cmyk_jpeg_becomes_rgb() -> None:
-    """Pure magenta ink is magenta light."""
+    """A CMYK image of pure magenta becomes magenta in RGB."""
     decoded = decode_image(encoded(Image.new("CMYK", (16, 16), (0, 255, 0, 0)), "JPEG", quality=95))
 
     assert decoded.mode == "RGB"
@@ -103,7 +103,7 @@ def test_cmyk_jpeg_becomes_rgb() -> None:
 
 
 def test_sixteen_bit_gray_keeps_its_upper_eight_bits() -> None:
-    """I;16: a ramp stays a ramp, where PIL's own conversion would clip nearly all of it to white."""
+    """In mode I;16, a ramp stays a ramp, whereas PIL's own conversion would clip nearly all of it to white."""
     samples = (np.arange(256, dtype=np.uint16) << 8).reshape(16, 16)
 
     pixels = np.asarray(decode_image(encoded(Image.fromarray(samples))))
@@ -136,7 +136,7 @@ def test_one_bit_image_is_black_and_white() -> None:
     ],
 )
 def test_exif_orientation_is_applied(orientation: int, turn: Image.Transpose | None) -> None:
-    """A camera held on its side or upside down still gives an upright image."""
+    """The image is upright for every value of the EXIF orientation."""
     stored = noise(6, 4)
     upright = stored if turn is None else stored.transpose(turn)
 
@@ -147,10 +147,10 @@ def test_exif_orientation_is_applied(orientation: int, turn: Image.Transpose | N
 
 
 def test_exif_orientation_of_a_jpeg_swaps_width_and_height() -> None:
-    """Orientation 6, the usual one of phones, turns a JPEG that is read at a reduced scale as well."""
-    lying = Image.new("RGB", (400, 200), "red")
-    lying.paste("blue", (0, 0, 200, 200))  # The left half is the top once the image stands upright.
-    content = encoded(lying, "JPEG", exif=with_orientation(6))
+    """Orientation 6, common on phones, is applied to a JPEG that is decoded at a reduced scale, too."""
+    rotated = Image.new("RGB", (400, 200), "red")
+    rotated.paste("blue", (0, 0, 200, 200))  # The left half is the top once the image is upright.
+    content = encoded(rotated, "JPEG", exif=with_orientation(6))
 
     pixels = decode_pixels(content, 40)
 
@@ -159,8 +159,8 @@ def test_exif_orientation_of_a_jpeg_swaps_width_and_height() -> None:
     assert np.allclose(pixels[34, 20], (255, 0, 0), atol=8)
 
 
-def test_first_frame_of_an_animation_is_taken() -> None:
-    """An animated PNG is its first image."""
+def test_first_frame_of_an_animation_is_decoded() -> None:
+    """An animated PNG is decoded to its first frame."""
     first, second = Image.new("RGB", (4, 4), "green"), Image.new("RGB", (4, 4), "red")
 
     decoded = decode_image(encoded(first, save_all=True, append_images=[second]))
@@ -168,8 +168,8 @@ def test_first_frame_of_an_animation_is_taken() -> None:
     assert decoded.getpixel((0, 0)) == (0, 128, 0)
 
 
-def test_odd_exif_does_not_get_in_the_way_of_turning() -> None:
-    """A tag of another type than its own, as cameras write them, costs neither the job nor the image."""
+def test_orientation_is_applied_despite_invalid_exif_tags() -> None:
+    """A tag of a wrong type, as cameras write them, neither raises nor prevents the transposition."""
     exif = struct.pack("<2sHIH", b"II", 42, 8, 2)
     exif += struct.pack("<HHII", 0x0112, 3, 1, 6)  # Orientation, SHORT: 6
     exif += struct.pack("<HHI4s", 0x0128, 2, 4, b"abc\0")  # ResolutionUnit, a SHORT, given as text
@@ -181,7 +181,7 @@ def test_odd_exif_does_not_get_in_the_way_of_turning() -> None:
 
 
 def test_sixteen_bit_gray_with_a_transparent_level_keeps_its_upper_eight_bits() -> None:
-    """A tRNS chunk does not send 16-bit samples through PIL's clipping conversion."""
+    """16-bit samples with a tRNS chunk do not pass through PIL's clipping conversion."""
     samples = (np.arange(256, dtype=np.uint16) << 8).reshape(16, 16)
     buffer = io.BytesIO()
     Image.fromarray(samples).save(buffer, format="PNG")

@@ -1,4 +1,4 @@
-"""What one rank does beside training: it ends with its parent, and speaks in lines."""
+"""Rank processes: exit with the parent, events on stdout, logging and specification."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ time.sleep(300)
 """
 
 
-# Its threads log while it sends events, as the one of the metrics does.
+# A rank whose thread logs while it sends events, as the thread that sends metrics does.
 LOUD_RANK = """
 import logging, sys, threading
 from tasks.launch.rank import emit
@@ -64,21 +64,21 @@ thread.join()
         (1, DistributedConfig(log_ranks="all"), logging.INFO),
     ],
 )
-def test_the_lines_of_all_ranks_are_logged_on_request(rank: int, distributed: DistributedConfig, level: int) -> None:
-    """Else rank 0's, and the warnings of the others."""
+def test_log_level_depends_on_rank_and_log_ranks(rank: int, distributed: DistributedConfig, level: int) -> None:
+    """Rank 0 logs all lines, and other ranks only warnings unless log_ranks is all."""
     assert log_level(rank, distributed) == level
 
 
-def test_whose_lines_are_logged_makes_no_other_training() -> None:
-    """A finished one is found again."""
+def test_key_does_not_depend_on_log_ranks() -> None:
+    """The setting log_ranks does not change the key of a run."""
     train, cache = TrainConfig(weights="none", freeze_backbone=False), CacheRef(url="/nowhere", digest="none")
     keys = {run_key(train, cache, DistributedConfig(log_ranks=ranks)) for ranks in ("rank0", "all")}
     assert len(keys) == 1
 
 
 @pytest.mark.timeout(60)
-def test_orphaned_rank_ends() -> None:
-    """The parent is killed, without a chance to say anything: the rank, in a session of its own, is gone too."""
+def test_orphaned_rank_exits() -> None:
+    """A rank in its own session exits when its parent is killed."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
@@ -88,15 +88,15 @@ def test_orphaned_rank_ends() -> None:
         parent.kill()
         parent.wait()
 
-        # The rank inherited the other end of this pipe: its end is the end of the rank.
+        # The rank inherited the other end of this pipe, which closes when the rank exits.
         assert parent.stdout.read() == ""
     rank.wait(timeout=30)
     assert not rank.is_running()
 
 
 @pytest.mark.timeout(60)
-def test_orphaned_rank_has_a_status_of_its_own() -> None:
-    """A rank that was left alone can be told from one that failed, and lives until then."""
+def test_orphaned_rank_has_its_own_exit_status() -> None:
+    """A rank runs until its parent closes stdin, and then exits with EXIT_ORPHANED."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", RANK], **pipes) as rank:
         assert rank.stdin is not None
@@ -109,8 +109,8 @@ def test_orphaned_rank_has_a_status_of_its_own() -> None:
         assert rank.wait(timeout=30) == EXIT_ORPHANED
 
 
-def test_event_is_one_marked_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the launcher reads is JSON after the mark, on a line of its own, whatever is in it."""
+def test_event_is_one_line_with_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    """An event is JSON after EVENT_MARK on one line, even if a value has a newline."""
     event = {"epoch": 1, "val_accuracy": 0.5, "text": "zwei\nZeilen"}
 
     emit(event)
@@ -121,18 +121,18 @@ def test_event_is_one_marked_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line.removeprefix(EVENT_MARK)) == event
 
 
-def test_events_stay_whole_while_threads_log() -> None:
-    """Output and errors are one pipe, and a rank writes both at once without a buffer."""
+def test_events_are_intact_while_threads_log() -> None:
+    """Events stay on their own lines while a thread logs to the same unbuffered pipe."""
     command = [sys.executable, "-u", "-c", LOUD_RANK]
-    said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
-    lines = said.stdout.splitlines()
+    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    lines = finished.stdout.splitlines()
     events = [json.loads(line.removeprefix(EVENT_MARK)) for line in lines if line.startswith(EVENT_MARK)]
     assert events == [{"number": number} for number in range(3000)]
     assert {line for line in lines if not line.startswith(EVENT_MARK)} == {"a line of a log"}
 
 
-def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:
-    """What the launcher writes is what the rank reads, and a name that no rank knows is refused."""
+def test_spec_is_unchanged_after_serialization(tmp_path: Path) -> None:
+    """A rank reads the specification that the launcher wrote, and unknown fields are rejected."""
     spec = TrainingSpec(
         train=TrainConfig(model="resnet18"),
         distributed=DistributedConfig(num_ranks=3),
@@ -144,11 +144,11 @@ def test_spec_comes_back_from_its_file(tmp_path: Path) -> None:
 
     assert TrainingSpec.model_validate_json(text) == spec
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        TrainingSpec.model_validate(json.loads(text) | {"surprise": 1})
+        TrainingSpec.model_validate(json.loads(text) | {"unknown": 1})
 
 
 def test_single_process_is_one_rank_without_horovod() -> None:
-    """One rank needs no one to agree with."""
+    """A single rank has the reducer of a single process."""
     reducer = make_reducer(1)
 
     assert isinstance(reducer, SingleProcess)
@@ -156,8 +156,8 @@ def test_single_process_is_one_rank_without_horovod() -> None:
     assert reducer.broadcast("value") == "value"
 
 
-def test_what_keeps_ranks_off_the_gpus_is_said_with_the_way_out() -> None:
-    """A build without NCCL, and more ranks than GPUs."""
+def test_gpu_obstacle_has_cause_and_remedy() -> None:
+    """The reason is a build without NCCL or more ranks than GPUs, with its remedy."""
     assert gpu_obstacle(nccl_built=True, num_ranks=2, num_gpus=2) is None
     assert "HOROVOD_GPU_OPERATIONS=NCCL make setup" in str(gpu_obstacle(nccl_built=False, num_ranks=2, num_gpus=2))
     assert "distributed.num_ranks is 2 and there are 1 GPUs" in str(

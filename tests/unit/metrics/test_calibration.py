@@ -1,4 +1,4 @@
-"""Calibration in bins, with numbers worked out by hand."""
+"""Calibration in bins, compared with values calculated by hand."""
 
 import math
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def calibration_of(confidence: list[float], correct: list[bool]) -> Calibration:
-    """Return the calibration of predictions, taken in one by one."""
+    """Return the calibration of predictions, added one by one."""
     sums = CalibrationSums(CPU)
     for probability, right in zip(confidence, correct, strict=True):
         sums.add(torch.tensor([probability], dtype=torch.float64), torch.tensor([right]))
@@ -20,7 +20,7 @@ def calibration_of(confidence: list[float], correct: list[bool]) -> Calibration:
 
 
 def test_error_is_the_mean_gap_between_probability_and_accuracy() -> None:
-    """Two at 0.95 of which one is right: a gap of 0.45 for two; one at 0.55, right: a gap of 0.45 for the third."""
+    """Two predictions at 0.95, one right, have a gap of 0.45, and so has a right prediction at 0.55."""
     found = calibration_of([0.95, 0.95, 0.55], [True, False, True])
 
     assert found.error == pytest.approx(0.45)
@@ -30,19 +30,19 @@ def test_error_is_the_mean_gap_between_probability_and_accuracy() -> None:
     assert found.bin_confidence[[8, 14]].tolist() == pytest.approx([0.55, 0.95])
 
 
-def test_gaps_within_a_bin_cancel_and_those_of_different_bins_do_not() -> None:
-    """The sign is that of a bin: half right at 0.5 is perfect, one too sure and one not sure enough are not."""
+def test_gaps_cancel_within_a_bin_only() -> None:
+    """Half right at 0.5 has an error of 0; over- and underconfidence in different bins add up."""
     assert calibration_of([0.5, 0.5], [True, False]).error == pytest.approx(0.0)
     assert calibration_of([0.9, 0.6], [False, True]).error == pytest.approx((0.9 + 0.4) / 2)
 
 
 def test_bins_are_closed_on_the_right() -> None:
-    """0.2 is the end of the third of 15 bins, and 1 that of the last."""
+    """The probability 0.2 belongs to the third of 15 bins, which it bounds, and 1 to the last."""
     found = calibration_of([0.2, 0.21, 1.0], [True, True, True])
 
     assert found.counts.nonzero().flatten().tolist() == [2, 3, NUM_BINS - 1]
 
 
-def test_of_no_images_nothing_is_known() -> None:
-    """The error is NaN, and nothing is raised."""
+def test_error_without_images_is_nan() -> None:
+    """The error of no predictions is NaN, and nothing is raised."""
     assert math.isnan(CalibrationSums(CPU).reduce(SingleProcess()).error)

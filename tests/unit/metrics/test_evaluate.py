@@ -1,4 +1,4 @@
-"""Metrics of a split, and the evaluation in detail: the same on any number of ranks."""
+"""Metrics of a split and the detailed evaluation, which are equal on any number of ranks."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ROWS = 60
 
 
 def test_confusion_matrix_counts_true_classes_in_rows() -> None:
-    """A model that always says class 2 fills the last column with what there was."""
+    """A model that always predicts class 2 fills the last column with the counts of the true classes."""
     labels = torch.tensor([0, 0, 1, 2, 2, 2])
     model = linear()
     with torch.no_grad():
@@ -31,16 +31,16 @@ def test_confusion_matrix_counts_true_classes_in_rows() -> None:
     assert found.loss == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_macro_f1_is_over_the_classes_that_are_present() -> None:
-    """A class without an image in the split says nothing about the model; one that is never right counts as 0."""
+def test_macro_f1_is_the_mean_over_classes_with_images() -> None:
+    """A class without images in the split is left out of the macro F1, and a class without hits counts as 0."""
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [0, 0, 0]])
     assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((3 / 4 + 5 / 6) / 2)
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
     assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((0.6 + 5 / 6 + 0.0) / 3)
 
 
-def test_top5_accuracy_counts_a_class_among_the_first_five() -> None:
-    """Of seven classes the logits fall from the first to the last: labels 0 to 4 are among five, 5 and 6 are not."""
+def test_top5_accuracy_counts_labels_among_the_five_highest_logits() -> None:
+    """With seven classes and descending logits, labels 0 to 4 are in the top five, and 5 and 6 are not."""
     labels = torch.arange(7)
     logits = torch.arange(7, 0, -1, dtype=torch.float64).repeat(7, 1)
 
@@ -50,15 +50,15 @@ def test_top5_accuracy_counts_a_class_among_the_first_five() -> None:
     assert found.accuracy == pytest.approx(1 / 7)
 
 
-def test_of_five_classes_or_fewer_every_image_is_among_the_first_five() -> None:
-    """There is nothing else it could be."""
+def test_top5_accuracy_is_one_for_up_to_five_classes() -> None:
+    """The top-5 accuracy is 1 if there are no more than five classes."""
     inputs, labels = separable(9)
     found = evaluate(linear(), TensorLoader(inputs, labels, steps_of(9, 4)), NUM_CLASSES, CPU, SingleProcess())
     assert found.top5_accuracy == 1.0
 
 
-def test_evaluation_leaves_the_model_as_it_was() -> None:
-    """Batch norm's running statistics do not learn from validation images."""
+def test_evaluation_does_not_change_the_model() -> None:
+    """Evaluation does not update the running statistics of batch norm."""
     inputs, labels = separable(6)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, NUM_CLASSES)).double()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -69,8 +69,8 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_every_rank_sees_the_metrics_of_all() -> None:
-    """Ranks with different images get one confusion matrix, so that all stop in the same epoch."""
+def test_every_rank_gets_the_metrics_over_all_ranks() -> None:
+    """Ranks with different images get the same metrics, so that all stop in the same epoch."""
     inputs, labels = separable(12)
     shares = [[[0, 1, 2, 3, 4]], [[5, 6, 7, 8, 9, 10, 11]]]
 
@@ -84,8 +84,8 @@ def test_every_rank_sees_the_metrics_of_all() -> None:
     assert int(first.confusion_KK.sum()) == 12
 
 
-def test_detail_changes_no_metric() -> None:
-    """Loss, confusion matrix and accuracy are those of `evaluate`, to the last digit."""
+def test_detailed_evaluation_equals_evaluate() -> None:
+    """Loss, confusion matrix and top-5 accuracy equal those of `evaluate` exactly."""
     inputs, labels = separable(ROWS)
     loader = TensorLoader(inputs, labels, [range(40), [], range(40, ROWS)])
 
@@ -97,8 +97,8 @@ def test_detail_changes_no_metric() -> None:
     assert found.top5_accuracy == plain.top5_accuracy
 
 
-def test_detail_agrees_with_the_metrics() -> None:
-    """Its mistakes are those of the confusion matrix, its bins hold every image, and their hits are the accuracy."""
+def test_mistakes_and_calibration_agree_with_the_metrics() -> None:
+    """The mistakes are the misclassified images, and the calibration's counts agree with the accuracy."""
     inputs, labels = separable(20)
     loader = TensorLoader(inputs, labels, [range(20)])
     model = linear()
@@ -119,8 +119,8 @@ def test_detail_agrees_with_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
-def test_ranks_agree_with_one_process(num_ranks: int) -> None:
-    """However the images are shared out; the last of five ranks has none."""
+def test_detailed_evaluation_on_ranks_equals_one_process(num_ranks: int) -> None:
+    """Metrics, calibration and mistakes equal those of one process, even if a rank (the last of five) has no image."""
     inputs, labels = separable(ROWS)
     model = linear()
     alone = evaluate_in_detail(model, TensorLoader(inputs, labels, [range(ROWS)]), NUM_CLASSES, CPU, SingleProcess())

@@ -1,4 +1,4 @@
-"""Random changes of training images."""
+"""Augmentation of training batches."""
 
 import pytest
 import torch
@@ -10,18 +10,18 @@ SIDE, CLASSES = 16, 4
 
 
 def batch(num_images: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images that rise from left to right, and labels."""
+    """Return images with a horizontal gradient, and labels."""
     ramp = torch.arange(SIDE, dtype=torch.uint8).mul(10).view(1, 1, SIDE, 1)
     return ramp.expand(num_images, SIDE, SIDE, 3).contiguous(), torch.arange(num_images) % CLASSES
 
 
-def test_nothing_is_the_default() -> None:
-    """Without augmentation there is nothing to call."""
+def test_default_is_no_augmentation() -> None:
+    """The default settings return None instead of a function."""
     assert make_augment(AugmentationConfig(), SIDE, CLASSES) is None
 
 
-def test_each_image_is_mirrored_or_not_for_itself() -> None:
-    """Some are, some are not, and no image is anything else; labels stay."""
+def test_flip_is_drawn_per_image() -> None:
+    """Some images of a batch are mirrored and the others unchanged, with the same labels."""
     augment = make_augment(AugmentationConfig(flip=True), SIDE, CLASSES)
     assert augment is not None
     images, labels = batch(32)
@@ -40,8 +40,8 @@ def test_each_image_is_mirrored_or_not_for_itself() -> None:
     "settings",
     [AugmentationConfig(resized_crop=0.2), AugmentationConfig(rand_augment=2), AugmentationConfig(mixup=0.4)],
 )
-def test_a_seed_draws_the_same_changes_again(settings: AugmentationConfig) -> None:
-    """What a resumed step needs; another seed draws others, and the shape stays."""
+def test_same_seed_gives_the_same_augmentation(settings: AugmentationConfig) -> None:
+    """The same seed reproduces a batch, as a resumed step needs, and another seed does not."""
     augment = make_augment(settings, SIDE, CLASSES)
     assert augment is not None
     images, labels = batch()
@@ -58,7 +58,7 @@ def test_a_seed_draws_the_same_changes_again(settings: AugmentationConfig) -> No
 
 @pytest.mark.parametrize("settings", [AugmentationConfig(mixup=0.4), AugmentationConfig(cutmix=1.0)])
 def test_blended_images_have_shares_of_labels(settings: AugmentationConfig) -> None:
-    """They sum to one, over at most two classes."""
+    """The labels of blended images are shares of at most two classes, and sum to one."""
     augment = make_augment(settings, SIDE, CLASSES)
     assert augment is not None
     torch.manual_seed(3)
@@ -72,8 +72,8 @@ def test_blended_images_have_shares_of_labels(settings: AugmentationConfig) -> N
     assert float(found.max()) <= 255.0
 
 
-def test_a_lone_image_is_not_blended() -> None:
-    """There is nothing to blend it with."""
+def test_single_image_is_not_blended() -> None:
+    """A batch of one image is unchanged by MixUp, which needs two."""
     augment = make_augment(AugmentationConfig(mixup=0.4), SIDE, CLASSES)
     assert augment is not None
     images, labels = batch(1)

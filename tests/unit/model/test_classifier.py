@@ -1,4 +1,4 @@
-"""The model package: from bytes to labels, and bad bytes to an error that costs the others nothing."""
+"""The classifier of encoded images: predictions, errors of invalid images, saving and loading."""
 
 import io
 import json
@@ -21,7 +21,7 @@ BAD = {"text": b"no image", "empty": b"", "cut": b"\x89PNG\r\n\x1a\n\x00\x00"}
 
 
 def image(number: int) -> bytes:
-    """Return an encoded image of noise, of a size of its own."""
+    """Return an encoded image of noise whose size depends on the number."""
     samples = np.random.default_rng(number).integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(samples).save(buffer, format="PNG")
@@ -29,7 +29,7 @@ def image(number: int) -> bytes:
 
 
 def new_classifier(model: str = MODEL) -> Classifier:
-    """Return a classifier of random weights, the same each time, that tells noise from noise."""
+    """Return a classifier of seeded random weights whose predictions differ between images of noise."""
     torch.manual_seed(4)
     classifier = build_classifier(model, "none", len(CLASSES), freeze_backbone=False)
     with torch.no_grad():
@@ -40,7 +40,7 @@ def new_classifier(model: str = MODEL) -> Classifier:
 
 @pytest.fixture(scope="module")
 def model() -> ImageClassifier:
-    """A classifier as it comes out of a training, with batch norm statistics of its own."""
+    """A classifier as after a training run, with non-default batch norm statistics."""
     classifier = new_classifier().train()
     with torch.no_grad():
         classifier(torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(8)])))
@@ -48,12 +48,12 @@ def model() -> ImageClassifier:
 
 
 def alike(first: Prediction, second: Prediction) -> bool:
-    """Say whether two predictions have one label and, to rounding, one probability."""
+    """Return whether two predictions have the same label and, up to rounding, the same probability."""
     return first.label == second.label and first.probability == pytest.approx(second.probability, abs=1e-5)
 
 
 def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> None:
-    """The most probable of the classes, with its share of the softmax."""
+    """A prediction is the most probable class with its softmax probability."""
     (found,) = model.predict([image(1)])
 
     with torch.no_grad():
@@ -64,8 +64,8 @@ def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> No
     assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
 
 
-def test_images_are_predicted_in_their_order(model: ImageClassifier) -> None:
-    """A batch gives what each image gives alone, place by place."""
+def test_predictions_are_in_the_order_of_the_images(model: ImageClassifier) -> None:
+    """The predictions of a batch equal those of each image alone, in the same order."""
     contents = [image(number) for number in range(12)]
 
     together = model.predict(contents)
@@ -76,8 +76,8 @@ def test_images_are_predicted_in_their_order(model: ImageClassifier) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_bad_bytes_get_an_error_and_cost_the_others_nothing(model: ImageClassifier, bad: bytes) -> None:
-    """A broken file among good ones has an error in its place; the good ones are predicted as without it."""
+def test_invalid_image_gets_an_error_and_does_not_affect_others(model: ImageClassifier, bad: bytes) -> None:
+    """An invalid file in a batch gets an error, and the others are predicted as without it."""
     first, broken, second = model.predict([image(1), bad, image(2)])
 
     assert (broken.label, broken.probability) == (None, None)
@@ -86,15 +86,15 @@ def test_bad_bytes_get_an_error_and_cost_the_others_nothing(model: ImageClassifi
     assert alike(second, model.predict([image(2)])[0])
 
 
-def test_error_says_why(model: ImageClassifier) -> None:
-    """The reason for machines comes first, as in the ledger of ETL."""
+def test_error_begins_with_the_reason(model: ImageClassifier) -> None:
+    """An error begins with the reason code, as in the ledger of ETL."""
     (found,) = model.predict([b""])
 
     assert found == Prediction(None, None, "zero_bytes: the file is empty")
 
 
-def test_nothing_but_bad_bytes_is_predicted_too(model: ImageClassifier) -> None:
-    """A batch without one good image gives as many errors, and none gives none."""
+def test_batch_without_valid_images_is_predicted(model: ImageClassifier) -> None:
+    """A batch of invalid images gives one error per image, and an empty batch gives an empty list."""
     found = model.predict(list(BAD.values()))
 
     assert len(found) == len(BAD)
@@ -104,7 +104,7 @@ def test_nothing_but_bad_bytes_is_predicted_too(model: ImageClassifier) -> None:
 
 @pytest.mark.parametrize("name", [MODEL, "squeezenet1_1", "mobilenet_v2"])
 def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> None:
-    """Weights, classes and image size come back, so that the predictions are equal to the last digit."""
+    """A loaded model has the same weights, classes and image size, and exactly equal predictions."""
     classifier = new_classifier(name)
     contents = [image(number) for number in range(3)] + [b"bad"]
     expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
@@ -116,8 +116,8 @@ def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> 
     assert loaded.predict(contents) == expected
 
 
-def test_saved_model_is_weights_and_a_description(tmp_path: Path) -> None:
-    """Two files: tensors that load without running code, and JSON that a person can read."""
+def test_saved_model_has_two_files(tmp_path: Path) -> None:
+    """A saved model is a file of tensors that loads without running code, and a description in JSON."""
     save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE)
 
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([WEIGHTS_FILE, DESCRIPTION_FILE])
@@ -126,8 +126,8 @@ def test_saved_model_is_weights_and_a_description(tmp_path: Path) -> None:
     assert description == {"model": MODEL, "classes": list(CLASSES), "image_size": SIDE}
 
 
-def test_model_is_loaded_from_a_training_with_a_frozen_backbone(tmp_path: Path) -> None:
-    """Whether the backbone was frozen is a matter of training: the package is the same."""
+def test_model_with_frozen_backbone_is_loaded(tmp_path: Path) -> None:
+    """A model package does not depend on whether the backbone was frozen in training."""
     torch.manual_seed(4)
     frozen = build_classifier(MODEL, "none", len(CLASSES), freeze_backbone=True)
     expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([image(1)])

@@ -1,4 +1,4 @@
-"""What a training asks of its device."""
+"""The device of a training run: determinism and name of the processor."""
 
 from pathlib import Path
 from typing import Any
@@ -11,30 +11,30 @@ from tasks.model.device import make_deterministic, processor_name
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What torch was asked for, in place of being set."""
+def torch_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Flags of torch, recorded instead of set."""
     found: dict[str, Any] = {}
 
-    class Kept:
+    class Recorder:
         def __init__(self, name: str) -> None:
             object.__setattr__(self, "name", name)
 
         def __setattr__(self, attribute: str, value: object) -> None:
             found[f"{self.name}.{attribute}"] = value  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(torch.backends, "cudnn", Kept("cudnn"))
-    monkeypatch.setattr(torch.utils, "deterministic", Kept("deterministic"))
+    monkeypatch.setattr(torch.backends, "cudnn", Recorder("cudnn"))
+    monkeypatch.setattr(torch.utils, "deterministic", Recorder("deterministic"))
     monkeypatch.setattr(
         torch, "use_deterministic_algorithms", lambda mode, *, warn_only: found.update(algorithms=(mode, warn_only))
     )
     return found
 
 
-def test_a_gpu_is_asked_for_the_same_result_each_time(asked: dict[str, Any]) -> None:
-    """Where it can: what has no such kernel is warned of, and new memory is not filled for it."""
+def test_gpu_is_configured_to_be_deterministic(torch_flags: dict[str, Any]) -> None:
+    """On a GPU, deterministic kernels are requested with warnings only, and new memory is not filled."""
     make_deterministic(torch.device("cuda", 1))
 
-    assert asked == {
+    assert torch_flags == {
         "cudnn.deterministic": True,
         "cudnn.benchmark": False,
         "algorithms": (True, True),
@@ -42,15 +42,15 @@ def test_a_gpu_is_asked_for_the_same_result_each_time(asked: dict[str, Any]) -> 
     }
 
 
-def test_a_cpu_is_asked_for_nothing(asked: dict[str, Any]) -> None:
-    """Its kernels give the same result anyway."""
+def test_cpu_needs_no_configuration(torch_flags: dict[str, Any]) -> None:
+    """On a CPU no flag is set, as its kernels are deterministic."""
     make_deterministic(torch.device("cpu"))
 
-    assert asked == {}
+    assert torch_flags == {}
 
 
-def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the numbers of its model, since virtual machines call many alike; where no name is told, by its kind."""
+def test_cpu_name_includes_family_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU is named with its family and model, as generic names repeat; without a name, by its architecture."""
     cpu = torch.device("cpu")
     assert processor_name(cpu) == processor_name(cpu) != ""
 
@@ -61,6 +61,6 @@ def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert processor_name(cpu) == "AMD EPYC (family 25, model 17)"
 
     info.write_text("processor\t: 0\nBogoMIPS\t: 243.75\nCPU implementer\t: 0x41\n")
-    by_kind = processor_name(cpu)
+    architecture = processor_name(cpu)
     info.unlink()
-    assert processor_name(cpu) == by_kind != ""
+    assert processor_name(cpu) == architecture != ""

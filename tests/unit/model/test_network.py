@@ -1,4 +1,4 @@
-"""The network: new heads, frozen backbones, and names that are refused."""
+"""The network: new heads, frozen backbones, and invalid names."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tasks.model.precision import computes_bf16
 from tasks.model.pretrained import check_model_name
 from tests.builders.small_network import SMALL
 
-# googlenet says on every start that its way to draw weights will change.
+# googlenet warns on every start that its weight initialization will change.
 pytestmark = pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet:FutureWarning")
 
 
 def images(count: int = 2, side: int = 64) -> torch.Tensor:
-    """Return uint8 images of noise (B, H, W, 3)."""
+    """Return images of noise, uint8 (B, H, W, 3)."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
 
@@ -29,12 +29,12 @@ def copy_of(classifier: Classifier) -> dict[str, torch.Tensor]:
 
 
 def changed(classifier: Classifier, before: dict[str, torch.Tensor]) -> set[str]:
-    """Return the names of the parameters and buffers that are not what they were."""
+    """Return the names of the parameters and buffers that changed."""
     return {name for name, value in classifier.state_dict().items() if not torch.equal(value, before[name])}
 
 
 def train_a_step(classifier: Classifier) -> None:
-    """Make one step of training with a large learning rate."""
+    """Train one step with a large learning rate."""
     parameters = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     loss = nn.functional.cross_entropy(classifier.train()(images(4)), torch.tensor([0, 1, 2, 0]))
@@ -44,7 +44,7 @@ def train_a_step(classifier: Classifier) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v2", "googlenet"])
 def test_head_is_replaced(name: str) -> None:
-    """Whatever the last layer is and is called, logits have one column a class, in eval and in train mode."""
+    """Logits have one column per class in eval and train mode, for any type and name of the last layer."""
     classifier = build_classifier(name, "none", num_classes=5, freeze_backbone=False)
 
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_head_is_replaced(name: str) -> None:
 
 
 def test_frozen_backbone_trains_the_head_alone(weights: Path) -> None:
-    """After a step the head has moved, and neither weights nor batch norm statistics of the backbone have."""
+    """A step changes the head, and neither weights nor batch norm statistics of the backbone."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
     before = copy_of(classifier)
 
@@ -66,7 +66,7 @@ def test_frozen_backbone_trains_the_head_alone(weights: Path) -> None:
 
 
 def test_frozen_backbone_stays_in_eval_mode(weights: Path) -> None:
-    """train() reaches the head and no batch norm layer."""
+    """The method train() sets the mode of the head, and of no frozen batch norm layer."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True).train()
 
     assert classifier.head.training
@@ -75,39 +75,39 @@ def test_frozen_backbone_stays_in_eval_mode(weights: Path) -> None:
     assert not any(norm.training for norm in norms)
 
 
-def test_from_a_named_layer_on_all_learns_and_nothing_before_it(weights: Path) -> None:
-    """Its batch norm takes statistics, that of the frozen part does not."""
+def test_unfreeze_from_unfreezes_the_named_and_all_later_layers(weights: Path) -> None:
+    """Weights and batch norm statistics change from the named layer to the head, and in no earlier layer."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
     classifier.unfreeze_from("stage4.1")
     before = copy_of(classifier)
 
     train_a_step(classifier)
 
-    moved = changed(classifier, before)
-    allowed = ("network.stage4.1.", "network.stage4.2.", "network.stage4.3.", "network.conv5.", "network.fc.")
-    assert all(name.startswith(allowed) for name in moved)
-    assert {name for name, value in classifier.named_parameters() if value.requires_grad} <= moved
-    assert "network.conv5.1.running_mean" in moved
+    updated = changed(classifier, before)
+    unfrozen = ("network.stage4.1.", "network.stage4.2.", "network.stage4.3.", "network.conv5.", "network.fc.")
+    assert all(name.startswith(unfrozen) for name in updated)
+    assert {name for name, value in classifier.named_parameters() if value.requires_grad} <= updated
+    assert "network.conv5.1.running_mean" in updated
 
 
 def test_all_layers_can_be_unfrozen(weights: Path) -> None:
-    """As if none had been frozen."""
+    """With `all`, every parameter is trainable and every layer is in train mode."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
     classifier.unfreeze_from("all")
     assert all(parameter.requires_grad for parameter in classifier.parameters())
     assert all(module.training for module in classifier.train().modules())
 
 
-def test_a_layer_that_is_none_is_refused_with_those_there_are(weights: Path) -> None:
-    """The names are those of the same depth."""
+def test_unknown_layer_is_refused_with_the_existing_names(weights: Path) -> None:
+    """The error for an unknown layer lists the layers of the same depth."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)
-    with pytest.raises(WrongInput, match=r"unfreeze_from is 'layer4', which is no layer .* conv1, maxpool, stage2"):
+    with pytest.raises(WrongInput, match=r"unfreeze_from is 'layer4', which is not a layer .* conv1, maxpool, stage2"):
         classifier.unfreeze_from("layer4")
 
 
 @pytest.mark.skipif(not computes_bf16(torch.device("cpu")), reason="this CPU has no bfloat16")
-def test_logits_of_bf16_are_float32_and_close(weights: Path) -> None:
-    """Within the rounding of 8 bits over the depth of the network; weights stay float32."""
+def test_bf16_logits_are_float32_and_close_to_exact(weights: Path) -> None:
+    """Logits in bfloat16 differ from those in float32 by rounding only, and weights stay float32."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False).eval()
     with torch.no_grad():
         exact = classifier(images())
@@ -120,22 +120,22 @@ def test_logits_of_bf16_are_float32_and_close(weights: Path) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in classifier.parameters())
 
 
-def test_unfrozen_backbone_trains_as_a_whole(weights: Path) -> None:
-    """Without freezing every parameter can move, and batch norm takes statistics."""
+def test_unfrozen_backbone_is_trained(weights: Path) -> None:
+    """Without freezing, every parameter is trainable, and batch norm statistics are updated."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False)
     before = copy_of(classifier)
 
     train_a_step(classifier)
 
     assert all(parameter.requires_grad for parameter in classifier.parameters())
-    moved = changed(classifier, before)
-    assert "network.conv1.0.weight" in moved
-    assert "network.conv1.1.running_mean" in moved
-    assert "network.fc.weight" in moved
+    updated = changed(classifier, before)
+    assert "network.conv1.0.weight" in updated
+    assert "network.conv1.1.running_mean" in updated
+    assert "network.fc.weight" in updated
 
 
-def test_head_is_no_module_of_its_own(weights: Path) -> None:
-    """Its parameters are the network's, and are neither saved nor trained twice."""
+def test_head_is_registered_once(weights: Path) -> None:
+    """The head's parameters belong to the network, and are neither saved nor trained twice."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=False)
 
     names = list(classifier.state_dict())
@@ -143,8 +143,8 @@ def test_head_is_no_module_of_its_own(weights: Path) -> None:
     assert len({id(parameter) for parameter in classifier.parameters()}) == len(list(classifier.parameters()))
 
 
-def test_pixels_are_normalized_as_imagenet_s(weights: Path) -> None:
-    """The network gets torchvision's preprocessing of the same images."""
+def test_inputs_are_normalized_as_by_torchvision(weights: Path) -> None:
+    """The network's inputs equal torchvision's preprocessing of the same images."""
     classifier = build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True).eval()
     images_BCHW = images().permute(0, 3, 1, 2).float() / 255
     normalized = torchvision.transforms.functional.normalize(images_BCHW, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -155,20 +155,21 @@ def test_pixels_are_normalized_as_imagenet_s(weights: Path) -> None:
 
 @pytest.mark.parametrize("name", ["resnet1", "fasterrcnn_resnet50_fpn", "quantized_mobilenet_v2", ""])
 def test_unknown_model_is_refused(name: str) -> None:
-    """What torchvision does not know, or knows as something else than a classifier, is named with a way out."""
-    with pytest.raises(WrongInput, match=rf"train.model is '{name}', which is no torchvision classifier: choose one"):
+    """A name that is not a torchvision classifier is refused with a way to list the classifiers."""
+    message = rf"train.model is '{name}', which is not a torchvision classifier: choose one"
+    with pytest.raises(WrongInput, match=message):
         check_model_name(name)
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_networks_with_their_own_normalization_keep_it(name: str) -> None:
-    """Torchvision sets transform_input where it loads pretrained weights of these two: they expect (x - 0.5) / 0.5."""
+    """These networks expect (x - 0.5) / 0.5: transform_input is set, as by torchvision for their pretrained weights."""
     assert build_classifier(name, "none", 3, freeze_backbone=False).network.transform_input
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_auxiliary_classifiers_are_left_out(name: str) -> None:
-    """No loss of ours reaches them: every weight that is there gets a gradient."""
+def test_auxiliary_classifiers_are_removed(name: str) -> None:
+    """Without the auxiliary classifiers, every remaining weight gets a gradient."""
     torch.manual_seed(1)
     classifier = build_classifier(name, "none", 3, freeze_backbone=False).train()
 

@@ -1,4 +1,4 @@
-"""A model package from a registry: what is no description or no weights is refused, and runs nothing."""
+"""Loading of an untrusted model package: invalid descriptions and weights are refused, and no code of them runs."""
 
 import json
 import os
@@ -17,22 +17,23 @@ from tasks.model.weights import WithoutMemory
 
 MODEL = "squeezenet1_1"
 GOOD = {"model": MODEL, "classes": ["ant", "bee"], "image_size": 32}
+NOT_LOADED = r"weights.pt is not a plain state dict \(UnpicklingError\) and was not loaded"
 
 
 class WriteFile:
-    """A pickle that writes a file when it is loaded."""
+    """An object whose pickle writes a file when it is loaded."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what the unpickler calls."""
+        """Return the call that the unpickler makes."""
         return os.system, (f"touch '{self.file}'",)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole package of an untrained model."""
+    """A valid package of an untrained model."""
     state = build_classifier(MODEL, "none", 2, freeze_backbone=False).state_dict()
     save_classifier(tmp_path / "package", MODEL, state, ("ant", "bee"), 32)
     assert ImageClassifier.load(tmp_path / "package").classes == ("ant", "bee")
@@ -40,13 +41,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
-        ({"model": "../../evil"}, r"model: '../../evil' is no classifier of the installed torchvision"),
-        ({"model": "fcn_resnet50"}, "is no classifier"),
+        ({"model": "../../evil"}, r"model: '../../evil' is not a classifier of the installed torchvision"),
+        ({"model": "fcn_resnet50"}, "is not a classifier"),
         ({"model": "r" * 101}, "model is .* at most 100"),
         ({"classes": ["ant"]}, "classes is .* at least 2"),
-        ({"classes": ["ant", "ant"]}, "classes: 1 of 2 classes are there twice"),
+        ({"classes": ["ant", "ant"]}, "classes: 1 of 2 classes are duplicates"),
         ({"classes": ["ant", 7]}, r"classes.1 is 7: input should be a valid string"),
         ({"classes": "ab"}, "classes is 'ab'"),
         ({"classes": ["ant", "x" * 1025]}, "classes.1 is .* at most 1024"),
@@ -56,17 +57,17 @@ def folder(tmp_path: Path) -> Path:
         ({"loader": "evil"}, "loader is not a setting"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused(folder: Path, changes: dict[str, object], said: str) -> None:
-    """With its field and its value, before a network is built."""
+def test_invalid_description_is_refused(folder: Path, changes: dict[str, object], reason: str) -> None:
+    """An invalid description is refused with its field and value before a network is built."""
     (folder / DESCRIPTION_FILE).write_text(json.dumps(GOOD | changes))
-    with pytest.raises(WrongInput, match=f"the model's model.json is none that this project wrote .*{said}"):
+    with pytest.raises(WrongInput, match=f"the model's model.json was not written by this project .*{reason}"):
         ImageClassifier.load(folder)
 
 
-def test_a_file_beyond_its_bound_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither description nor weights."""
+def test_file_larger_than_its_limit_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a description nor weights are read if their file is larger than its limit."""
     monkeypatch.setitem(package.FILE_LIMITS, DESCRIPTION_FILE, 10)
-    with pytest.raises(WrongInput, match=r"the model's model.json has \d+ bytes, and 10 is the most"):
+    with pytest.raises(WrongInput, match=r"the model's model.json has \d+ bytes, more than the limit of 10"):
         ImageClassifier.load(folder)
     monkeypatch.undo()
     with (folder / WEIGHTS_FILE).open("ab") as file:
@@ -75,22 +76,22 @@ def test_a_file_beyond_its_bound_is_not_read(folder: Path, monkeypatch: pytest.M
         ImageClassifier.load(folder)
 
 
-def test_weights_with_code_in_them_run_nothing(folder: Path, tmp_path: Path) -> None:
-    """In torch's own archive, and as a plain pickle."""
+def test_code_in_weights_is_not_executed(folder: Path, tmp_path: Path) -> None:
+    """Code in the weights does not run, in an archive of torch.save or in a plain pickle."""
     torch.save({"weights": WriteFile(tmp_path / "executed")}, folder / WEIGHTS_FILE)
-    with pytest.raises(WrongInput, match=r"weights.pt holds no weights alone \(UnpicklingError\), and is not read"):
+    with pytest.raises(WrongInput, match=NOT_LOADED):
         ImageClassifier.load(folder)
     (folder / WEIGHTS_FILE).write_bytes(pickle.dumps(WriteFile(tmp_path / "executed")))
-    with pytest.raises(WrongInput, match=r"weights.pt is no archive that torch.save wrote"):
+    with pytest.raises(WrongInput, match=r"weights.pt is not an archive written by torch.save"):
         ImageClassifier.load(folder)
     assert not (tmp_path / "executed").exists()
-    # The test can fail: unpickled, it does write.
+    # Proof that the test can fail: unpickled, it does write.
     pickle.loads((folder / WEIGHTS_FILE).read_bytes())  # noqa: S301  # our own
     assert (tmp_path / "executed").exists()
 
 
-def test_an_archive_that_unpacks_to_more_is_refused(folder: Path) -> None:
-    """A compressed record of zeros has any size, and torch would unpack it."""
+def test_archive_with_compressed_records_is_refused(folder: Path) -> None:
+    """A small archive that unpacks to 100 MB is refused, which torch would unpack."""
     with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(100 << 20))
     assert (folder / WEIGHTS_FILE).stat().st_size < 1 << 20
@@ -99,23 +100,23 @@ def test_an_archive_that_unpacks_to_more_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"a": torch.zeros(1)}, {}, [torch.zeros(1)]], ids=["names", "empty", "list"])
-def test_the_weights_of_another_network_are_refused(folder: Path, other: object) -> None:
-    """What the description says and what the weights are must agree."""
+def test_weights_of_another_network_are_refused(folder: Path, other: object) -> None:
+    """Weights that do not match the network of the description are refused."""
     torch.save(other, folder / WEIGHTS_FILE)
-    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+    with pytest.raises(WrongInput, match="weights.pt does not match the network in its model.json"):
         ImageClassifier.load(folder)
 
 
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:
-    """Of the same architecture for three classes."""
+    """Weights of the same architecture for another number of classes are refused."""
     state = build_classifier(MODEL, "none", 3, freeze_backbone=False).state_dict()
     torch.save(state, folder / WEIGHTS_FILE)
-    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+    with pytest.raises(WrongInput, match="weights.pt does not match the network in its model.json"):
         ImageClassifier.load(folder)
 
 
 def rewrite_pickle(file: Path, pickled: bytes) -> None:
-    """Put another pickle into an archive that torch.save wrote."""
+    """Replace the pickle in an archive written by torch.save."""
     with zipfile.ZipFile(file) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(file, "w") as archive:
@@ -134,18 +135,18 @@ def rewrite_pickle(file: Path, pickled: bytes) -> None:
     ],
     ids=["bytearray", "python2", "other-tensors", "list", "long"],
 )
-def test_a_pickle_that_does_more_than_name_tensors_is_not_read(
+def test_pickle_with_other_opcodes_or_globals_is_not_loaded(
     folder: Path, pickled: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as allocate a gigabyte: torch is not asked to read it."""
+    """A pickle that does more than describe tensors, as allocate a gigabyte, is not passed to torch."""
     monkeypatch.setattr(torch, "load", lambda *_args, **_options: pytest.fail("it was read"))
     rewrite_pickle(folder / WEIGHTS_FILE, pickled)
-    with pytest.raises(WrongInput, match=r"weights.pt holds no weights alone \(UnpicklingError\), and is not read"):
+    with pytest.raises(WrongInput, match=NOT_LOADED):
         ImageClassifier.load(folder)
 
 
-def test_a_description_of_many_classes_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network is built when the file is known to have its weights: here 2 GB, of which it has none."""
+def test_description_of_many_classes_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of 2 GB is built on the meta device only, as the file does not have its weights."""
     built: list[str] = []
 
     def build(*args: object, **options: object) -> object:
@@ -156,37 +157,37 @@ def test_a_description_of_many_classes_takes_no_memory(folder: Path, monkeypatch
     monkeypatch.setattr("tasks.model.classifier.build_classifier", build)
     classes = [str(number) for number in range(120_000)]
     (folder / DESCRIPTION_FILE).write_text(json.dumps(GOOD | {"model": "alexnet", "classes": classes}))
-    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+    with pytest.raises(WrongInput, match="weights.pt does not match the network in its model.json"):
         ImageClassifier.load(folder)
     assert built == ["meta"]
 
 
-def test_weights_that_are_one_number_in_the_file_are_refused(folder: Path) -> None:
-    """A tensor that repeats it may have any shape."""
+def test_expanded_tensors_are_refused(folder: Path) -> None:
+    """Weights that repeat a single stored value are refused, as they could have any size in memory."""
     state = build_classifier(MODEL, "none", 2, freeze_backbone=False).state_dict()
     torch.save({name: torch.zeros(()).expand(value.shape) for name, value in state.items()}, folder / WEIGHTS_FILE)
     assert (folder / WEIGHTS_FILE).stat().st_size < 1 << 20
-    with pytest.raises(WrongInput, match="has the weights of another network than it says"):
+    with pytest.raises(WrongInput, match="weights.pt does not match the network in its model.json"):
         ImageClassifier.load(folder)
 
 
 @pytest.mark.parametrize("name", ["regnet_y_400mf", "swin_t", "mobilenet_v3_small", "maxvit_t", "vit_b_16"])
-def test_a_network_without_memory_has_the_names_shapes_and_types_of_a_whole_one(name: str) -> None:
-    """Also where building it computes with tensors."""
+def test_network_on_meta_device_has_the_same_names_shapes_and_types(name: str) -> None:
+    """A network without memory has the state dict of a real one, even if tensors are computed to build it."""
     with WithoutMemory():
-        bare = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
-    whole = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
-    assert {key: (value.shape, value.dtype) for key, value in bare.items()} == {
-        key: (value.shape, value.dtype) for key, value in whole.items()
+        meta = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
+    real = build_classifier(name, "none", 3, freeze_backbone=False).state_dict()
+    assert {key: (value.shape, value.dtype) for key, value in meta.items()} == {
+        key: (value.shape, value.dtype) for key, value in real.items()
     }
-    assert sum(value.nbytes for value in bare.values() if value.device.type == "meta") > 0.9 * sum(
-        value.nbytes for value in whole.values()
+    assert sum(value.nbytes for value in meta.values() if value.device.type == "meta") > 0.9 * sum(
+        value.nbytes for value in real.values()
     )
 
 
 @pytest.mark.parametrize("kind", ["meta", "complex", "half", "sparse", "quantized"])
 def test_weights_of_another_kind_are_refused(folder: Path, kind: str) -> None:
-    """Of another device, type or layout than the network's."""
+    """Weights on another device, or of another data type or layout than the network's, are refused."""
     change = {
         "meta": lambda value: value.to("meta"),
         "complex": lambda value: value.to(torch.complex64),
@@ -198,13 +199,13 @@ def test_weights_of_another_kind_are_refused(folder: Path, kind: str) -> None:
     torch.save({name: change(value) for name, value in state.items()}, folder / WEIGHTS_FILE)
     with pytest.raises(
         WrongInput,
-        match=r"weights.pt (has the weights of another network|holds no weights|unpacks to|has [0-9]+ bytes)",
+        match=r"weights.pt (does not match the network|is not a plain state dict|unpacks to|has [0-9]+ bytes)",
     ):
         ImageClassifier.load(folder)
 
 
-def test_weights_with_versions_of_their_modules_are_loaded(tmp_path: Path) -> None:
-    """MNASNet loads no weights that do not say in which version of it they were made; copies of it say so, too."""
+def test_copied_state_keeps_module_versions(tmp_path: Path) -> None:
+    """A copied state dict of MNASNet can be loaded, which fails without the module versions."""
     trained = build_classifier("mnasnet0_5", "none", 2, freeze_backbone=False)
     best = copy_of_state(trained)
     trained.load_state_dict(best)

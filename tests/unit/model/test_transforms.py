@@ -1,4 +1,4 @@
-"""From the cache's pixels to what a network takes."""
+"""Normalization of the cache's pixels for a network."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ import torch
 from tasks.model.transforms import normalize
 
 
-def test_black_and_white_are_imagenet_s_bounds() -> None:
-    """Level 0 and 255 become (0 - mean) / std and (1 - mean) / std of each channel."""
+def test_black_and_white_are_normalized_with_imagenet_statistics() -> None:
+    """Levels 0 and 255 become (0 - mean) / std and (1 - mean) / std of each channel."""
     images_BHWC = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 3)
 
     normalized = normalize(images_BHWC)
@@ -17,8 +17,8 @@ def test_black_and_white_are_imagenet_s_bounds() -> None:
     assert normalized[1].flatten().tolist() == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225], rel=1e-5)
 
 
-def test_images_of_the_caller_are_left_alone() -> None:
-    """The arithmetic is in place on a copy, not on the cache's pixels."""
+def test_input_images_are_not_modified() -> None:
+    """Normalization works in place on a copy, not on the given pixels."""
     images_BHWC = torch.full((1, 2, 2, 3), 7, dtype=torch.uint8)
 
     normalize(images_BHWC)
@@ -26,6 +26,6 @@ def test_images_of_the_caller_are_left_alone() -> None:
     assert bool((images_BHWC == 7).all())
 
 
-def test_memory_is_channels_last() -> None:
-    """Height, width and channel keep their order in memory: the fast layout for convolutions, and no copy."""
+def test_memory_format_is_channels_last() -> None:
+    """The result is in channels-last memory format, which is fast for convolutions and needs no copy."""
     assert normalize(torch.zeros(2, 4, 5, 3, dtype=torch.uint8)).is_contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""What a submitted run ended with is what whoever waits for it is told."""
+"""Tests of the transfer of user errors from a submitted run to its parent run."""
 
 import pytest
 
@@ -7,17 +7,17 @@ from tasks.orchestration.failure import state_message
 
 
 @pytest.mark.parametrize("kind", [Diverged, WrongInput, OutOfTime, DiskFull, TrackingAway, RunDeleted])
-def test_an_error_for_a_person_is_the_same_on_both_sides_of_a_pool(kind: type[Exception]) -> None:
-    """Of its own kind, which decides whether it is tried again, and with its sentence, whatever is in that."""
-    told = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
+def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
+    """It has the same type, which decides about retries, and the same sentence, whatever its content."""
+    restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
 
-    assert type(told) is kind
-    # On one line: whatever is in a value, the sentence begins no other line of a log.
-    assert str(told) == r"train.lr is 1: it\nis (WrongInput), no"
+    assert type(restored) is kind
+    # On one line, so that a value in the sentence cannot begin a new line of a log.
+    assert str(restored) == r"train.lr is 1: it\nis (WrongInput), no"
 
 
-def test_another_failure_is_none_of_these() -> None:
-    """A name alone says nothing."""
+def test_other_failures_are_not_restored_as_user_errors() -> None:
+    """The name of a user error in a message is not enough."""
     assert parse_user_error("Flow run encountered an exception: RuntimeError: WrongInput") is None
     assert parse_user_error(state_message(RuntimeError("WrongInput"))) is None
     assert parse_user_error("") is None

@@ -1,4 +1,4 @@
-"""Event files, read back with TensorBoard's own reader."""
+"""Tests of the event files, which are read with TensorBoard's own reader."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,13 +12,13 @@ from tests.builders.finished_training import history_of
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return what TensorBoard shows of a folder: steps and values by tag."""
+    """Return the scalars that TensorBoard reads from a folder: steps and values by tag."""
     events = EventAccumulator(str(folder)).Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_every_metric_of_every_epoch_is_in_the_file(tmp_path: Path) -> None:
-    """With the number of the epoch as step; train and val of a metric are side by side."""
+    """The step is the number of the epoch, and the tags of train and val of a metric have the same prefix."""
     history = history_of(4)
 
     write_event_file(tmp_path, history, "run")
@@ -29,8 +29,8 @@ def test_every_metric_of_every_epoch_is_in_the_file(tmp_path: Path) -> None:
     assert found["loss/val"] == [(metrics.epoch, pytest.approx(metrics.val_loss)) for metrics in history]
 
 
-def test_a_training_that_is_written_again_replaces_its_file(tmp_path: Path) -> None:
-    """Each epoch is there once, with the newer value."""
+def test_repeated_write_for_the_same_run_replaces_the_file(tmp_path: Path) -> None:
+    """Each epoch is in the file once, with its newer value."""
     history = history_of(3)
     first = write_event_file(tmp_path / "first", history, "run")
     second = write_event_file(tmp_path / "second", [replace(metrics, val_loss=0.5) for metrics in history], "run")

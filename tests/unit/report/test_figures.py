@@ -1,4 +1,4 @@
-"""The figures, drawn for few and for many classes: what they show, and that none of it is cut off."""
+"""Tests of the figures for few and many classes: their content, and that no text is cut off."""
 
 import io
 from itertools import pairwise
@@ -19,15 +19,15 @@ CLASSES = ("ant", "bee", "cat")
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
 
 AWKWARD = ("a$b$c", r"a$\frac{$", "$_{^$", "<b>|`", "é ß ñ", "x" * 80)
-"""Names of folders that mean something elsewhere."""
+"""Class names with characters that have a meaning in TeX, HTML or Markdown, and a long one."""
 
 
 def texts_outside(figure: Figure) -> list[str]:
-    """Draw the figure, and return the texts that are not wholly in it."""
+    """Draw the figure, and return the texts that are cut off at its edges."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     whole = figure.bbox.padded(1.0)
-    # Ticks beyond the ends of an axis are there and not drawn.
+    # Ticks beyond the ends of an axis exist, but are not drawn.
     beyond = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
@@ -43,13 +43,13 @@ def texts_outside(figure: Figure) -> list[str]:
 
 
 def overlapping(labels: list[Text]) -> bool:
-    """Say whether a label of the vertical axis lies over the next."""
+    """Return whether a label of the vertical axis overlaps the next one."""
     boxes = [label.get_window_extent() for label in labels]
     return any(first.y0 < second.y1 - 1 for first, second in pairwise(boxes))
 
 
 def mistakes_of(num_mistakes: int, num_classes: int) -> list[Mistake]:
-    """Return mistakes over all classes."""
+    """Build mistakes that are spread over all classes."""
     return [
         Mistake(row, row % num_classes, (row + 1) % num_classes, 0.9, 0.05, 3.0 - row / 10)
         for row in range(num_mistakes)
@@ -57,7 +57,7 @@ def mistakes_of(num_mistakes: int, num_classes: int) -> list[Mistake]:
 
 
 def test_confusion_matrix_is_drawn_as_shares_of_the_true_class() -> None:
-    """Both axes name the classes; cells are shares of the row, and say how many images they are, if any."""
+    """Both axes name the classes; cells are fractions of the row, labelled with their number of images if not zero."""
     axes = draw_confusion(CONFUSION, CLASSES).axes[0]
 
     assert [label.get_text() for label in axes.get_xticklabels()] == list(CLASSES)
@@ -68,7 +68,7 @@ def test_confusion_matrix_is_drawn_as_shares_of_the_true_class() -> None:
 
 @pytest.mark.parametrize("num_classes", [2, 10, 100, 400])
 def test_confusion_matrix_has_readable_labels_for_any_number_of_classes(num_classes: int) -> None:
-    """None is cut off or lies over its neighbour; of too many every n-th is left, and of these none is tiny."""
+    """No label is cut off, overlaps its neighbour or is tiny; with too many classes only every n-th has a label."""
     classes = [f"{index:03d}.class-with-a-name" for index in range(num_classes)]
     figure = draw_confusion(torch.eye(num_classes, dtype=torch.int64), classes)
 
@@ -80,8 +80,8 @@ def test_confusion_matrix_has_readable_labels_for_any_number_of_classes(num_clas
     assert max(figure.get_size_inches()) < 26
 
 
-def test_class_names_are_drawn_as_they_are() -> None:
-    """Dollar signs and backslashes are no formula, and a long name is shortened and cut off nowhere."""
+def test_class_names_are_drawn_literally() -> None:
+    """Dollar signs and backslashes do not begin a formula, and long names are shortened instead of cut off."""
     num_classes = len(AWKWARD)
 
     for figure in (
@@ -92,8 +92,8 @@ def test_class_names_are_drawn_as_they_are() -> None:
         assert any("a$b$c" in text.get_text() for text in figure.findobj(Text))
 
 
-def test_reliability_diagram_has_a_bar_a_bin() -> None:
-    """As high as the bin's accuracy; an empty bin has no mark, and the error is in the title."""
+def test_reliability_diagram_has_one_bar_per_bin() -> None:
+    """A bar's height is the bin's accuracy; an empty bin has no marker, and the error is in the title."""
     counts, correct, confidence = torch.zeros((3, NUM_BINS), dtype=torch.float64)
     counts[14], correct[14], confidence[14] = 4, 3, 3.9
     counts[8], correct[8], confidence[8] = 1, 1, 0.55
@@ -111,7 +111,7 @@ def test_reliability_diagram_has_a_bar_a_bin() -> None:
 
 @pytest.mark.parametrize("num_epochs", [1, 5, 200])
 def test_learning_curves_show_every_epoch_and_mark_the_best(num_epochs: int) -> None:
-    """Loss and accuracy of both splits, the learning rate, and whole epochs on the axis."""
+    """They show loss and accuracy of both splits and the learning rate, with whole epochs on the axis."""
     history, best = history_of(num_epochs), num_epochs // 2
     figure = draw_learning_curves(history, best)
 
@@ -126,8 +126,8 @@ def test_learning_curves_show_every_epoch_and_mark_the_best(num_epochs: int) -> 
 
 
 @pytest.mark.parametrize("num_mistakes", [1, 5, 7, 24])
-def test_gallery_shows_each_image_with_what_it_is_and_what_it_was_taken_for(num_mistakes: int) -> None:
-    """Every one has a place, in the order given, with its file's name; places left over stay empty."""
+def test_gallery_shows_each_image_with_its_true_and_predicted_class(num_mistakes: int) -> None:
+    """Images are in the given order, with their file names; remaining axes stay empty."""
     images = torch.arange(num_mistakes, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 16, 16, 3)
     names = [f"folder/{row:04d}.jpg" for row in range(num_mistakes)]
     figure = draw_mistakes(images, mistakes_of(num_mistakes, 3), names, CLASSES)
@@ -140,8 +140,8 @@ def test_gallery_shows_each_image_with_what_it_is_and_what_it_was_taken_for(num_
     assert texts_outside(figure) == []
 
 
-def test_figures_are_images() -> None:
-    """What is saved is a PNG of the size that was drawn."""
+def test_figure_is_saved_at_its_size() -> None:
+    """The saved PNG has the size of the figure times its resolution."""
     content = io.BytesIO()
     figure = draw_confusion(CONFUSION, CLASSES)
     figure.savefig(content, format="png")
@@ -150,7 +150,7 @@ def test_figures_are_images() -> None:
 
 
 def test_long_names_lose_their_middle() -> None:
-    """Begin and end tell names apart; short ones stay."""
+    """The beginning and the end of a long name are kept; a short name is unchanged."""
     assert shorten("short", 5) == "short"
     assert shorten("abcdefghij", 5) == "ab…ij"
     assert len(shorten("x" * 100, 22)) == 22

@@ -1,4 +1,4 @@
-"""Rows of a cache are named by the files of the source, from tables that are read without Spark."""
+"""Tests of the names of cache rows: files of the source, from tables that are read without Spark."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 @pytest.fixture
 def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheManifest:
-    """Return the manifest of a cache made of version 0 of `images`: 12 rows of train, d to o, and 2 of val."""
+    """Return the manifest of a cache of version 0 of `images`: 12 rows of train, d to o, and 2 of val."""
     rows = [(letter, "train") for letter in "onmlkjihgfed"] + [("a", "val"), ("b", "val")]
     images = {"sha256": [row[0] for row in rows], "label": ["cat"] * 14, "split": [row[1] for row in rows]}
     deltalake.write_deltalake(storage.table("images"), pa.table(images))
@@ -42,25 +42,25 @@ def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheMani
 
 
 def test_rows_are_files_of_their_split_in_the_order_of_the_hashes(manifest: CacheManifest, storage: Storage) -> None:
-    """The first path of equal files, and the hash where no file is left."""
+    """Equal files are named by the first path, and an image without a file by its hash."""
     assert name_images(manifest, "train", [1, 0, 11], storage) == "cat/e.jpg, cat/a copy.jpg, o"
 
 
-def test_of_many_rows_the_first_are_named(manifest: CacheManifest, storage: Storage) -> None:
-    """And how many more there are is said."""
-    said = name_images(manifest, "train", list(range(12)), storage)
-    assert said.count(",") == NUM_NAMED - 1
-    assert said.endswith("cat/k.jpg and 4 more")
+def test_only_the_first_of_many_rows_are_named(manifest: CacheManifest, storage: Storage) -> None:
+    """The number of the remaining rows is given."""
+    text = name_images(manifest, "train", list(range(12)), storage)
+    assert text.count(",") == NUM_NAMED - 1
+    assert text.endswith("cat/k.jpg and 4 more")
 
 
-def test_without_the_tables_rows_are_named(manifest: CacheManifest, storage: Storage) -> None:
-    """A version that is gone, or a table that only Spark can read."""
+def test_without_the_tables_row_numbers_are_given(manifest: CacheManifest, storage: Storage) -> None:
+    """This is the case for a version that no longer exists."""
     gone = manifest.model_copy(update={"table": manifest.table.model_copy(update={"version": 7})})
     assert name_images(gone, "train", [3, 1], storage) == "rows 3, 1 of the split 'train' in the cache"
 
 
-def test_for_a_table_every_row_has_its_file(manifest: CacheManifest, storage: Storage) -> None:
-    """None is left out, however many they are; without the tables there are no names."""
+def test_image_files_returns_the_file_of_every_row(manifest: CacheManifest, storage: Storage) -> None:
+    """No row is omitted, however many there are; without the tables the result is None."""
     files = image_files(manifest, "train", list(range(12)), storage)
     assert files is not None
     assert files[:2] == ["cat/a copy.jpg", "cat/e.jpg"]

@@ -1,4 +1,4 @@
-"""The model card: every figure in it is one of the training's, and its command trains the same again."""
+"""Tests of the model card: its values are those of the training run, and its command reproduces the settings."""
 
 import re
 import shlex
@@ -21,12 +21,12 @@ COUNTS = [30, 40, 7]
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of three classes."""
+    """Build a cache of three classes."""
     return make_cache({"train": 9, "val": 3, "test": 12})
 
 
 def card_of(facts: TrainingFacts) -> str:
-    """Return the card of a run called `run`, of the commit `abc`."""
+    """Return the card of a run with the id `run`, of the commit `abc`."""
     return model_card(facts, COUNTS, "run", "abc")
 
 
@@ -37,7 +37,7 @@ def rows_of(card: str, first: str) -> list[str]:
 
 
 def test_results_are_those_of_the_best_epoch_and_of_the_split_test(cache: CacheRef) -> None:
-    """Side by side for every metric that both have; 8 of 12 are right where the model claims 0.9."""
+    """Both have every common metric; with 8 of 12 images correct and a mean probability of 0.9 it is overconfident."""
     facts = facts_of(cache)
     card = card_of(facts)
 
@@ -46,50 +46,51 @@ def test_results_are_those_of_the_best_epoch_and_of_the_split_test(cache: CacheR
     assert rows_of(card, "accuracy") == ["accuracy", f"{best.val_accuracy:.4f}", f"{8 / 12:.4f}"]
     assert rows_of(card, "macro f1") == ["macro f1", f"{best.val_macro_f1:.4f}", f"{facts.test.macro_f1:.4f}"]
     assert rows_of(card, "calibration error")[-1] == f"{0.9 - 8 / 12:.4f}"
-    assert "On 12 test images the accuracy is 0.6667; its 95 % interval (Wilson) goes from 0.3906 to 0.8619." in card
-    assert "probability of 0.9000 on average: it is too sure of itself by 0.2333" in card
+    interval = "with a 95 % confidence interval (Wilson) from 0.3906 to 0.8619."
+    assert f"On 12 test images the accuracy is 0.6667, {interval}" in card
+    assert "probability of the predicted classes is 0.9000: the model is overconfident by 0.2333" in card
 
 
 def test_weakest_classes_come_first_with_their_images_and_confusions(cache: CacheRef) -> None:
-    """The cat is never found, and taken for an ant."""
+    """The class cat, which is always predicted as ant, comes first."""
     card = card_of(facts_of(cache))
 
     assert rows_of(card, "cat") == ["cat", "7", "2", "0.0000", "0.0000", "0.0000"]
     assert rows_of(card, "ant") == ["ant", "30", "4", "0.5000", "0.7500", "0.6000"]
     assert card.index("| cat |") < card.index("| ant |") < card.index("| bee |")
-    assert card.index("- cat taken for ant: 2 of 2") < card.index("- ant taken for bee: 1 of 4")
+    assert card.index("- cat predicted as ant: 2 of 2") < card.index("- ant predicted as bee: 1 of 4")
 
 
-def test_where_nothing_was_mistaken_no_class_is_weak(cache: CacheRef) -> None:
-    """And no confusion is listed."""
+def test_perfect_model_has_no_weak_classes(cache: CacheRef) -> None:
+    """Without a misclassified image, no confusion is listed either."""
     card = card_of(facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 6, 2])), ())))
 
-    assert "No test image was classified wrongly." in card
-    assert "taken for" not in card
-    assert "not sure enough of itself by 0.1000" in card
+    assert "No test image was misclassified." in card
+    assert "predicted as" not in card
+    assert "underconfident by 0.1000" in card
 
 
 def test_limits_are_facts_of_the_data(cache: CacheRef) -> None:
-    """The rarest class, and those whose figures rest on few images."""
+    """The card names the rarest class, and the classes with few test images."""
     card = card_of(facts_of(cache))
 
-    assert "It tells these classes apart: ant, bee, cat." in card
-    assert "The class with the fewest training images is cat (7), the one with the most is bee (40)." in card
-    assert "fewer than 10 test images, whose figures therefore say little: ant (4), bee (6), cat (2)." in card
+    assert "It distinguishes these classes: ant, bee, cat." in card
+    assert "The class with the fewest training images is cat (7), the class with the most is bee (40)." in card
+    assert "fewer than 10 test images, whose metrics are therefore uncertain: ant (4), bee (6), cat (2)." in card
     many = facts_of(cache, test=evaluation_of(10 * evaluation_of().confusion_KK))
     assert "fewer than 10 test images" not in card_of(many)
 
 
-def test_a_split_without_images_is_said_to_be_one(cache: CacheRef) -> None:
-    """Nothing is divided by zero, and no NaN is called an accuracy."""
+def test_empty_test_split_is_reported_without_metrics(cache: CacheRef) -> None:
+    """The card has neither a division by zero nor a NaN."""
     card = card_of(facts_of(cache, test=evaluation_of(torch.zeros((3, 3), dtype=torch.int64), ())))
 
     assert "The split `test` has no images: nothing was measured." in card
     assert "nan" not in card
 
 
-def test_data_and_run_can_be_found_again(cache: CacheRef) -> None:
-    """Table, version, digests, rows, run and commit."""
+def test_card_identifies_data_and_run(cache: CacheRef) -> None:
+    """Table, version, digests, numbers of rows, run and commit are in the card."""
     facts = facts_of(cache, weights_digest="d" * 64)
     card = card_of(facts)
 
@@ -98,21 +99,21 @@ def test_data_and_run_can_be_found_again(cache: CacheRef) -> None:
     assert rows_of(card, "version") == ["version", "3"]
     assert rows_of(card, "images of the split test") == ["images of the split test", "12"]
     assert rows_of(card, "best epoch")[1] == f"1, by val_accuracy {facts.history[1].val_accuracy:.4f}"
-    assert "not known" in model_card(facts, COUNTS, "run", None)
+    assert "unknown: not a git checkout" in model_card(facts, COUNTS, "run", None)
 
 
 @pytest.mark.parametrize(
     ("weights", "digest", "row"),
-    [("DEFAULT", "mobilenet_v2-7ebf99e0.pth", "their file"), ("/a/b.pth", "d" * 64, "their sha256")],
+    [("DEFAULT", "mobilenet_v2-7ebf99e0.pth", "weights file"), ("/a/b.pth", "d" * 64, "weights sha256")],
 )
-def test_weights_are_told_by_what_is_in_them(cache: CacheRef, weights: str, digest: str, row: str) -> None:
-    """A name may stand for other ones one day."""
+def test_initial_weights_are_identified_by_their_content(cache: CacheRef, weights: str, digest: str, row: str) -> None:
+    """The name of weights may later refer to other content."""
     card = card_of(facts_of(cache, train=TrainConfig(weights=weights), weights_digest=digest))
     assert rows_of(card, row) == [row, f"`{digest}`"]
 
 
-def test_settings_are_shown_where_they_are_not_the_defaults(cache: CacheRef) -> None:
-    """With the default beside them."""
+def test_only_settings_that_differ_from_the_defaults_are_shown(cache: CacheRef) -> None:
+    """Each is shown with its value and its default."""
     card = card_of(facts_of(cache, train=TrainConfig(learning_rate=0.5)))
 
     assert rows_of(card, "`train.learning_rate`") == ["`train.learning_rate`", "`0.5`", "`0.001`"]
@@ -121,8 +122,8 @@ def test_settings_are_shown_where_they_are_not_the_defaults(cache: CacheRef) -> 
 
 
 @pytest.mark.parametrize("distributed", [None, DistributedConfig(num_ranks=3, warmup_epochs=0.5)])
-def test_command_has_the_settings_of_the_training(cache: CacheRef, distributed: DistributedConfig | None) -> None:
-    """Parsed as the flow parses it, it is the same training on the same version of the data."""
+def test_command_has_the_settings_of_the_training_run(cache: CacheRef, distributed: DistributedConfig | None) -> None:
+    """Parsed by the flow, the command gives the same settings and the same version of the data."""
     train = TrainConfig(weights="/my weights/a'b.pth", max_gradient_norm=1.5, freeze_backbone=False, monitor="val_loss")
     card = card_of(facts_of(cache, train=train, distributed=distributed))
 
@@ -137,8 +138,8 @@ def test_command_has_the_settings_of_the_training(cache: CacheRef, distributed: 
         assert run.distributed == distributed
 
 
-def test_class_names_do_nothing_in_the_text(cache: CacheRef) -> None:
-    """A pipe ends no cell, and a tag is none."""
+def test_class_names_are_escaped_in_the_card(cache: CacheRef) -> None:
+    """A pipe does not end a table cell, and HTML tags and Markdown have no effect."""
     manifest = open_cache(cache).model_copy(update={"classes": ("a|b", "<img src=x>", "*c*\n# _d_ e_f")})
     card = card_of(facts_of(cache, manifest=manifest))
 
@@ -149,8 +150,8 @@ def test_class_names_do_nothing_in_the_text(cache: CacheRef) -> None:
     assert [line.replace(r"\|", "").count("|") for line in lines] == [7]
 
 
-def test_many_classes_are_not_all_listed(cache: CacheRef) -> None:
-    """How many more there are is said."""
+def test_only_the_first_of_many_classes_are_listed(cache: CacheRef) -> None:
+    """The number of the remaining classes is given."""
     classes = tuple(f"class-{index:03d}" for index in range(200))
     manifest = open_cache(cache).model_copy(update={"classes": classes})
     facts = facts_of(cache, manifest=manifest, test=evaluation_of(torch.eye(200, dtype=torch.int64), ()))

@@ -1,4 +1,4 @@
-"""The class table, with numbers worked out by hand, and what the report of a training consists of."""
+"""Tests of the class table, with values computed by hand, and of the parts of a training run's report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.builders.finished_training import CONFUSION, evaluation_of, facts_of
 CLASSES = ("ant", "bee", "cat")
 COUNTS = [3, 3, 3]
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class RecordingRun:
-    """Takes in what a run would log."""
+    """A fake of TrackedRun that keeps the logged objects."""
 
     run_id = "run"
     code_version = "abc"
@@ -58,12 +58,12 @@ class RecordingRun:
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise, with 12 rows of the split test."""
+    """Build a cache of noise images, with 12 rows in the split test."""
     return make_cache({"train": 9, "val": 3, "test": 12})
 
 
 def test_class_table_has_precision_recall_and_f1() -> None:
-    """Ant: 3 of 6 predictions right, 3 of 4 found; bee: 5 of 6 and 5 of 6."""
+    """For ant, 3 of 6 predictions and 3 of 4 images are correct; for bee, 5 of 6 and 5 of 6."""
     table = class_table(Evaluation(0.5, CONFUSION, 1.0), CLASSES)
 
     assert table["class"] == ["ant", "bee", "cat"]
@@ -74,21 +74,21 @@ def test_class_table_has_precision_recall_and_f1() -> None:
 
 
 def test_class_that_is_never_predicted_has_precision_zero() -> None:
-    """There is nothing to divide by, and no NaN in the table."""
+    """The division by zero predictions does not result in NaN."""
     table = class_table(Evaluation(0.5, CONFUSION, 1.0), CLASSES)
 
     assert [table[name][2] for name in ("precision", "recall", "f1")] == [0.0, 0.0, 0.0]
 
 
 def test_perfect_classifier_has_ones_everywhere() -> None:
-    """Where nothing is mistaken, precision, recall and F1 are 1."""
+    """Without mistakes, precision, recall and F1 are 1."""
     table = class_table(Evaluation(0.5, torch.diag(torch.tensor([2, 7, 1])), 1.0), CLASSES)
 
     assert table["precision"] == table["recall"] == table["f1"] == [1.0, 1.0, 1.0]
 
 
 def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
-    """By the names under which the README shows them."""
+    """Tables, figures, event file and model card have the names that the README lists."""
     run = RecordingRun()
 
     log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
 
 
 def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storage) -> None:
-    """Rows 5 and 0 of the split test, whatever the batches held; no table names their files, so the rows are named."""
+    """The images are rows 5 and 0 of the split test; without a table that names their files, rows are their names."""
     run = RecordingRun()
 
     log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storag
 
 
 def test_without_mistakes_there_is_no_gallery(cache: CacheRef, storage: Storage) -> None:
-    """And everything else is there."""
+    """All other parts of the report are logged."""
     run = RecordingRun()
 
     facts = facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 4, 4])), ()))

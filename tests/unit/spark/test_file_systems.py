@@ -1,4 +1,4 @@
-"""What a person is told when a store cannot be read."""
+"""Messages about stores that cannot be read."""
 
 from pathlib import Path
 
@@ -10,37 +10,37 @@ from tasks.spark.file_systems import explain_problem, scheme_of, store_jars
 @pytest.mark.parametrize(
     ("url", "scheme"), [("s3a://b/x", "s3a"), ("S3A://b", "s3a"), ("/a://b", None), ("a:b", None), ("photos", None)]
 )
-def test_scheme_is_that_of_a_url(url: str, scheme: str | None) -> None:
-    """A path has none, whatever is in it."""
+def test_scheme_is_found_in_urls_only(url: str, scheme: str | None) -> None:
+    """A URL has a scheme in lower case, and a path has None."""
     assert scheme_of(url) == scheme
 
 
 @pytest.mark.parametrize(
-    ("chain", "words"),
+    ("chain", "expected"),
     [
         ("RuntimeException: x\nClassNotFoundException: Class org.x.S3AFileSystem not found", "make jars-s3a"),
-        ("UnknownStoreException: gone\nNoSuchBucketException: null", "there is no bucket 'bucket'"),
+        ("UnknownStoreException: gone\nNoSuchBucketException: null", "the bucket 'bucket' does not exist"),
         ("FileNotFoundException: No such file or directory", "does not exist"),
         ("AccessDeniedException: x\nNoAuthWithAWSException: No AWS Credentials", "no credentials were found"),
         ("AccessDeniedException: x\nS3Exception: (Service: S3, Status Code: 403)", "may not read"),
         ("AWSClientIOException: x\nSdkClientException: y\nConnectException: refused", "does not answer"),
     ],
 )
-def test_cause_is_told_as_what_to_do(chain: str, words: str) -> None:
-    """The innermost exception that is known decides; a missing bucket is known only outside."""
+def test_exception_chain_is_explained(chain: str, expected: str) -> None:
+    """The innermost known exception determines the message, except for a missing bucket, which an outer one names."""
     sentence = explain_problem(chain, "s3a://bucket/photos")
 
     assert sentence is not None
-    assert words in sentence
+    assert expected in sentence
 
 
-def test_other_causes_are_nobodys_wrong_input() -> None:
-    """What is not known may go by itself, and is tried again."""
+def test_unknown_exceptions_are_not_user_errors() -> None:
+    """An unknown exception has no message for a user: it may be temporary, and is retried."""
     assert explain_problem("AWSServiceIOException: slow down\nS3Exception: 503", "s3a://bucket/photos") is None
 
 
-def test_jars_of_a_store_lie_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connector that is not fetched by us is put where the sentence says."""
+def test_message_names_the_folder_for_the_jars_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message for a store whose jars are not downloaded by make names the folder for them in the user's cache."""
     monkeypatch.setenv("LAKEVISION_CACHE", str(tmp_path))
 
     sentence = explain_problem('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "gs://bucket/photos")

@@ -1,4 +1,4 @@
-"""Temporary files go with their session, or with the next."""
+"""Temporary files of sessions, which are removed with their session or by the next one."""
 
 import subprocess
 import sys
@@ -17,17 +17,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of sessions."""
+    """Return the folders of the sessions."""
     return [path for path in root.iterdir() if path.is_dir()]
 
 
-def test_a_killed_session_is_cleaned_up_after_and_a_living_one_is_not(tmp_path: Path) -> None:
-    """Nothing but the lock of the whole stays."""
-    living = Scratch(tmp_path)
+def test_folders_of_killed_sessions_are_removed_by_the_next(tmp_path: Path) -> None:
+    """A new session removes the folders of killed sessions and not of running ones; the root's lock file remains."""
+    running = Scratch(tmp_path)
     subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, check=False)
     assert len(folders(tmp_path)) == 2
-    another = Scratch(tmp_path)
-    assert sorted(folders(tmp_path)) == sorted([living.folder, another.folder])
-    living.remove()
-    another.remove()
+    new = Scratch(tmp_path)
+    assert sorted(folders(tmp_path)) == sorted([running.folder, new.folder])
+    running.remove()
+    new.remove()
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []

@@ -1,4 +1,4 @@
-"""Where nothing can be written, and what is said of a full disk."""
+"""Checks for write access, and the error of a full disk."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from tasks.system.disk import NO_SPACE, check_writable, translate_disk_full
 from tests.builders.processes import ROOT, plain_environment, run_python
 
 
-def test_a_place_that_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:
-    """Also where the folder is not there yet."""
+def test_writable_location_is_unchanged_by_the_check(tmp_path: Path) -> None:
+    """The check leaves no file behind and creates no folder."""
     check_writable(str(tmp_path / "a" / "b"), "storage.tables")
     check_writable("s3a://bucket/tables", "storage.tables")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
-    """With the setting and the system's reason."""
+def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    """The error names the setting, the location and the system's reason."""
     (tmp_path / "file").touch()
     with pytest.raises(
         WrongInput, match=r"storage.tables is '.*file/tables', where nothing can be .* \(Not a directory"
@@ -25,8 +25,8 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         check_writable(f"{tmp_path}/file/tables", "storage.tables")
 
 
-def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
-    """Root, who may write anywhere, becomes somebody else for it."""
+def test_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
+    """A read-only folder is refused; root, which may write anywhere, switches to another user for the test."""
     folder = tmp_path / "mine"
     folder.mkdir()
     program = f"""
@@ -43,8 +43,8 @@ check_writable(".", "storage.home")
     assert "WrongInput: storage.home is '.', where nothing can be written (Permission denied)" in done.stderr
 
 
-def test_a_full_disk_is_one_sentence_with_what_is_free(tmp_path: Path) -> None:
-    """Whatever Spark wrapped around it; other failures are left alone."""
+def test_full_disk_is_reported_with_the_free_space(tmp_path: Path) -> None:
+    """An error of a full disk becomes one line, even if Spark wrapped it; other errors pass unchanged."""
     with (
         pytest.raises(
             DiskFull, match=rf"a disk was full .*\('{tmp_path}/tables' has [\d.]+ MB free\): make room"

@@ -1,4 +1,4 @@
-"""The home folder and what its owner alone may read."""
+"""Permissions of the home folder and of its databases."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def _usual_umask() -> Iterator[None]:
 
 
 def old_home(tmp_path: Path) -> Path:
-    """Return a home as versions wrote it that left everything open."""
+    """Return a home as written by versions that left everything open to other users."""
     home = tmp_path / "home"
     for file in ("mlflow.db", "mlflow.db-wal", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db"):
         (home / file).parent.mkdir(parents=True, exist_ok=True)
@@ -36,38 +36,38 @@ def old_home(tmp_path: Path) -> Path:
     return home
 
 
-def test_a_new_home_is_its_owner_s_alone(tmp_path: Path) -> None:
-    """Whatever the umask; nothing is said of it."""
+def test_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
+    """A new home has mode 0700 regardless of the umask, and returns no log line."""
     home = tmp_path / "work" / "home"
     assert make_home(home) is None
     assert mode(home) == 0o700
     assert make_home(home) is None
 
 
-def test_a_home_that_was_left_open_is_closed_and_that_is_said(tmp_path: Path) -> None:
-    """Folder and databases, once."""
+def test_open_home_is_restricted_and_logged(tmp_path: Path) -> None:
+    """A home of an earlier version is restricted once, both the folder and its databases."""
     home = old_home(tmp_path)
-    assert make_home(home) == f"'{home}' was open to other users of this machine: now it is its owner's alone"
+    assert make_home(home) == f"'{home}' was open to other users of this machine: now only its owner has access"
     assert mode(home) == 0o700
     assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
     assert len(list(home.rglob("*.db*"))) == 5
     assert make_home(home) is None
 
 
-def test_a_folder_with_other_files_in_it_stays_open_but_its_databases_do_not(tmp_path: Path) -> None:
-    """It is the user's own folder, which was there before."""
+def test_folder_with_other_files_stays_open_but_its_databases_do_not(tmp_path: Path) -> None:
+    """A folder that holds other files is the user's own and keeps its mode; its databases are restricted."""
     home = old_home(tmp_path)
     (home / "thesis.tex").touch()
-    said = make_home(home)
+    line = make_home(home)
     assert mode(home) == 0o755
     assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
-    assert said is not None
-    assert "mlflow.db, mlflow.db-wal, prefect/prefect.db" in said
+    assert line is not None
+    assert "mlflow.db, mlflow.db-wal, prefect/prefect.db" in line
 
 
 @pytest.mark.parametrize("shared", [0o775, 0o2755, 0o1777])
-def test_a_home_that_is_shared_stays_as_it_is(tmp_path: Path, shared: int) -> None:
-    """Others work with the same tables and tracking."""
+def test_shared_home_is_unchanged(tmp_path: Path, shared: int) -> None:
+    """A home that other users may write to keeps its mode, as they use the same tables and tracking."""
     home = old_home(tmp_path)
     home.chmod(shared)
     assert is_shared(home)
@@ -78,8 +78,8 @@ def test_a_home_that_is_shared_stays_as_it_is(tmp_path: Path, shared: int) -> No
     assert not (home / "new.db").exists()
 
 
-def test_the_tracking_database_of_a_new_home_is_its_owner_s_alone(tmp_path: Path) -> None:
-    """Also where nothing but the tracking is used, and where SQLite writes more files beside it."""
+def test_tracking_database_of_a_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
+    """The database has mode 0600 even if only tracking is used, and so have the files that SQLite writes beside it."""
     home = tmp_path / "home"
     storage = resolve_storage(StorageConfig(home=str(home), tracking=f"sqlite:///{home}/mlflow.db"))
     prepare_tracking(storage)

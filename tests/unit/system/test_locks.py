@@ -1,4 +1,4 @@
-"""Two processes that want the same place."""
+"""Exclusive locks between two processes."""
 
 import signal
 import subprocess
@@ -13,28 +13,28 @@ HOLDER = """
 import sys
 from tasks.system.locks import exclusive_lock
 with exclusive_lock(sys.argv[1]):
-    print("has it", flush=True)
+    print("acquired", flush=True)
     sys.stdin.read()
 """
 
 
-def test_the_second_waits_and_is_told_so(tmp_path: Path, caplog, said) -> None:
-    """Also where the first is killed and says nothing."""
+def test_second_process_waits_and_logs_it(tmp_path: Path, caplog, messages_of) -> None:
+    """The second process waits for the lock until the first is killed, and logs that once."""
     caplog.set_level("INFO", "lakevision")
     place = str(tmp_path / "tables" / "images")
     command = [sys.executable, "-c", HOLDER, place]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "has it\n"
+        assert first.stdout.readline() == "acquired\n"
         threading.Timer(0.5, first.kill).start()
         with exclusive_lock(place):
             assert first.wait() == -signal.SIGKILL
-    assert said("lakevision.turns") == [f"another run writes to {place}: waiting until it ends"]
+    assert messages_of("lakevision.turns") == [f"another run writes to {place}: waiting until it ends"]
     with exclusive_lock(place):
-        assert len(said("lakevision.turns")) == 1
+        assert len(messages_of("lakevision.turns")) == 1
 
 
-def test_an_object_store_has_no_turns(tmp_path: Path, monkeypatch) -> None:
-    """What writes there must bear others; nothing is made on this machine for it."""
+def test_object_store_has_no_lock(tmp_path: Path, monkeypatch) -> None:
+    """A lock of an object store is never waited for, and creates no local file."""
     monkeypatch.chdir(tmp_path)
     with exclusive_lock("s3a://bucket/tables/images"), exclusive_lock("s3a://bucket/tables/images"):
         assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Names from outside in log lines, errors, tables and Markdown: on their line, and in plain sight."""
+"""External names in log lines, errors, tables and Markdown are escaped and stay on one line."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ HIDDEN = "\x1b\n\r\x85\u202e\u2028\u200b\udcff"
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What a handler with the filter writes of the logger `lakevision.test`."""
+    """Yield the stream of a handler with the filter, attached to the logger `lakevision.test`."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(OneLine())
@@ -39,8 +39,8 @@ def lines() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
-def test_name_from_outside_stays_on_its_log_line(name: str, shown: str, lines: io.StringIO) -> None:
-    """As an argument, and within a message that is already put together."""
+def test_external_name_stays_on_its_log_line(name: str, shown: str, lines: io.StringIO) -> None:
+    """A name is escaped both as an argument and within a formatted message."""
     logger = logging.getLogger("lakevision.test")
     logger.info("read %s, %d bytes", name, 7)
     logger.info("%(name)s is bad", {"name": name})
@@ -49,8 +49,8 @@ def test_name_from_outside_stays_on_its_log_line(name: str, shown: str, lines: i
     assert lines.getvalue() == f"read {shown}, 7 bytes\n{shown} is bad\nread {shown}\n"
 
 
-def test_line_breaks_of_a_message_of_our_own_stay(lines: io.StringIO) -> None:
-    """The summary has lines, whose names begin none; credentials leave a line, percent signs stay."""
+def test_line_breaks_of_a_format_string_are_kept(lines: io.StringIO) -> None:
+    """Line breaks of arguments are escaped, credentials are removed, and percent signs are kept."""
     logging.getLogger("lakevision.test").info("summary\n%s\n%s", "a\nb", "https://u:hush@h 100%")
 
     assert lines.getvalue() == "summary\na\\nb\nhttps://***@h 100%\n"
@@ -58,8 +58,8 @@ def test_line_breaks_of_a_message_of_our_own_stay(lines: io.StringIO) -> None:
 
 @pytest.mark.parametrize("kind", [WrongInput, DiskFull, TrackingAway, RunDeleted, OutOfTime])
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
-def test_name_from_outside_stays_on_the_line_of_an_error(kind: type[Exception], name: str, shown: str) -> None:
-    """And handed on as text, as ranks do, the sentence stays as it is."""
+def test_external_name_stays_on_the_line_of_an_error(kind: type[Exception], name: str, shown: str) -> None:
+    """A name is escaped in an error's message, and an error made from that message, as by ranks, is equal."""
     sentence = str(kind(f"the file '{name}' cannot be read"))
 
     assert sentence == f"the file '{shown}' cannot be read"
@@ -67,18 +67,18 @@ def test_name_from_outside_stays_on_the_line_of_an_error(kind: type[Exception], 
 
 
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
-def test_name_from_outside_stays_on_the_line_of_a_worker(
+def test_external_name_stays_on_the_log_line_of_a_worker(
     name: str, shown: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines without the worker's mark would be lost."""
+    """A name is escaped in a worker's log, since a line without the worker's prefix would be lost."""
     say(f"read {name}")
 
     assert capfd.readouterr().err == f"lakevision-worker: read {shown}\n"
 
 
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
-def test_tables_for_a_user_show_names_in_plain_sight(name: str, shown: str) -> None:
-    """Those of the ETL and of the mistakes, which are artifacts of Prefect and MLflow."""
+def test_names_in_artifact_tables_are_escaped(name: str, shown: str) -> None:
+    """Names are escaped in the tables of the ETL and of the mistakes, which are artifacts of Prefect and MLflow."""
     bad = BadFile(path=name, reason="unreadable", detail=name)
     pair = NearPair(bits=1, path=name, label=name, split="train", other_path=name, other_label=name, other_split="val")
     mistake = Mistake(row=0, true=0, predicted=0, probability=0.9, true_probability=0.1, loss=2.3)
@@ -90,15 +90,15 @@ def test_tables_for_a_user_show_names_in_plain_sight(name: str, shown: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_markdown_has_nothing_hidden(name: str) -> None:
-    """As text and as code; a name that is none of this kind stays as it is."""
+def test_markdown_has_no_hidden_characters(name: str) -> None:
+    """Hidden characters are escaped in text and code, and visible names are unchanged."""
     assert not set(HIDDEN) & set(markdown_text(name) + markdown_code(name))
     assert printable("größe 中 é.jpg") == "größe 中 é.jpg"
 
 
 @pytest.mark.parametrize("text", ["a", "```", "x\n```\n# not a heading\n````\n", "`" * 9, ""])
-def test_nothing_within_a_fence_ends_it(text: str) -> None:
-    """The fence is longer than each run of backticks within."""
+def test_fenced_text_cannot_end_the_fence(text: str) -> None:
+    """The fence is longer than each run of backticks in the text."""
     first, *inner, last = markdown_fence(text, "sh").splitlines()
 
     assert first == f"{last}sh"
@@ -125,7 +125,7 @@ class Names(Mapping[str, str]):
 
 
 class Count:
-    """A number to Python's formatting, as a tensor is, and not one of `numbers.Number`."""
+    """A value that can be formatted as a number, like a tensor, but is not a `numbers.Number`."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -150,17 +150,17 @@ class Count:
         ("100%", [], "100%"),
     ],
 )
-def test_good_line_is_as_it_would_be_without_the_filter(
+def test_valid_line_is_unchanged_by_the_filter(
     message: str, arguments: list[object], written: str, lines: io.StringIO
 ) -> None:
-    """Numbers of other libraries, mappings and representations."""
+    """Numbers of other libraries, mappings and representations are formatted as without the filter."""
     logging.getLogger("lakevision.test").info(message, *arguments)
 
     assert lines.getvalue() == f"{written}\n"
 
 
 class Unwritable:
-    """A value whose text cannot be had."""
+    """A value whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("closed")
@@ -177,10 +177,10 @@ class Unwritable:
         ("%d %%d\n", ["a\nb"], r"%d %%d\n"),
     ],
 )
-def test_mistake_in_a_log_line_does_not_end_the_code_that_logs(
+def test_formatting_error_in_a_log_line_is_not_raised(
     message: str, arguments: list[object], template: str, lines: io.StringIO
 ) -> None:
-    """Other packages make such mistakes; what the line was to say is still shown, and why it is not whole."""
+    """A formatting error, often another package's, is logged with the format string and the reason."""
     logging.getLogger("lakevision.test").info(message, *arguments)
 
     (line,) = lines.getvalue().splitlines()
@@ -189,7 +189,7 @@ def test_mistake_in_a_log_line_does_not_end_the_code_that_logs(
 
 
 def test_line_is_the_same_in_every_handler(lines: io.StringIO) -> None:
-    """The record is shared: what the first handler escaped, the second takes as it is."""
+    """Handlers share the record, and the second one does not escape it again."""
     second = io.StringIO()
     handler = logging.StreamHandler(second)
     handler.addFilter(OneLine())

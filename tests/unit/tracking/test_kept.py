@@ -1,4 +1,4 @@
-"""What a training run says of its table is what a registered model is tagged with."""
+"""Test of the table tags of a registered model, which come from the parameters of its training run."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -15,8 +15,8 @@ from tasks.train.phases import TrainingContext
 from tasks.train.results import run_config, training_data
 
 
-def test_a_run_logs_the_id_of_its_table_and_its_model_is_tagged_with_it() -> None:
-    """So that the table is recognized when its home was moved, and when the run was purged."""
+def test_table_tags_come_from_the_parameters_of_the_run() -> None:
+    """The table's id is among them, so that the table is recognized after its home moved or the run was purged."""
     table = TableRef(path="/home/tables/images", version=3, table_id="5c7e")
     manifest = CacheManifest(
         format=2, table=table, content_digest="", settings=CacheConfig(image_size=32), classes=("a", "b"), splits={}

@@ -1,4 +1,4 @@
-"""Losses, inputs and gradients that are no numbers: the training ends at once and says where."""
+"""Non-finite losses, inputs and gradients, which end training with their step and layer."""
 
 import math
 
@@ -25,8 +25,8 @@ from tests.fakes.tiny_training import (
 
 
 @pytest.mark.parametrize(("weight", "bias", "loss"), [(float("nan"), 0.0, "nan"), (0.0, -float("inf"), "inf")])
-def test_loss_that_is_no_number_ends_the_step_and_names_the_layer(weight: float, bias: float, loss: str) -> None:
-    """Also where it is infinite; the rows of the step are told, of which the caller knows the images."""
+def test_non_finite_loss_is_raised_with_its_layer_and_rows(weight: float, bias: float, loss: str) -> None:
+    """A NaN or infinite loss raises an error with step, layer and rows of the batch."""
     inputs, labels = separable(6)
     model = nn.Sequential(nn.ReLU(), linear())
     with torch.no_grad():
@@ -34,18 +34,18 @@ def test_loss_that_is_no_number_ends_the_step_and_names_the_layer(weight: float,
         model[1].bias[0] = bias
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = TensorLoader(inputs, labels, [[3, 0, 4], [1, 2, 5]])
-    why = "weight" if math.isnan(weight) else "bias"
+    parameter = "weight" if math.isnan(weight) else "bias"
 
     with pytest.raises(Diverged) as diverged:
         train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 3)
 
     assert f"the training loss of epoch 3, step 0 is {loss}" in str(diverged.value)
-    assert f"the layer '1' (its {why} are no numbers)" in str(diverged.value)
+    assert f"the layer '1' (non-finite {parameter})" in str(diverged.value)
     assert diverged.value.rows == [3, 0, 4]
 
 
-def test_an_input_that_is_no_number_is_named_as_such() -> None:
-    """In the step that it comes in, before it spoils a weight."""
+def test_non_finite_input_is_named() -> None:
+    """The error is raised in the step of the input, before any weight changes."""
     inputs, labels = separable(6)
     inputs[4, 0] = float("nan")
     model = nn.Sequential(linear())
@@ -53,15 +53,15 @@ def test_an_input_that_is_no_number_is_named_as_such() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5]])
 
-    with pytest.raises(Diverged, match=r"epoch 0, step 2 is nan.*the layer '0' \(its inputs are none\)") as diverged:
+    with pytest.raises(Diverged, match=r"epoch 0, step 2 is nan.*the layer '0' \(non-finite inputs\)") as diverged:
         train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     assert diverged.value.rows == [4, 5]
     assert torch.equal(model[0].weight, before)
 
 
-def test_gradients_that_are_no_numbers_end_the_step_before_it_is_taken() -> None:
-    """The loss is a number, the square root of nothing has no slope."""
+def test_non_finite_gradients_are_raised_before_the_step() -> None:
+    """The loss is finite, but the derivative of the square root at 0 is not."""
 
     class Root(nn.Module):
         def __init__(self) -> None:
@@ -75,15 +75,15 @@ def test_gradients_that_are_no_numbers_end_the_step_before_it_is_taken() -> None
     model = Root()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with pytest.raises(Diverged, match="the gradients of epoch 1, step 0 are no numbers, those of scale") as diverged:
+    with pytest.raises(Diverged, match="the gradients of epoch 1, step 0 are non-finite, those of scale") as diverged:
         train_one_epoch(model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder()), 1)
 
     assert diverged.value.rows == [0, 1, 2, 3, 4, 5]
     assert bool(model.scale.isfinite().all())
 
 
-def test_the_layer_is_looked_for_on_what_the_augmentation_made_of_the_batch() -> None:
-    """The same changes are drawn again, not none and not others, of which the layer may make numbers."""
+def test_layer_is_searched_with_the_augmented_batch() -> None:
+    """The search repeats the random augmentation of the step, without which the layer's output may be finite."""
 
     class Root(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -94,21 +94,21 @@ def test_the_layer_is_looked_for_on_what_the_augmentation_made_of_the_batch() ->
 
     inputs, labels = separable(6)
     loader = TensorLoader(inputs.abs(), labels, [range(6)])
-    said = []
+    messages = []
     for seed in range(20):
         model = nn.Sequential(Root(), linear())
         optimizer, settings = torch.optim.SGD(model.parameters(), lr=0.0), StepSettings(augment=negate_half, seed=seed)
         try:
             train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0), step=settings), 0)
         except Diverged as diverged:
-            said.append(str(diverged))
+            messages.append(str(diverged))
 
-    assert 0 < len(said) < 20
-    assert all("comes from the layer '0' (its weights are numbers)" in one for one in said), said
+    assert 0 < len(messages) < 20
+    assert all("comes from the layer '0' (finite weights)" in message for message in messages), messages
 
 
-def test_divergence_on_one_rank_ends_all() -> None:
-    """A rank whose own images are fine raises too, instead of waiting for the other."""
+def test_divergence_on_one_rank_is_raised_on_all() -> None:
+    """A rank with a finite loss raises the same error, instead of waiting for the other rank."""
     inputs, labels = separable(6)
     inputs[5] = float("nan")
 
@@ -120,13 +120,13 @@ def test_divergence_on_one_rank_ends_all() -> None:
             train_one_epoch(model, loader, optimizer, loop_of(Recorder(), reducer=reducer), 0)
         return f"{diverged.value} {diverged.value.rows}"
 
-    (said,) = set(ThreadRanks(2).run(rank_main))
-    assert "the training loss of epoch 0, step 0 is nan" in said
-    assert said.endswith("[5]")  # the row of the rank that had it
+    (message,) = set(ThreadRanks(2).run(rank_main))
+    assert "the training loss of epoch 0, step 0 is nan" in message
+    assert message.endswith("[5]")  # the row of the rank with the non-finite loss
 
 
-def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU it is seen later; the images are still those of the step in which it came."""
+def test_non_finite_gradients_of_an_earlier_step_are_named_by_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later check, as on a GPU, reports step and rows of the first non-finite gradients."""
     monkeypatch.setattr(non_finite, "should_check_finite", lambda step, num_steps, device: step == num_steps - 1)
     inputs, labels = separable(8)
     inputs[3, 0] = float("nan")
@@ -134,20 +134,20 @@ def test_gradients_that_were_no_numbers_some_steps_ago_are_named_by_their_step(m
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5], [6, 7]])
 
-    with pytest.raises(Diverged, match="of epoch 0, step 1 were no numbers, as seen after step 3") as diverged:
+    with pytest.raises(Diverged, match="of epoch 0, step 1 were non-finite, as detected after step 3") as diverged:
         train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
 
     assert diverged.value.rows == [2, 3]
 
 
-def test_validation_that_is_no_number_ends_the_training() -> None:
-    """Whatever is watched: the steps may have seen numbers alone, and accuracy is one of any logits."""
+def test_non_finite_validation_loss_is_raised() -> None:
+    """The error is raised for any monitored metric, although all losses in training were finite."""
 
-    class Spoilt(nn.Linear):
+    class NanInEvaluation(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return super().forward(inputs) * (1.0 if self.training else float("nan"))
 
     inputs, labels = separable()
     loader = TensorLoader(inputs, labels, steps_of(len(labels), 10))
     with pytest.raises(Diverged, match=r"the loss on the split 'val' is nan after epoch 0: lower train.learning_rate"):
-        fit_simply(Spoilt(4, NUM_CLASSES, dtype=torch.float64), loader, loader, new_progress())
+        fit_simply(NanInEvaluation(4, NUM_CLASSES, dtype=torch.float64), loader, loader, new_progress())

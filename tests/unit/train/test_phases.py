@@ -1,4 +1,4 @@
-"""What a phase of a training is made of: its model, its batches, its optimizer, and what is refused before it."""
+"""Model, batches, optimizer and settings of a phase, and the checks before it."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -17,35 +17,35 @@ from tasks.train.loop import train_one_epoch
 from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.step import StepSettings
 from tests.builders.finished_training import history_of
-from tests.builders.phases import begun, context_of, labelled_cache, prepare
+from tests.builders.phases import context_of, labelled_cache, prepare, start_progress
 from tests.fakes.tiny_training import loop_of
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise of 32x32 pixels, each class alike."""
+    """A cache of noise of 32x32 pixels, with balanced classes."""
     return make_cache(ROWS, image_size=32)
 
 
-def test_a_batch_larger_than_the_split_is_refused_with_what_is_possible(cache: CacheRef) -> None:
-    """In one sentence with both numbers; all images in a step are allowed."""
+def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRef) -> None:
+    """The error has both sizes in one line, and a batch of the whole split is accepted."""
     with pytest.raises(
         WrongInput, match=r"^train.batch_size is 46, but the split 'train' has 45 images, .*: give at most 45, or 4 for"
-    ) as refused:
+    ) as rejected:
         context_of(cache, batch_size=46).check()
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
     context_of(cache, batch_size=45).check()
     context_of(cache, batch_size="auto").check()
 
 
-def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
-    """A step is a batch on each rank; and each rank has an image."""
+def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
+    """The batches of all ranks together must fit the split, and each rank needs an image."""
 
     class Many(SingleProcess):
         def __init__(self, num_ranks: int) -> None:
@@ -58,24 +58,26 @@ def test_ranks_together_take_no_more_than_there_is(cache: CacheRef) -> None:
         replace(context_of(cache, batch_size=1), reducer=Many(46)).check()
 
 
-def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path, messages_of: Callable[[str], list[str]]) -> None:
-    """With the split that has images of it; one that is in no other split is not."""
+def test_class_without_training_images_is_logged(tmp_path: Path, messages_of: Callable[[str], list[str]]) -> None:
+    """The warning names each class that has images only in another split, and that split."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 6, val=[0, 2, 1], test=[0, 0, 0])
     context_of(cache).check()
 
     assert messages_of("lakevision.train") == [
-        "no image of bee, cat is in the split 'train', so those in 'val' cannot be recognised: add some"
+        "the split 'train' has no image of bee, cat, so those in 'val' cannot be recognised: add some"
     ]
 
 
-def test_classes_that_are_all_trained_on_are_no_news(cache: CacheRef, messages_of: Callable[[str], list[str]]) -> None:
-    """Nothing is said."""
+def test_no_warning_if_all_classes_have_training_images(
+    cache: CacheRef, messages_of: Callable[[str], list[str]]
+) -> None:
+    """Nothing is logged if each class has training images."""
     context_of(cache).check()
     assert not messages_of("lakevision.train")
 
 
-def test_a_class_counts_by_how_rare_it_is(tmp_path: Path) -> None:
-    """By n / (K n_k) over the classes that are there, the mean over images is 1; one without any counts 0."""
+def test_balanced_class_weights_are_inverse_frequencies(tmp_path: Path) -> None:
+    """The weights are n / (K n_k) over the classes with images, and 0 for a class without any."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 5 + [1], val=[0, 1, 2], test=[0])
 
     weights = context_of(cache, class_weights="balanced").class_weights()
@@ -86,8 +88,8 @@ def test_a_class_counts_by_how_rare_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("feature_cache", [True, False])
-def test_a_class_of_one_image_trains(tmp_path: Path, *, feature_cache: bool) -> None:
-    """Its weight is a number, and so is all that an epoch makes of it, on features and on images."""
+def test_class_with_one_image_is_trained_on(tmp_path: Path, *, feature_cache: bool) -> None:
+    """Class weights, loss and weights stay finite after an epoch, on features and on images."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
     made = prepare(context_of(cache, class_weights="balanced", feature_cache=feature_cache))
     before = nn.utils.parameters_to_vector(made.model.parameters()).detach().clone()
@@ -104,8 +106,8 @@ def test_a_class_of_one_image_trains(tmp_path: Path, *, feature_cache: bool) -> 
     assert not torch.equal(after, before)
 
 
-def test_the_head_of_a_frozen_backbone_is_trained_on_features(cache: CacheRef) -> None:
-    """Where nothing says otherwise: the model is the head alone, a batch is what the backbone gave."""
+def test_head_of_a_frozen_backbone_is_trained_on_features(cache: CacheRef) -> None:
+    """By default the model is only the head, and a batch has features of the backbone."""
     context = context_of(cache)
     made = prepare(context)
 
@@ -130,8 +132,8 @@ def test_the_head_of_a_frozen_backbone_is_trained_on_features(cache: CacheRef) -
     ],
     ids=["no-feature-cache", "not-frozen", "flip", "crop", "rand-augment", "mixup", "cutmix"],
 )
-def test_the_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[str, object]) -> None:
-    """Asked for, or because features would be other ones in each epoch; none are made."""
+def test_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[str, object]) -> None:
+    """No features are cached if the settings exclude them, or if they would differ per epoch."""
     context = context_of(cache, **settings)
     made = prepare(context)
 
@@ -143,8 +145,8 @@ def test_the_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[
     assert (made.settings.augment is not None) == ("augmentation" in settings)
 
 
-def test_a_stage_that_unfreezes_trains_the_named_layers_on_images(cache: CacheRef) -> None:
-    """After an epoch they have moved and none before them; there batch norm takes no statistics."""
+def test_fine_tuning_phase_trains_the_layers_from_the_named_one(cache: CacheRef) -> None:
+    """Only those layers change in an epoch, and batch norm before them stays in evaluation mode."""
     phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=2)
     context = context_of(cache, fine_tune=[phase])
     network = context.classifier.network
@@ -154,15 +156,15 @@ def test_a_stage_that_unfreezes_trains_the_named_layers_on_images(cache: CacheRe
     assert made.model is context.classifier
     train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0)
 
-    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == {name for name in before if name.startswith(("conv5.", "fc."))}
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith(("conv5.", "fc."))}
     norms = {name: module for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
     assert {name for name, norm in norms.items() if norm.training} == {"conv5.1"}
     assert len(norms) > 1
 
 
-def test_a_later_stage_has_a_learning_rate_of_its_own_from_its_first_epoch(cache: CacheRef) -> None:
-    """Epochs count over all phases, its schedule begins with it and ends with it."""
+def test_later_phase_has_its_own_learning_rate_and_schedule(cache: CacheRef) -> None:
+    """Although epochs count over all phases, the schedule starts and ends with the phase."""
     phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=2)
     made = prepare(context_of(cache, fine_tune=[phase], learning_rate=0.5), 1, first_epoch=3)
     steps = made.loaders[TRAIN].num_steps
@@ -176,22 +178,22 @@ def test_a_later_stage_has_a_learning_rate_of_its_own_from_its_first_epoch(cache
 @pytest.mark.parametrize(
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
-def test_the_optimizer_is_fused_and_has_what_learns(cache: CacheRef, name: str, kind: type) -> None:
-    """With the phase's rate and the decay that was asked for."""
+def test_optimizer_is_fused_and_has_the_trained_parameters(cache: CacheRef, name: str, kind: type) -> None:
+    """The optimizer has the learning rate and weight decay of the settings."""
     context = context_of(cache, optimizer=name, learning_rate=0.25, weight_decay=0.125, feature_cache=False)
     (group,) = prepare(context).optimizer.param_groups
 
     assert type(prepare(context).optimizer) is kind
     assert (group["fused"], group["lr"], group["weight_decay"]) == (True, 0.25, 0.125)
-    assert [id(one) for one in group["params"]] == [id(one) for one in context.classifier.head.parameters()]
+    assert [id(value) for value in group["params"]] == [id(value) for value in context.classifier.head.parameters()]
 
 
-def test_a_batch_size_is_chosen_once(cache: CacheRef) -> None:
-    """It is in the progress, so in the checkpoint: a process with more memory goes on with the same steps."""
-    progress = begun()
+def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
+    """The chosen size is part of the progress, so that a resumed run keeps it."""
+    progress = start_progress()
     context = context_of(cache, batch_size="auto")
     made = prepare_phase(context, phases_of(context.spec.train)[0], progress)
-    # The largest power of two of which 20 steps make an epoch of 45 images.
+    # The largest power of two with 20 steps per epoch of 45 images.
     assert progress.batch_size == 2
     assert len(next(iter(made.loaders[TRAIN].epoch(0))).labels_B) == 2
 
@@ -201,8 +203,8 @@ def test_a_batch_size_is_chosen_once(cache: CacheRef) -> None:
     assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
 
 
-def test_all_that_is_chosen_of_a_step_reaches_it(tmp_path: Path) -> None:
-    """No setting of a step is left at what it is where nobody asks for it."""
+def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
+    """No field of StepSettings keeps its default when the settings change it."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
     chosen = prepare(
         context_of(
@@ -219,18 +221,18 @@ def test_all_that_is_chosen_of_a_step_reaches_it(tmp_path: Path) -> None:
     assert chosen.augment is not None
     assert (chosen.label_smoothing, chosen.max_gradient_norm, chosen.seed) == (0.125, 0.5, 7)
     assert chosen.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
-    # Also a setting that is added one day.
+    # Covers fields that are added later.
     for field in fields(StepSettings):
         assert getattr(chosen, field.name) is not field.default, field.name
 
 
-def test_a_later_stage_waits_on_a_plateau_for_what_earlier_ones_reached(cache: CacheRef) -> None:
-    """As early stopping does: the rate falls before patience is used up, and counts from the phase's first epoch."""
+def test_plateau_of_a_later_phase_is_relative_to_earlier_phases(cache: CacheRef) -> None:
+    """The rate falls after epochs of the phase that do not improve on the best of all phases."""
     phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=5)
     context = context_of(cache, fine_tune=[phase], schedule="plateau", plateau_epochs=2, patience=3)
-    reached = [0.9, 0.8, 0.5, 0.6, 0.95]
+    accuracies = [0.9, 0.8, 0.5, 0.6, 0.95]
     history = [
-        replace(metrics, val_accuracy=accuracy) for metrics, accuracy in zip(history_of(5), reached, strict=True)
+        replace(metrics, val_accuracy=accuracy) for metrics, accuracy in zip(history_of(5), accuracies, strict=True)
     ]
 
     rates = []

@@ -1,4 +1,4 @@
-"""What makes a training fast is switched on: memory format, threads, number format, compilation, batch size."""
+"""Performance settings of a run: memory format, threads, number format, compilation, batch size."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,15 +17,15 @@ from tasks.system.cores import num_cores
 from tasks.train.phases import TrainingContext, phases_of, prepare_phase
 from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
-from tests.builders.phases import begun, context_of, prepare
+from tests.builders.phases import context_of, prepare, start_progress
 from tests.builders.small_network import SMALL
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class TwoRanks(SingleProcess):
-    """The first of two ranks, whose weights are those of the other anyway."""
+    """Reducer of the first of two ranks, which broadcasts nothing."""
 
     num_ranks = 2
 
@@ -37,86 +37,88 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 
 
 @pytest.fixture
-def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingContext]]:
-    """Yield what does what a training does before its first phase; afterwards there are as many threads as before."""
+def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingContext]]:
+    """A function that prepares a run up to its first phase; afterwards the number of threads is restored."""
     before = torch.get_num_threads()
 
-    def make(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
+    def prepare_context(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
         train = TrainConfig.model_validate(
             {"model": SMALL, "weights": "none", "freeze_backbone": False, "device": "cpu", "batch_size": 6} | settings
         )
         storage = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
         return Training(TrainingSpec(train=train, cache=cache, storage=storage), reducer or SingleProcess())._prepare()
 
-    yield make
+    yield prepare_context
     torch.set_num_threads(before)
 
 
-def test_a_lone_process_has_its_weights_in_the_memory_format_of_the_images(
-    begin: Callable[..., TrainingContext],
+def test_single_process_has_weights_in_channels_last(
+    prepare_training: Callable[..., TrainingContext],
 ) -> None:
-    """Channels last; ranks have them as Horovod takes them."""
-    alone, ranked = (begin(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
+    """Weights of a single process are in channels-last format, and those of ranks are contiguous for Horovod."""
+    single, distributed = (prepare_training(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
 
-    kernels = [module.weight for module in alone.modules() if isinstance(module, nn.Conv2d)]
+    kernels = [module.weight for module in single.modules() if isinstance(module, nn.Conv2d)]
     assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
-    # Of a kernel of one pixel, or of one channel, the two formats are the same.
+    # For kernels of one pixel or one channel, both formats are the same.
     assert not all(kernel.is_contiguous() for kernel in kernels)
-    assert all(value.is_contiguous() for value in ranked.parameters())
+    assert all(value.is_contiguous() for value in distributed.parameters())
 
 
-def test_as_many_threads_compute_as_are_asked_for(
-    begin: Callable[..., TrainingContext], monkeypatch: pytest.MonkeyPatch
+def test_number_of_threads_comes_from_settings_environment_or_cores(
+    prepare_training: Callable[..., TrainingContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the settings, or else by who launched the process, or else each rank its share of the cores."""
+    """The setting has precedence over OMP_NUM_THREADS, and without both each rank has its share of the cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    begin(num_threads=3)
+    prepare_training(num_threads=3)
     assert torch.get_num_threads() == 3
 
-    begin()
+    prepare_training()
     assert torch.get_num_threads() == 2
 
     monkeypatch.delenv("OMP_NUM_THREADS")
     for reducer in (SingleProcess(), TwoRanks()):
         share = max(1, num_cores() // reducer.num_ranks)
         torch.set_num_threads(share + 1)
-        begin(reducer)
+        prepare_training(reducer)
         assert torch.get_num_threads() == share
 
 
-def test_the_network_computes_in_the_chosen_format(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has it."""
+def test_network_computes_in_the_chosen_precision(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classifier has the precision of the settings, if the device supports it."""
     monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
-    for precision, sums in (("bf16", torch.bfloat16), ("fp32", None)):
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp32", None)):
         context = context_of(cache, precision=precision, feature_cache=False)
         prepare(context)
-        assert context.classifier.precision == sums
+        assert context.classifier.precision == dtype
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_network_is_compiled_where_that_is_asked_for(cache: CacheRef, *, wanted: bool) -> None:
-    """What is compiled is what runs in each step, so that its weights keep their names."""
-    context = context_of(cache, compile=wanted, feature_cache=False)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_network_is_compiled_if_requested(cache: CacheRef, *, enabled: bool) -> None:
+    """The network is compiled in place, so that its weights keep their names."""
+    context = context_of(cache, compile=enabled, feature_cache=False)
     made = prepare(context)
 
     assert made.model is context.classifier
-    assert (context.classifier.network._compiled_call_impl is not None) == wanted
+    assert (context.classifier.network._compiled_call_impl is not None) == enabled
     assert not any("_orig_mod" in name for name in context.classifier.state_dict())
 
 
-def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features take next to no memory; a frozen backbone that runs in each epoch takes it for its largest layers."""
+def test_automatic_batch_size_depends_on_the_model_of_the_step(
+    cache: CacheRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head on features allows larger batches than a frozen backbone, which needs memory for its layers."""
     monkeypatch.setattr("tasks.model.precision.MIN_AUTO_STEPS", 1)
     image = torch.zeros(32, 32, 3, dtype=torch.uint8)
 
-    # Half of it is for the forward pass: that is for ten images.
+    # Half of the free memory is for the forward pass, here of ten images.
     free = 2 * 10 * forward_bytes(context_of(cache).classifier, image, SAMPLE) / SAMPLE
     monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free)
     sizes = {}
     for feature_cache in (True, False):
-        context, progress = context_of(cache, batch_size="auto", feature_cache=feature_cache), begun()
+        context, progress = context_of(cache, batch_size="auto", feature_cache=feature_cache), start_progress()
         prepare_phase(context, phases_of(context.spec.train)[0], progress)
         sizes[feature_cache] = progress.batch_size
 
-    # Of 45 images, the largest power of two that is a step.
+    # For features, the largest power of two up to 45 images.
     assert sizes == {True: 32, False: 8}

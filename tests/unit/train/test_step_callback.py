@@ -1,4 +1,4 @@
-"""What happens between two steps, on one rank and on many."""
+"""Checkpoints, time budget and interrupts between two steps, on one and on many ranks."""
 
 import signal
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from tasks.train.step_callback import StepCallback
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
-@pytest.mark.parametrize(("interval", "wanted"), [(0.0, 3), (1e9, 0)])
-def test_a_checkpoint_is_written_when_its_time_has_come(interval: float, wanted: int) -> None:
-    """After every step with an interval of nothing, after none with a long one."""
+@pytest.mark.parametrize(("interval", "num_checkpoints"), [(0.0, 3), (1e9, 0)])
+def test_checkpoint_is_written_after_its_interval(interval: float, num_checkpoints: int) -> None:
+    """A checkpoint follows every step with an interval of 0, and no step with a long one."""
     saved: list[int] = []
     step_callback = StepCallback(
         SingleProcess(), lambda: saved.append(1), checkpoint_seconds=interval, seconds_left=lambda: 1.0
     )
     assert not any(step_callback.after_step() for _ in range(3))
-    assert len(saved) == wanted
+    assert len(saved) == num_checkpoints
 
 
-def test_the_budget_ends_after_the_step_that_used_it_up() -> None:
-    """Neither before nor later."""
+def test_time_budget_ends_after_the_step_that_used_it_up() -> None:
+    """`after_step` returns True once no seconds are left, and not before."""
     left = [2.0, 1.0, 0.0]
     step_callback = StepCallback(
         SingleProcess(), lambda: None, checkpoint_seconds=1e9, seconds_left=lambda: left.pop(0)
@@ -31,15 +31,15 @@ def test_the_budget_ends_after_the_step_that_used_it_up() -> None:
     assert [step_callback.after_step() for _ in range(3)] == [False, False, True]
 
 
-def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
-    """Saving, and the end of the budget, come after the same step on both."""
+def test_ranks_decide_together_by_the_clock_of_rank_0() -> None:
+    """Both ranks write checkpoints and end the time budget after the same step."""
 
     def rank_main(reducer: ThreadReducer) -> tuple[list[int], list[int]]:
         step, saved, over = 0, [], []
         step_callback = StepCallback(
             reducer,
             lambda: saved.append(step),
-            # Rank 1's own clock and budget would never say so.
+            # By rank 1's own clock and budget neither would happen.
             checkpoint_seconds=0.0 if reducer.rank == 0 else 1e9,
             seconds_left=lambda: 1.0 if step < 5 or reducer.rank else 0.0,
         )
@@ -58,7 +58,7 @@ def test_ranks_decide_alike_by_the_clock_of_rank_0() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM interrupt."""
+    """SIGTERM raises KeyboardInterrupt during the test."""
     before = signal.getsignal(signal.SIGTERM)
     interrupt_on(signal.SIGTERM)
     yield
@@ -66,8 +66,8 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_signal_within_a_step_is_heard_after_it_and_saved_before_it_ends_the_process() -> None:
-    """What came once is not held for later."""
+def test_signal_within_a_step_ends_the_process_after_it_with_a_checkpoint() -> None:
+    """The interrupt follows the checkpoint after the step, and is not raised again later."""
     saved: list[int] = []
     step_callback = StepCallback(
         SingleProcess(), lambda: saved.append(1), checkpoint_seconds=1e9, seconds_left=lambda: 1.0
@@ -87,22 +87,22 @@ def test_a_signal_within_a_step_is_heard_after_it_and_saved_before_it_ends_the_p
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_second_signal_does_not_wait() -> None:
-    """Who asks twice wants it now."""
+def test_second_signal_is_raised_at_once() -> None:
+    """A second signal raises KeyboardInterrupt within the step."""
 
     def step() -> None:
         with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-            pytest.fail("the second one waited")
+            pytest.fail("the second signal was deferred")
 
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         step()
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_rank_hears_the_first_signal_alone() -> None:
-    """Within a step, and while it writes the checkpoint of it; its parent may ask again at any moment."""
+def test_rank_ignores_all_signals_but_the_first() -> None:
+    """Further signals, which the parent may send at any time, interrupt neither the step nor its checkpoint."""
     interrupt_on(signal.SIGTERM, once=True)
     saved: list[int] = []
 
@@ -118,14 +118,14 @@ def test_a_rank_hears_the_first_signal_alone() -> None:
             signal.raise_signal(signal.SIGTERM)
             step_callback.after_step()
 
-    with pytest.raises(KeyboardInterrupt, match="asked to leave"):
+    with pytest.raises(KeyboardInterrupt, match="shutdown requested"):
         step()
     assert saved == [1]
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_what_is_held_back_comes_at_the_end() -> None:
-    """Also where nobody asked for it in between."""
+def test_deferred_signal_is_raised_at_the_end() -> None:
+    """The signal is raised after nested `defer_signals`, even if no callback checked for it."""
     done: list[int] = []
 
     def step() -> None:
@@ -138,18 +138,18 @@ def test_what_is_held_back_comes_at_the_end() -> None:
     assert done == [1]
 
 
-def test_one_rank_that_is_asked_to_leave_takes_the_others_along() -> None:
-    """All write the same checkpoint and leave after the same step."""
+def test_all_ranks_shut_down_if_one_is_interrupted() -> None:
+    """All ranks write a checkpoint and shut down after the same step."""
 
     def rank_main(reducer: Reducer) -> tuple[int, int]:
         steps: list[int] = []
         saved: list[int] = []
 
-        class Asked(StepCallback):
-            def _wants_to_leave(self) -> bool:
+        class Interrupted(StepCallback):
+            def _is_shutdown_requested(self) -> bool:
                 return reducer.rank == 1 and len(steps) > 2
 
-        step_callback = Asked(
+        step_callback = Interrupted(
             reducer, lambda: saved.append(len(steps)), checkpoint_seconds=1e9, seconds_left=lambda: 1.0
         )
 
