@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
-from tasks.cancellation.task import finish_cancellation, is_being_cancelled, signal_behind
+from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled
 from tasks.config.storage import StorageConfig
 from tasks.errors import UserError, WrongInput, explain
 from tasks.orchestration.failure import shorten_logs, without_secrets
@@ -117,7 +117,7 @@ def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Ca
             finish_cancellation()
             raise
         except Exception as error:
-            if (signal := signal_behind(error)) is not None:
+            if (signal := causing_signal(error)) is not None:
                 finish_cancellation()
                 raise signal from None
             explain_failure(error)

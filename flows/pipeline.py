@@ -10,7 +10,7 @@ from tasks.orchestration.task import StageLog, run_stage
 from tasks.predict.task import predict_images
 from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
-from tasks.spark.session import keep_spark, leave_memory_to_training
+from tasks.spark.session import keep_spark, release_memory_for_training
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
@@ -27,7 +27,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         run_stage(check_batches_fit, config.train, etl.images, config.distributed)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
-        leave_memory_to_training(config.spark)
+        release_memory_for_training(config.spark)
         single = stages.run(train_single, config.train, cache, storage)
         distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
         champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)

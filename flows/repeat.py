@@ -6,7 +6,7 @@ from tasks.cache.task import materialize
 from tasks.config.train import RepeatRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import RepeatReport
-from tasks.repeat.task import choose_trained_images, read_first_training, train_again
+from tasks.repeat.task import choose_trained_images, read_original_run, repeat_original_run
 from tasks.storage import resolve_storage
 
 
@@ -14,10 +14,10 @@ from tasks.storage import resolve_storage
 def repeat(config: RepeatRun = RepeatRun()) -> RepeatReport:
     """Train again with the settings and data of a run, and report whether metrics and weights are equal."""
     storage = resolve_storage(config.storage)
-    first = run_stage(read_first_training, config.run_id, storage)
+    first = run_stage(read_original_run, config.run_id, storage)
     images = run_stage(choose_trained_images, first, storage, config.spark)
     cache = run_stage(materialize, first.cache_config, images, storage, config.spark)
-    return run_stage(train_again, first, cache, storage)
+    return run_stage(repeat_original_run, first, cache, storage)
 
 
 if __name__ == "__main__":

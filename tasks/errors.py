@@ -64,7 +64,7 @@ class DiskFull(UserError, RuntimeError):
     """
 
 
-class TrackingAway(UserError, RuntimeError):
+class TrackingUnavailable(UserError, RuntimeError):
     """The tracking server does not answer; the message names it.
 
     Retried, since it may come back. Unsent data is in the checkpoint of the training run, and is sent when that is run
@@ -77,7 +77,7 @@ class RunDeleted(UserError, RuntimeError):
 
 
 USER_ERRORS: dict[str, type[UserError]] = {
-    kind.__name__: kind for kind in (Diverged, OutOfTime, WrongInput, DiskFull, TrackingAway, RunDeleted)
+    kind.__name__: kind for kind in (Diverged, OutOfTime, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 
@@ -104,25 +104,25 @@ def listed(shown: Sequence[str], total: int) -> str:
 ALTERNATIVES = ("constrained-", "literal[")
 """Prefixes of pydantic's names for the alternatives of a setting."""
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Maximum length of an invalid value in a message, in characters."""
 
-MOST_LISTED = 10
+MAX_LISTED = 10
 """Maximum number of values of an invalid list in a message."""
 
 
 def _value(given: object) -> str:
     """Return an invalid value for a message; of a group, which may hold anything, only the kind."""
-    if isinstance(given, int) and not isinstance(given, bool) and abs(given) >= 10**MOST_SHOWN:
+    if isinstance(given, int) and not isinstance(given, bool) and abs(given) >= 10**MAX_SHOWN:
         return "a number of more than 200 digits"  # Python refuses to write one of more than 4,300
     if given is None or isinstance(given, (bool, int, float)):
         return repr(given)
     if isinstance(given, str):
         text = without_credentials(given)
-        return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+        return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
     if (
         isinstance(given, list)
-        and len(given) <= MOST_LISTED
+        and len(given) <= MAX_LISTED
         and not any(isinstance(each, (list, dict)) for each in given)
     ):
         return f"[{', '.join(map(_value, given))}]"

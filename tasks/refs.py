@@ -107,7 +107,7 @@ class PredictReport(Ref):
     errors: int
     seconds: float
     """Wall time of inference and write, without the start of the Spark session."""
-    least_sure: tuple[PredictedImage, ...] = Field((), repr=False)
+    least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
     """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 
 

@@ -20,7 +20,7 @@ from tasks.config.cache import CacheConfig
 from tasks.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, say
+from tasks.spark.worker_log import WorkerCount, log_from_worker
 
 PADDING = -1
 """Label and row number of a padding row."""
@@ -190,7 +190,7 @@ def make_writer(
             parts.append(_part(writer))
         count.close()
         if parts:
-            say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
+            log_from_worker(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
             yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
 
     return write

@@ -46,7 +46,7 @@ def finish_cancellation() -> None:
         context.flow_run.state = state
 
 
-def signal_behind(error: BaseException) -> TerminationSignal | None:
+def causing_signal(error: BaseException) -> TerminationSignal | None:
     """Return the signal that caused an error, also where only the cleanup after the signal failed, or None.
 
     The JVM of a cancelled run gets the signal as well, so later calls to it raise errors of their own.

@@ -34,7 +34,7 @@ NOT_SEARCHED = {
 
 SEARCHED = TrainConfig.model_fields.keys() - NOT_SEARCHED.keys()
 
-MOST_CORNERS = 20_000
+MAX_CORNERS = 20_000
 """Combinations of extreme values checked before the search, in about a second; a trial checks its own again."""
 
 
@@ -234,7 +234,7 @@ class TuneRun(TrainRun):
     def _check_search(self) -> Self:
         for name, space in self.tune.space.items():
             _check_setting(name, space)
-        for values in islice(corners(self.tune.space), MOST_CORNERS):
+        for values in islice(corners(self.tune.space), MAX_CORNERS):
             try:
                 with_values(self.train, values)
             except ValidationError as error:

@@ -67,7 +67,7 @@ def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Tabl
     )
     values_of_s = {field.name: f"s.{field.name}" for field in IMAGES}
     delta.check_version(spark, path, version)
-    with delta.conflict_named(path):
+    with delta.translate_conflict(path):
         (
             delta.merge(spark, path, change, ("sha256",))
             .whenMatchedDelete("s.is_deleted")
@@ -81,7 +81,7 @@ def _files_to_replace(spark: SparkSession, path: str, version: int, rows: pa.Tab
     """Return the names of the files that have rows with these keys; None if only a MERGE can replace the rows."""
     if not delta.can_replace_files(spark, path):
         return None
-    files = snapshots.files_with(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
+    files = snapshots.files_containing(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
     filesystem, root = fsspec.core.url_to_fs(path)
     # The files of a shallow clone belong to another table.
     return files if all(filesystem.exists(f"{root}/{name}") for name in files) else None
@@ -111,7 +111,7 @@ def write_files(
             return
         rows = spark.createDataFrame(changes)
         delta.check_version(spark, path, version)
-        with delta.conflict_named(path):
+        with delta.translate_conflict(path):
             delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
         return
     name = target.new_name()

@@ -16,7 +16,7 @@ from tasks.etl.near_duplicates import dhash
 from tasks.paths import is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, say
+from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.tables.parts import PartTarget, PartWriter
 from tasks.tables.rewriting import Mapper
 
@@ -205,5 +205,5 @@ def _examine_all(
     count.close()
     if rows:
         num_bad = sum(row["reason"] is not None for row in rows)
-        say(f"read {len(rows)} files, {num_bad} of them unusable")
+        log_from_worker(f"read {len(rows)} files, {num_bad} of them unusable")
         yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)

@@ -33,7 +33,7 @@ from tasks.schema import (
     STORED,
 )
 from tasks.spark.progress import count_ended_tasks
-from tasks.spark.session import NeedsSpark, keep_spark, without_spark_first
+from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
@@ -43,9 +43,9 @@ from tasks.tables.properties import (
     OTHER_TABLES,
     check_columns,
     check_properties,
-    continued,
     source_property,
     table_properties,
+    with_table_split,
 )
 from tasks.tables.relations import Relations
 
@@ -84,7 +84,7 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     """Open the tables at their latest versions, and check that this run may write to them."""
     found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
     for existing in filter(None, found.values()):
-        etl = continued(etl, existing.properties)
+        etl = with_table_split(etl, existing.properties)
     made_with = next((existing.properties for existing in found.values() if existing is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
@@ -187,7 +187,7 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
             source = relist_if_outdated(spark, etl, source, storage)
             return _ingest(spark, etl, source, storage)
 
-    return without_spark_first(ingest, config, storage)
+    return try_without_spark(ingest, config, storage)
 
 
 def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:

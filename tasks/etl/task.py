@@ -10,7 +10,7 @@ from tasks.etl.validate import validate_tables
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
-from tasks.spark.session import keep_spark, without_spark_first
+from tasks.spark.session import keep_spark, try_without_spark
 from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import at_version
@@ -61,4 +61,4 @@ def choose_images(version: int | None, storage: Storage, spark_config: SparkConf
     """Return the requested version of the table `images`, or the latest, resolved once for all later stages."""
     path = storage.table("images")
     check_table_path(path)
-    return without_spark_first(lambda session: at_version(session, path, version), spark_config, storage)
+    return try_without_spark(lambda session: at_version(session, path, version), spark_config, storage)

@@ -14,7 +14,7 @@ from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
-from tasks.spark.session import without_spark_first
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.properties import OTHER_TABLES
@@ -139,7 +139,7 @@ def validate_tables(
     logged = tracking.find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
-    checks = without_spark_first(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
+    checks = try_without_spark(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
     columns = {
         "checks": checks.rows(),
         "near_duplicates": [pair.model_dump() for pair in checks.nearest],

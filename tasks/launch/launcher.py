@@ -23,7 +23,7 @@ from tasks.environment import rank_environment
 from tasks.errors import USER_ERRORS, OutOfTime
 from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED
 from tasks.launch.rendezvous import ranks_environments
-from tasks.progress.count import Standing, tell
+from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
 from tasks.system.cores import num_cores, share_of_gpus
 from tasks.train.batches import check_data
@@ -122,7 +122,7 @@ def launch_ranks(
     Raises:
         WrongInput: There are fewer images than ranks or than a global batch, a rank rejected its input, or diverged.
         DiskFull: A disk is full.
-        TrackingAway, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
+        TrackingUnavailable, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
         RankFailed: A rank failed for another reason; the message has its last lines.
         OutOfTime: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
@@ -200,7 +200,7 @@ def _train(
                     if "failed" in event:
                         raise USER_ERRORS[event["failed"]](event["said"])
                     if "step" in event:
-                        tell(Standing(**event))
+                        publish(StepProgress(**event))
                     run_id = event.get("run_id", run_id)
                     if on_event is not None and "epoch" in event:
                         on_event(event)

@@ -20,7 +20,7 @@ from tasks.collectives import Reducer, SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import UserError, WrongInput, user_error_name
 from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
-from tasks.progress.count import heard_by
+from tasks.progress.count import listener
 from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import OneLine
 from tasks.train.progress import ReportedEpoch
@@ -163,7 +163,7 @@ def main(spec_path: str) -> int:
     try:
         reducer = make_reducer(spec.num_ranks)
         logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
-        with heard_by(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
+        with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
             run_rank(spec, reducer)
         if reducer.num_ranks > 1:
             shut_down_horovod()

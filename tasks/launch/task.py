@@ -25,7 +25,7 @@ from tasks.train.spec import TrainingSpec
 def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
     """Train in separate processes; publish the progress of the epochs and the metrics at the end."""
     epochs = EpochProgress(key, spec.train.total_epochs)
-    run = launch_ranks(spec, epochs.hear)
+    run = launch_ranks(spec, epochs.update)
     epochs.end()
     publish_run(run, spec.storage, key)
     return run
@@ -35,7 +35,7 @@ def existing_run_key(
     train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
 ) -> str | None:
     """Return a cache key if the finished MLflow run exists, else None."""
-    if not tracking.answers(storage):
+    if not tracking.is_available(storage):
         return None  # The stage itself waits for the server, and logs it.
     found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
     return None if found is None else f"train-{found.run_id}"

@@ -148,7 +148,7 @@ def _list_of_advice(errors: Sequence[str]) -> list[str]:
     return [f"- {entry}" for entry in found]
 
 
-def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] = ()) -> str:
+def failure_markdown(error: Exception, log: str | None, children: Sequence[str] = ()) -> str:
     """Return the Markdown that explains a failed run.
 
     Args:

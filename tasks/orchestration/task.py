@@ -20,10 +20,10 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import get_transaction
 from prefect.utilities.urls import url_for
 
-from tasks.cancellation.task import cancelled_task_run, is_being_cancelled, note_task_run, signal_behind
+from tasks.cancellation.task import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.credentials import without_credentials
 from tasks.errors import NotRetried, UserError
-from tasks.orchestration.failure import ARTIFACT_KEY, state_message, what_went_wrong, without_secrets
+from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_message, without_secrets
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
 from tasks.system.home import make_home
@@ -135,7 +135,9 @@ def explain_failure(error: Exception) -> None:
     page = url_for("flow-run", obj_id=str(flow_run.get_id()))
     try:
         create_markdown_artifact(
-            what_went_wrong(error, page, getattr(error, "__notes__", ())), key=ARTIFACT_KEY, description="Why it failed"
+            failure_markdown(error, page, getattr(error, "__notes__", ())),
+            key=ARTIFACT_KEY,
+            description="Why it failed",
         )
     except Exception as failure:  # Not raised, since it would hide the error that led here.
         log.warning("the artifact %s was not published: %s", ARTIFACT_KEY, failure)
@@ -152,7 +154,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             make_homes(*args, *kwargs.values())
             return function(*args, **kwargs)
     except (Exception, TerminationSignal) as error:
-        signal = signal_behind(error)
+        signal = causing_signal(error)
         if signal is not None and is_being_cancelled():
             state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
             return _not_cached(state)  # type: ignore[no-any-return]

@@ -21,13 +21,13 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
-from tasks.predict.least_sure import SHA256_ARROW, least_sure
+from tasks.predict.least_confident import SHA256_ARROW, least_confident
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
-from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, without_spark_first
-from tasks.spark.worker_log import WorkerCount, say
+from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
+from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.system.disk import check_writable, translate_disk_full
@@ -64,7 +64,7 @@ def make_predictor(
         torch.set_num_threads(num_threads)
         began = time.perf_counter()
         model = ImageClassifier.load(Path(SparkFiles.get(package)))
-        say(f"model loaded in {time.perf_counter() - began:.1f} s")
+        log_from_worker(f"model loaded in {time.perf_counter() - began:.1f} s")
         for contents in batches:
             parts = [
                 model.predict_frame(contents.iloc[begin : begin + batch_size])
@@ -162,7 +162,7 @@ def predict_batch(
                 check_model(version, images, storage, table_is_named=named, name_is_given=given)
             return _predict(spark, images, predictions, version, predict, storage)
 
-    return without_spark_first(run, config, storage)
+    return try_without_spark(run, config, storage)
 
 
 def _predict(
@@ -200,7 +200,7 @@ def _predict(
         predicted=pending.num_rows,
         errors=errors,
         seconds=seconds,
-        least_sure=least_sure(spark, table, written, model, storage),
+        least_confident=least_confident(spark, table, written, model, storage),
     )
 
 

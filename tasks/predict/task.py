@@ -58,6 +58,6 @@ def publish_predictions(report: PredictReport) -> None:
                 "error": image.error or "",
             }
         )
-        for image in report.least_sure
+        for image in report.least_confident
     ]
     create_table_artifact(table=rows, key="predictions", description=about)

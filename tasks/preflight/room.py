@@ -19,7 +19,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import existing_folder
 from tasks.tables import delta, snapshots
-from tasks.tables.properties import check_properties, continued, source_property, table_properties
+from tasks.tables.properties import check_properties, source_property, table_properties, with_table_split
 from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.preflight")
@@ -54,7 +54,7 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
     schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
     found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
     for existing in filter(None, found.values()):
-        etl = continued(etl, existing.properties)
+        etl = with_table_split(etl, existing.properties)
     made_with = next((existing.properties for existing in found.values() if existing is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     rows, refs = {}, []

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.theme import Theme
 
-from tasks.progress.count import Standing, heard_by
+from tasks.progress.count import StepProgress, listener
 
 
 @contextmanager
@@ -26,11 +26,11 @@ def progress_bars(console: Console) -> Iterator[None]:
     # The theme of Prefect's console has no styles for progress bars.
     with console.use_theme(Theme()), Progress(*columns, console=console, redirect_stdout=False) as progress:
 
-        def show(update: Standing) -> None:
+        def show(update: StepProgress) -> None:
             if update.step not in bars:
                 bars[update.step] = progress.add_task(update.step, total=update.total, status="")
             bar = bars[update.step]
             progress.update(bar, completed=update.done, total=update.total, status=str(update))
 
-        with heard_by(show):
+        with listener(show):
             yield

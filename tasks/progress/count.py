@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 logger = logging.getLogger("lakevision.progress")
 
-TELL_SECONDS = 2.0
+UPDATE_SECONDS = 2.0
 """Minimum interval between two updates of one step, and between two log lines of one Spark task."""
 
 EPOCHS = "-epochs"
@@ -17,7 +17,7 @@ EPOCHS = "-epochs"
 
 
 @dataclass(frozen=True)
-class Standing:
+class StepProgress:
     """Progress of a step at one moment."""
 
     step: str
@@ -60,7 +60,7 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-Listener = Callable[[Standing], None]
+Listener = Callable[[StepProgress], None]
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Counts:
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def listener(listener: Listener) -> Iterator[None]:
     """Call a listener with the progress of steps within the context, from several threads; it must not block."""
     _Counts.listeners.append(listener)
     try:
@@ -127,15 +127,15 @@ def _tell(step: str, *, force: bool) -> None:
     with _Counts.lock:
         running = _Counts.steps.get(step)
         now = time.monotonic()
-        if running is None or (not force and now - running.last_update < TELL_SECONDS):
+        if running is None or (not force and now - running.last_update < UPDATE_SECONDS):
             return
         running.last_update = now
         done = min(running.total, sum(running.done.values()))
-        progress = Standing(step, done, running.total, now - running.began)
-    tell(progress)
+        progress = StepProgress(step, done, running.total, now - running.began)
+    publish(progress)
 
 
-def tell(progress: Standing) -> None:
+def publish(progress: StepProgress) -> None:
     """Pass the progress of a step that was counted here, or in another process, to all listeners."""
     with _Counts.lock:
         listeners = list(_Counts.listeners)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.progress.count import EPOCHS, Standing, tell
+from tasks.progress.count import EPOCHS, StepProgress, publish
 
 
 class EpochProgress:
@@ -20,10 +20,10 @@ class EpochProgress:
         self._step = f"{key}{EPOCHS}"
         self._began = time.monotonic()
         self._before: int | None = None
-        self._last = Standing(self._step, 0, max_epochs, 0.0, "epochs")
-        tell(self._last)
+        self._last = StepProgress(self._step, 0, max_epochs, 0.0, "epochs")
+        publish(self._last)
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def update(self, event: Mapping[str, Any]) -> None:
         """Report the progress in an event with epoch (the number of epochs trained), max_epochs and val_accuracy."""
         epoch = event["epoch"]
         if self._before is None:
@@ -31,11 +31,11 @@ class EpochProgress:
         # Extrapolated, as if all epochs had been trained at the rate of this process.
         seconds = (time.monotonic() - self._began) * epoch / (epoch - self._before)
         note = f"val accuracy {event['val_accuracy']:.4f}"
-        self._last = Standing(self._step, epoch, event["max_epochs"], seconds, "epochs", note)
-        tell(self._last)
+        self._last = StepProgress(self._step, epoch, event["max_epochs"], seconds, "epochs", note)
+        publish(self._last)
 
     def end(self) -> None:
         """Report that the training run has ended, with the number of epochs trained as the total."""
         last = self._last
         seconds = time.monotonic() - self._began
-        tell(Standing(self._step, last.done, last.done, seconds, "epochs", last.note))
+        publish(StepProgress(self._step, last.done, last.done, seconds, "epochs", last.note))

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from tasks.progress.count import EPOCHS, Standing, heard_by
+from tasks.progress.count import EPOCHS, StepProgress, listener
 
 logger = logging.getLogger("lakevision.progress")
 
@@ -24,7 +24,7 @@ class _Artifacts:
     """The progress artifacts of one stage: one per step, created with the step's first update."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, Standing] = {}
+        self._latest: dict[str, StepProgress] = {}
         self._created: dict[str, UUID] = {}
         self._changed = threading.Event()
         self._ended = threading.Event()
@@ -34,7 +34,7 @@ class _Artifacts:
             target=copy_context().run, args=(self._write_all,), name="progress", daemon=True
         )
 
-    def update(self, progress: Standing) -> None:
+    def update(self, progress: StepProgress) -> None:
         """Store the latest progress of a step for the thread."""
         self._latest[progress.step] = progress
         self._changed.set()
@@ -58,7 +58,7 @@ class _Artifacts:
         self._has_warned = True
         self._ended.wait(AWAY_SECONDS)
 
-    def _write(self, progress: Standing) -> None:
+    def _write(self, progress: StepProgress) -> None:
         artifact = self._created.get(progress.step)
         if artifact is None:
             key = progress.step if progress.step.endswith(EPOCHS) else f"{progress.step}-progress"
@@ -83,7 +83,7 @@ def progress_artifacts() -> Iterator[None]:
     """Publish the progress of the steps within the context as artifacts of the current Prefect run."""
     artifacts = _Artifacts()
     artifacts.start()
-    with heard_by(artifacts.update):
+    with listener(artifacts.update):
         try:
             yield
         finally:

@@ -40,7 +40,7 @@ def champion_accuracy(
     """Return the champion's accuracy, measured again on the challenger's test images if they are different ones."""
     if best.same_content(champion):
         return ChampionAccuracy(champion.accuracy, champion.images, "on the same images")
-    from tasks.predict.on_images import accuracy_on_cache, accuracy_on_table, load_registered  # torch: seconds
+    from tasks.predict.accuracy import accuracy_on_cache, accuracy_on_table, load_registered  # torch: seconds
 
     recorded = f"on {num_test_images(champion)} of an earlier version of the table"
     try:

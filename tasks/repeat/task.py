@@ -8,7 +8,7 @@ from tasks.orchestration.task import flow_run_tags, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
 from tasks.repeat.original_run import OriginalRun, read_training
 from tasks.report.task import publish_run
-from tasks.spark.session import without_spark_first
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import at_version
@@ -16,7 +16,7 @@ from tasks.text.markup import in_cells
 
 
 @stage("read-training", timeout_seconds=1800)
-def read_first_training(run_id: str | None, storage: Storage) -> OriginalRun:
+def read_original_run(run_id: str | None, storage: Storage) -> OriginalRun:
     """Read settings and data version of a finished MLflow run."""
     # Otherwise an unreachable server would look like a server without the run.
     tracking.check_tracking(storage)
@@ -27,11 +27,11 @@ def read_first_training(run_id: str | None, storage: Storage) -> OriginalRun:
 def choose_trained_images(first: OriginalRun, storage: Storage, spark_config: SparkConfig) -> TableRef:
     """Return the table version that a run was trained on."""
     check_table_path(first.table)
-    return without_spark_first(lambda session: at_version(session, first.table, first.version), spark_config, storage)
+    return try_without_spark(lambda session: at_version(session, first.table, first.version), spark_config, storage)
 
 
 @stage("repeat-training", timeout_seconds=None)
-def train_again(first: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
+def repeat_original_run(first: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
     """Repeat a training run, and publish a comparison with the original."""
     from tasks.repeat.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
 

@@ -35,7 +35,7 @@ def shorten_exception(text: str) -> str:
 
 
 @contextmanager
-def failure_in_text(log: Path) -> Iterator[None]:
+def failures_as_text(log: Path) -> Iterator[None]:
     """Convert exceptions of Spark raised inside to SparkFailed while the JVM is running.
 
     Args:

@@ -22,7 +22,7 @@ logger = logging.getLogger("lakevision.spark")
 FETCHED = ("s3a", "abfss")
 """Schemes whose jars `make jars-SCHEME` downloads."""
 
-GIVE_UP_EARLY = {
+FEW_RETRIES = {
     "fs.s3a.attempts.maximum": "2",
     "fs.s3a.retry.limit": "1",
     "fs.s3a.retry.throttle.limit": "1",
@@ -111,7 +111,7 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
     load_store(spark, url)
     jvm: Any = spark.sparkContext._jvm
     settings = jvm.org.apache.hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
-    for name, value in GIVE_UP_EARLY.items():
+    for name, value in FEW_RETRIES.items():
         settings.set(name, value)
     chain = hadoop_files(spark).problem(settings, f"{url}/")
     if not chain:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
-from tasks.spark.failure import failure_in_text
+from tasks.spark.failure import failures_as_text
 from tasks.spark.jvm import check_java, delta_jars, java_options
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.worker_log import forward_worker_lines, stderr_into
@@ -113,7 +113,7 @@ def keep_spark() -> Iterator[None]:
             _stop_kept_session()
 
 
-def leave_memory_to_training(config: SparkConfig) -> None:
+def release_memory_for_training(config: SparkConfig) -> None:
     """Stop the kept session before a long stage without Spark, unless it is local and there is memory for both.
 
     Another session costs the start of a JVM and the loading of its classes, about ten seconds; an idle JVM costs its
@@ -164,7 +164,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _forwarded(log), failure_in_text(log):
+        with _forwarded(log), failures_as_text(log):
             yield active
         return
     java = check_java()
@@ -183,7 +183,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         raise
     session.sparkContext.setLogLevel("ERROR")
     try:
-        with _forwarded(log), failure_in_text(log):
+        with _forwarded(log), failures_as_text(log):
             yield session
     finally:
         if _state.scopes:
@@ -193,10 +193,10 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
 
 
 class NeedsSpark(Exception):
-    """Signal to `without_spark_first` that the work needs a Spark session; it never reaches a user."""
+    """Signal to `try_without_spark` that the work needs a Spark session; it never reaches a user."""
 
 
-def without_spark_first(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
+def try_without_spark(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
     """Call `work` without a session, which takes seconds to start, and again with one if it raises NeedsSpark.
 
     A session that is already open is used at once: trying without it first would do half of the work twice.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark import Accumulator, TaskContext
 
-from tasks.progress.count import TELL_SECONDS, advance
+from tasks.progress.count import UPDATE_SECONDS, advance
 from tasks.spark.progress import EndedParts
 from tasks.text.printable import printable
 
@@ -24,14 +24,14 @@ PROGRESS_MARK = "lakevision-progress: "
 """Prefix of the lines with counts: process id of the driver, step, partition, number of images done."""
 
 
-def say(message: str) -> None:
+def log_from_worker(message: str) -> None:
     """Write one line to the run's log (on a cluster: to the executor's stderr)."""
     print(f"{WORKER_MARK}{printable(message)}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class WorkerCount:
-    """Counter of the images of one Spark task, reported at most every TELL_SECONDS and at the end of the task.
+    """Counter of the images of one Spark task, reported at most every UPDATE_SECONDS and at the end of the task.
 
     On a cluster the lines stay in the executor's stderr; the count at the end reaches the driver.
     """
@@ -47,7 +47,7 @@ class WorkerCount:
         """Add a number of images."""
         self.done += images
         now = time.monotonic()
-        if now - self.last_report < TELL_SECONDS:
+        if now - self.last_report < UPDATE_SECONDS:
             return
         self.last_report = now
         # A single write, as other workers write to the same file.

@@ -213,7 +213,7 @@ class TableChanged(RuntimeError):
 
 
 @contextmanager
-def conflict_named(path: str) -> Iterator[None]:
+def translate_conflict(path: str) -> Iterator[None]:
     """Translate Delta's exceptions for concurrent commits into TableChanged."""
     try:
         yield
@@ -324,7 +324,7 @@ def commit_files(
         change = {"path": quote(name), "partitionValues": {}, "size": size, "dataChange": False}
         actions.add(delta.actions.Action.fromJson(json.dumps({"cdc": change})))
     operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_scala_none(jvm)] * 3)
-    with conflict_named(path):
+    with translate_conflict(path):
         transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
 
 

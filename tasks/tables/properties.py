@@ -21,7 +21,7 @@ OTHER_TABLES = "other tables (storage.tables), or another home (storage.home or 
 """First advice of error messages: it leaves the existing tables as they are, with their models and predictions."""
 
 
-def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
+def with_table_split(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
     """Return the settings that a table is continued with: a table split by content keeps that split.
 
     `stratified` is the default for new tables, so it is not an error for other ones.

@@ -87,7 +87,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     return Snapshot(ref, properties, schema)
 
 
-def files_with(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
+def files_containing(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
     """Return the names of the files of this version in which a text column has one of these values."""
     found = _without_spark(table.path, table.version)
     if found is not None:

@@ -19,7 +19,7 @@ from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
 from tasks.storage import Storage
-from tasks.tracking.server import away_named, client_of
+from tasks.tracking.server import client_of, translate_outage
 
 DIGEST_TAG = "lakevision.sha256."
 """Prefix of the tags with the sha256 of a model's files, on its run and on its version."""
@@ -52,10 +52,10 @@ def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int
 
     Raises:
         WrongInput: A file is missing, too large, or not a regular file inside the model's folder.
-        TrackingAway: The tracking server does not answer.
+        TrackingUnavailable: The tracking server does not answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with away_named(storage):
+    with translate_outage(storage):
         try:
             _fetch(storage, uri, named, limits, folder)
         except MlflowException as error:
@@ -129,10 +129,10 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
 
     Raises:
         WrongInput: As `fetch_files`; a tag is missing, or a file has another sha256.
-        TrackingAway: The tracking server does not answer.
+        TrackingUnavailable: The tracking server does not answer.
     """
     named = f"{model.name} version {model.version}"
-    with away_named(storage):
+    with translate_outage(storage):
         tags = client_of(storage).get_model_version(model.name, str(model.version)).tags
     check_registered(tags, model, limits)
     fetch_files(storage, f"models:/{model.name}/{model.version}", named, limits, folder)

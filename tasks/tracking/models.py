@@ -16,8 +16,8 @@ from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
-from tasks.tracking.kept import table_tags
 from tasks.tracking.registry_values import checked_run_id
+from tasks.tracking.retained import table_tags
 from tasks.tracking.server import client_of
 
 SOURCE_TAG = "lakevision.source"

@@ -18,7 +18,7 @@ from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.experiments import run_page
-from tasks.tracking.server import away_named, client_of, prepare_tracking
+from tasks.tracking.server import client_of, prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -72,9 +72,9 @@ def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | N
         experiments: Ids of the experiments to search; None for that of the training runs.
 
     Raises:
-        TrackingAway: The server did not answer within MLflow's retries.
+        TrackingUnavailable: The server did not answer within MLflow's retries.
     """
-    with away_named(storage):
+    with translate_outage(storage):
         runs = runs_with_key(storage, key, experiments)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
@@ -84,10 +84,10 @@ def has_run(storage: Storage, run_id: str) -> bool:
     """Return whether the run exists on the tracking server and is not deleted.
 
     Raises:
-        TrackingAway: The server does not answer.
+        TrackingUnavailable: The server does not answer.
     """
     try:
-        with away_named(storage):
+        with translate_outage(storage):
             found = client_of(storage).get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
@@ -104,7 +104,7 @@ def runs_with_key(storage: Storage, key: str, experiments: Sequence[str] | None 
     )
 
 
-def find_begun_run(storage: Storage, key: str) -> str | None:
+def find_unfinished_run(storage: Storage, key: str) -> str | None:
     """Return the id of the newest unfinished run with this key that has no training metrics yet, or None.
 
     Its process ended before its first checkpoint. The next process with the same inputs continues in this run, so that
@@ -182,14 +182,14 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
 
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
-    with away_named(storage):
+    with translate_outage(storage):
         return dict(client_of(storage).get_run(run.run_id).data.metrics)
 
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
     """Return the content of a file in the run's artifacts, or None if it does not exist."""
     client = client_of(storage)
-    with away_named(storage), TemporaryDirectory() as scratch:
+    with translate_outage(storage), TemporaryDirectory() as scratch:
         if name not in artifact_names(run.run_id):
             return None
         return Path(client.download_artifacts(run.run_id, name, scratch)).read_bytes()
@@ -202,6 +202,6 @@ def artifact_names(run_id: str) -> set[str]:
 
 def run_location(storage: Storage, run: RunRef) -> str:
     """Return the path of the run's page in MLflow's UI."""
-    with away_named(storage):
+    with translate_outage(storage):
         experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return run_page(experiment, run.run_id)

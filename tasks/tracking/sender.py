@@ -11,10 +11,10 @@ import mlflow
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.errors import RunDeleted, TrackingAway
+from tasks.errors import RunDeleted, TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
-from tasks.tracking.server import away_named, client_of
+from tasks.tracking.server import client_of, translate_outage
 from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
@@ -57,9 +57,9 @@ class MetricSender:
         """Return the steps at which the run has this metric already.
 
         Raises:
-            TrackingAway: The server does not answer.
+            TrackingUnavailable: The server does not answer.
         """
-        with away_named(self._storage):
+        with translate_outage(self._storage):
             return {found.step for found in self._client.get_metric_history(self._run_id, metric)}
 
     def send(self, values: Mapping[str, float], step: int) -> None:
@@ -74,7 +74,7 @@ class MetricSender:
         """Wait until everything is sent.
 
         Raises:
-            TrackingAway: The server did not answer within `timeout_seconds`.
+            TrackingUnavailable: The server did not answer within `timeout_seconds`.
             RunDeleted: The run was deleted.
             Exception: Any other error that ended the thread before all metrics were sent.
         """
@@ -82,7 +82,7 @@ class MetricSender:
         self._waiting.put(None)
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
-            raise TrackingAway(
+            raise TrackingUnavailable(
                 f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training state "
                 "is in its checkpoint; fix the server and run again, and the missing metrics are sent"
             )

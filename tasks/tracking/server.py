@@ -14,7 +14,7 @@ from mlflow.utils.rest_utils import http_request
 from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
-from tasks.errors import TrackingAway, WrongInput
+from tasks.errors import TrackingUnavailable, WrongInput
 from tasks.paths import local_path
 from tasks.storage import Storage, artifacts_folder, tracking_file
 from tasks.system.home import make_home, make_private_file
@@ -81,11 +81,11 @@ def _artifact_location(storage: Storage) -> str:
 
 
 @contextmanager
-def away_named(storage: Storage) -> Iterator[None]:
+def translate_outage(storage: Storage) -> Iterator[None]:
     """Convert MLflow's errors about a server or database that does not answer into one sentence.
 
     Raises:
-        TrackingAway: The server or database does not answer.
+        TrackingUnavailable: The server or database does not answer.
     """
     try:
         yield
@@ -94,7 +94,7 @@ def away_named(storage: Storage) -> Iterator[None]:
             raise
         message = " ".join(without_credentials(str(error)).split())
         # `from None`: a traceback would show the text of the original error, with its credentials.
-        raise TrackingAway(
+        raise TrackingUnavailable(
             f"the tracking server '{storage.tracking_shown}' does not answer ({message}): fix it and run again, "
             "training resumes from its checkpoint"
         ) from None
@@ -125,7 +125,7 @@ def _ping(storage: Storage) -> None:
     )
 
 
-def answers(storage: Storage) -> bool:
+def is_available(storage: Storage) -> bool:
     """Return whether the tracking server answers within seconds; True for a database."""
     try:
         _ping(storage)

@@ -19,13 +19,13 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.types import ColSpec, DataType, Schema
 
 import tasks
-from tasks.errors import TrackingAway
+from tasks.errors import TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import file_digests
 from tasks.tracking.datasets import TrainingData, dataset_inputs
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
-from tasks.tracking.server import away_named, prepare_tracking
+from tasks.tracking.server import prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -137,13 +137,13 @@ def tracked_run(
     Args:
         storage: Storage with the tracking URI.
         name: Name of a new run.
-        key: Key of the inputs, by which `find_begun_run` and `find_finished_run` find the run.
+        key: Key of the inputs, by which `find_unfinished_run` and `find_finished_run` find the run.
         config: Settings of the training run; a resumed run keeps the values that it already has.
         tags: Tags in addition to that of the key.
         resume: Id of the run to resume, or None.
 
     Raises:
-        TrackingAway: The server does not answer, here or within the context.
+        TrackingUnavailable: The server does not answer, here or within the context.
         BaseException: Any error raised within the context, also if the server does not accept the final status.
     """
     # Samples for runs of a few seconds, too: by default MLflow takes one every 10 s and none at the end.
@@ -154,7 +154,7 @@ def tracked_run(
     within: BaseException | None = None
     try:
         with (
-            away_named(storage),  # outside, since setting the final status sends a request as well
+            translate_outage(storage),  # outside, since setting the final status sends a request as well
             mlflow.start_run(resume, prepare_tracking(storage), None if resume else name, tags=key_and_tags) as run,
         ):
             tracked = _described(run, config)
@@ -165,7 +165,7 @@ def tracked_run(
                 if isinstance(raised, KeyboardInterrupt):
                     mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
                 raise
-    except TrackingAway as away:
+    except TrackingUnavailable as away:
         if within in (None, away) or isinstance(within, MlflowException):
             raise
         logger.warning("MLflow run %s is left as running: %s", tracked.run_id, away)

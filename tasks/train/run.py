@@ -33,7 +33,7 @@ def train_model(
         WrongInput: Weights, model or device are invalid or not available.
         CacheDamaged: Files of the cache are missing or changed.
         DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
-        TrackingAway: The tracking server does not answer; the training state is in the checkpoint.
+        TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
         KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
@@ -46,7 +46,7 @@ def train_model(
             # lock of their own; this one is for direct calls, and for a rank that outlives its launcher.
             stack.enter_context(filelock.FileLock(training_lock(training.folder)))
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
-            with tracking.away_named(spec.storage):
+            with tracking.translate_outage(spec.storage):
                 return _find_resume_point(training, spec)
 
         return training.run(run_on_rank_zero(reducer, begin))
@@ -62,6 +62,6 @@ def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
     name, resume = training.checkpoints.newest()
     if resume is None or not tracking.has_run(storage, resume):
         # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
-        resume = tracking.find_begun_run(storage, key)
+        resume = tracking.find_unfinished_run(storage, key)
     tracking.end_abandoned_runs(storage, key, keep=resume)
     return ResumePoint(checkpoint=name, resume=resume)

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from tasks.config.tune import MOST_CORNERS, TuneRun, corners, with_values
+from tasks.config.tune import MAX_CORNERS, TuneRun, corners, with_values
 from tasks.preflight.check import train_rows
 from tasks.refs import TableRef
 from tasks.tune.space import fit_batches
@@ -28,7 +28,7 @@ def check_search(config: TuneRun, *, here: bool = True) -> None:
     Raises:
         WrongInput: Names the setting, its value, and the way out.
     """
-    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MOST_CORNERS)]
+    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MAX_CORNERS)]
     from tasks.model.device import choose_device  # Here: they load torch.
     from tasks.model.precision import choose_precision
     from tasks.preflight.trainable import check_training

@@ -64,18 +64,18 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Undisturbed:
+class UndisturbedRun:
     """A source, and the contents of tables and cache after an undisturbed run on it."""
 
     source: Path
     contents: Contents
 
 
-def run_undisturbed(folder: Path, per_class: int) -> Undisturbed:
+def run_undisturbed(folder: Path, per_class: int) -> UndisturbedRun:
     """Write a source of images, and run both stages on it once."""
     source = folder / "source"
     write_images(source, per_class, side=128)
-    return Undisturbed(source, run_and_read(source, make_storage(folder / "undisturbed")))
+    return UndisturbedRun(source, run_and_read(source, make_storage(folder / "undisturbed")))
 
 
 def run_and_read(source: Path, storage: Storage) -> Contents:

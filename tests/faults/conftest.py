@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from tests.builders.killed_runs import Undisturbed, run_undisturbed
+from tests.builders.killed_runs import UndisturbedRun, run_undisturbed
 
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 
@@ -24,6 +24,6 @@ def draw(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedRun:
     """Return a source of enough images to read for a while, and the contents after an undisturbed run on it."""
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=150)

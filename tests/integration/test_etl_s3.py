@@ -18,7 +18,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
-from tasks.spark.file_systems import GIVE_UP_EARLY
+from tasks.spark.file_systems import FEW_RETRIES
 from tasks.storage import Storage, resolve_storage
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
@@ -221,6 +221,6 @@ def test_overloaded_store_is_retried_as_often_as_give_up_early_sets(spark, store
             ingest("s3a://busy/x", storage)
     # The SDK retries each call, and S3A retries those.
     sdk_retries, s3a_retries = (
-        int(GIVE_UP_EARLY[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit")
+        int(FEW_RETRIES[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit")
     )
     assert len(requests) == (1 + sdk_retries) * (1 + s3a_retries)

@@ -18,7 +18,7 @@ from tests.builders.concurrent_runs import find_waiting_run, ingest_changing_sou
 from tests.builders.disks import mounted_disk
 from tests.builders.etl_and_cache import CACHE, SPARK, make_storage, run, settings
 from tests.builders.killed_runs import (
-    Undisturbed,
+    UndisturbedRun,
     damaged_caches,
     end_run,
     kill_in,
@@ -34,7 +34,7 @@ from tests.faults.conftest import draw_for
 
 
 @pytest.fixture(scope="module")
-def undisturbed(spark, tmp_path_factory) -> Undisturbed:
+def undisturbed(spark, tmp_path_factory) -> UndisturbedRun:
     """Return a source, and the contents of tables and cache after an undisturbed run on it."""
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=25)
 

@@ -433,7 +433,7 @@ def test_training_continues_after_a_user_deletes_its_progress_artifact(source, s
 
 def test_stage_that_counts_images_has_a_progress_artifact(monkeypatch):
     """The artifact has the number of images done, the rate and the remaining time, and ends at 100 %."""
-    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.progress.count.UPDATE_SECONDS", 0.0)
     shown = []
 
     def progress_of(run_id):
@@ -552,7 +552,7 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         predicted=2,
         errors=1,
         seconds=1.0,
-        least_sure=(
+        least_confident=(
             PredictedImage(path="cat/[x](javascript:1).png", label=None, probability=None, error="not_an_image: <b>"),
             PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, error=None),
         ),

@@ -70,7 +70,7 @@ def test_code_and_pickles_of_a_registered_model_are_not_executed(spark, register
     assert (before.predicted, before.errors) == (60, 0)
     shutil.rmtree(storage.table("predictions"))
     write_hostile_loader(folder, tmp_path / "executed")
-    assert predict(storage, NAME).least_sure == before.least_sure
+    assert predict(storage, NAME).least_confident == before.least_confident
     assert not (tmp_path / "executed").exists()
     # Control: MLflow's own loader, which a user may choose, does execute the code.
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ import torch
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
-from tasks.errors import TrackingAway
+from tasks.errors import TrackingUnavailable
 from tasks.launch.launcher import RankFailed
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
@@ -236,7 +236,9 @@ def test_resume_without_tracking_server_fails_in_one_line_and_works_once_it_is_b
     with pytest.raises(RankFailed, match="was ended by signal 9"):
         train(cache, storage, on_event=kill, max_epochs=3)
     away = storage.model_copy(update={"tracking": "http://127.0.0.1:9"})
-    with pytest.raises(TrackingAway, match=r"^the tracking server 'http://127.0.0.1:9' does not answer \(") as raised:
+    with pytest.raises(
+        TrackingUnavailable, match=r"^the tracking server 'http://127.0.0.1:9' does not answer \("
+    ) as raised:
         train(cache, away, max_epochs=3)
     assert "\n" not in str(raised.value)
     events = []

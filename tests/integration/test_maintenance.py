@@ -24,7 +24,7 @@ from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
-from tasks.tracking.kept import table_tags
+from tasks.tracking.retained import table_tags
 from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
 
@@ -146,8 +146,8 @@ def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, 
     sha256 = hashlib.sha256(gone.read_bytes()).hexdigest()
     gone.unlink()
     with pytest.raises(NeedsSpark):
-        snapshots.files_with(None, images.table, "sha256", pa.array([sha256]))
-    (holding,) = snapshots.files_with(spark, images.table, "sha256", pa.array([sha256]))
+        snapshots.files_containing(None, images.table, "sha256", pa.array([sha256]))
+    (holding,) = snapshots.files_containing(spark, images.table, "sha256", pa.array([sha256]))
     assert Path(images.table.path, holding).is_file()
     newest = ingest(source, storage)
     assert hashes(spark, newest) == hashes(spark, images.table) - {sha256}

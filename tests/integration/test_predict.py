@@ -18,7 +18,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model.classifier import ImageClassifier
 from tasks.predict.batch import predict_batch
-from tasks.progress.count import heard_by
+from tasks.progress.count import listener
 from tasks.registry.promote import promote_best
 from tasks.spark import progress as spark_progress
 from tasks.spark import worker_log
@@ -41,7 +41,7 @@ def test_workers_count_the_images_of_etl_cache_and_inference(spark, source, stor
     counts, ended, heard = [], [], []
     monkeypatch.setattr(worker_log, "advance", lambda *count: counts.append(count))
     monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
-    with heard_by(heard.append):
+    with listener(heard.append):
         images = ingest(source, storage).images
         materialize_cache(CacheConfig(image_size=16), images, storage, SparkConfig())
         promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
@@ -66,7 +66,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(s
     assert re.fullmatch("lakevision-source-[0-9a-f]{6}", model.name)
     report = predict(storage)
     assert (report.predicted, report.errors, report.model) == (60, 0, model)
-    shown = report.least_sure
+    shown = report.least_confident
     assert len(shown) == 20
     for image in shown:
         (direct,) = ImageClassifier.load(tmp_path / "classifier-1").predict([(source / image.path).read_bytes()])
@@ -82,7 +82,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(s
         assert row["probability"] == pytest.approx(found.probability, rel=1e-4)
     assert shown[0].probability == min(row["probability"] for row in rows)
     again = predict(storage)
-    assert (again.predicted, again.predictions, again.least_sure) == (0, report.predictions, shown)
+    assert (again.predicted, again.predictions, again.least_confident) == (0, report.predictions, shown)
 
 
 def test_pyfunc_predictions_equal_those_of_the_classifier(storage, source, tmp_path):
@@ -106,8 +106,8 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     promote([run], storage, "photos")
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
-    assert [(image.path, image.label is None) for image in report.least_sure] == [("bad", True), ("good", False)]
-    assert "not_an_image" in report.least_sure[0].error
+    assert [(image.path, image.label is None) for image in report.least_confident] == [("bad", True), ("good", False)]
+    assert "not_an_image" in report.least_confident[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote([run, better], storage, "photos").run_id == better.run_id
     report = predict(storage, "photos", table=storage.table("own"))

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase, TrainConfig
-from tasks.errors import Diverged, RunDeleted, TrackingAway
+from tasks.errors import Diverged, RunDeleted, TrackingUnavailable
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
@@ -104,7 +104,9 @@ def test_close_raises_while_the_server_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sender = MetricSender(storage_of(tmp_path, f"http://127.0.0.1:{free_port()}"), "run", retry_seconds=0.2)
     sender.send({"val_loss": 1.0}, 0)
-    with pytest.raises(TrackingAway, match=r"has not answered for 1 s: the training state is in its checkpoint; fix"):
+    with pytest.raises(
+        TrackingUnavailable, match=r"has not answered for 1 s: the training state is in its checkpoint; fix"
+    ):
         sender.close(timeout_seconds=1)
 
 

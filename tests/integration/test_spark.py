@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 
 from tasks.config.storage import SparkConfig
 from tasks.progress import count
-from tasks.progress.count import counted, heard_by
+from tasks.progress.count import counted, listener
 from tasks.spark.failure import SparkFailed, shorten_exception
 from tasks.spark.jvm import check_java, class_archive
 from tasks.spark.progress import count_ended_tasks
-from tasks.spark.session import spark_session, without_spark_first
+from tasks.spark.session import spark_session, try_without_spark
 from tasks.spark.worker_log import WorkerCount
 from tests.builders.processes import ROOT
 
@@ -74,13 +74,13 @@ most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (127.0.0.1 executor driv
 def test_open_session_is_used_at_once(spark, storage):
     """Work with an open session starts once, not first without a session."""
     given = []
-    assert without_spark_first(lambda session: given.append(session) or "done", SparkConfig(), storage) == "done"
+    assert try_without_spark(lambda session: given.append(session) or "done", SparkConfig(), storage) == "done"
     assert given == [spark]
 
 
 def test_ended_tasks_are_counted_without_lines_of_workers(spark, monkeypatch):
     """On a cluster, lines of workers do not reach the driver; here they name another driver."""
-    monkeypatch.setattr(count, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(count, "UPDATE_SECONDS", 0.0)
     ended = count_ended_tasks(spark.sparkContext)
 
     def work(batches):
@@ -91,7 +91,7 @@ def test_ended_tasks_are_counted_without_lines_of_workers(spark, monkeypatch):
         of_task.close()
 
     heard = []
-    with heard_by(heard.append), counted("far", 100):
+    with listener(heard.append), counted("far", 100):
         assert spark.range(40, numPartitions=4).mapInArrow(work, "id long").count() == 40
         deadline = time.monotonic() + 30
         while heard[-1].done < 40:

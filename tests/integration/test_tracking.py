@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from tasks import tracking
 from tasks.config.storage import StorageConfig
-from tasks.errors import TrackingAway, WrongInput
+from tasks.errors import TrackingUnavailable, WrongInput
 from tasks.model.classifier import save_classifier
 from tasks.model.network import build_classifier
 from tasks.model.package import FILE_LIMITS
@@ -90,7 +90,7 @@ def test_tracking_server_outage_is_reported_within_seconds(tmp_path, monkeypatch
             tracking.check_tracking(storage)
         assert time.monotonic() - began < 60
         assert num_requests[0] == (0 if outage == "no listener" else 1 + server.FIRST_RETRIES)
-        assert not tracking.answers(storage)
+        assert not tracking.is_available(storage)
     assert {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_HTTP")} == {
         name: value for name, value in before.items() if name.startswith("MLFLOW_HTTP")
     }
@@ -112,18 +112,18 @@ def test_outage_during_a_training_run_is_one_line_for_every_request(tmp_path, mo
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "http://bob:hunter2@127.0.0.1:9")
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     text = r"^the tracking server 'http://\*\*\*@127.0.0.1:9' does not answer \(.*\): fix it and run again, training"
-    with pytest.raises(TrackingAway, match=text) as raised:
+    with pytest.raises(TrackingUnavailable, match=text) as raised:
         tracking.find_finished_run(storage, "key")
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
     assert "\n" not in str(raised.value)
-    with pytest.raises(TrackingAway, match=text):
+    with pytest.raises(TrackingUnavailable, match=text):
         tracking.MetricSender(storage, "run").steps_sent("val_loss")
-    with pytest.raises(TrackingAway, match=text), tracking.tracked_run(storage, "run", "key", {}, {}, None):
+    with pytest.raises(TrackingUnavailable, match=text), tracking.tracked_run(storage, "run", "key", {}, {}, None):
         pytest.fail("it cannot have begun")
     for ask in (tracking.run_metrics, tracking.run_location, lambda *given: tracking.read_artifact(*given, "card.md")):
-        with pytest.raises(TrackingAway, match=text):
+        with pytest.raises(TrackingUnavailable, match=text):
             ask(storage, RunRef(run_id="run"))
-    with pytest.raises(TrackingAway, match=text):
+    with pytest.raises(TrackingUnavailable, match=text):
         tracking.has_run(storage, "run")
 
 
@@ -131,7 +131,7 @@ def test_other_errors_of_a_tracking_server_are_not_changed(tmp_path):
     """A missing run is not reported as an outage."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     tracking.prepare_tracking(storage)
-    with pytest.raises(MlflowException, match="not found"), tracking.away_named(storage):
+    with pytest.raises(MlflowException, match="not found"), tracking.translate_outage(storage):
         mlflow.MlflowClient(tracking_uri=storage.tracking).get_run("0" * 32)
 
 
@@ -189,13 +189,13 @@ def test_run_without_metrics_of_an_epoch_is_resumed(tmp_path, monkeypatch):
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     config = {"train": {"seed": 1, "max_epochs": 2}}
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
-    assert tracking.find_begun_run(storage, "key") is None
+    assert tracking.find_unfinished_run(storage, "key") is None
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     # Killed right after the run was created.
     experiment = tracking.prepare_tracking(storage)
     begun = client.create_run(experiment, tags={"lakevision.key": "key"}).info.run_id
-    assert tracking.find_begun_run(storage, "key") == begun
-    assert tracking.find_begun_run(storage, "other") is None
+    assert tracking.find_unfinished_run(storage, "key") == begun
+    assert tracking.find_unfinished_run(storage, "other") is None
     # Interrupted before the first epoch, with system metrics alone.
     with suppress(KeyboardInterrupt), tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"system/cpu_utilization_percentage": 1.0}, step=0)
@@ -206,17 +206,17 @@ def test_run_without_metrics_of_an_epoch_is_resumed(tmp_path, monkeypatch):
     assert found.data.params.keys() >= {"version.torch", "version.mlflow"}
     assert found.data.tags["lakevision.code_version"] == "first"
     assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == config
-    assert tracking.find_begun_run(storage, "key") == begun
+    assert tracking.find_unfinished_run(storage, "key") == begun
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
-    assert tracking.find_begun_run(storage, "key") is None
+    assert tracking.find_unfinished_run(storage, "key") is None
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
     with tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"val_loss": 1.0}, step=0)
-        assert tracking.find_begun_run(storage, "key") is None
+        assert tracking.find_unfinished_run(storage, "key") is None
     assert client.get_run(begun).info.status == "FINISHED"
     with tracking.tracked_run(storage, "test", "finished", config, {}, None):
         pass
-    assert tracking.find_begun_run(storage, "finished") is None
+    assert tracking.find_unfinished_run(storage, "finished") is None
 
 
 def test_password_in_the_tracking_uri_is_not_shown(tmp_path, monkeypatch):

@@ -71,13 +71,13 @@ def imported_modules(file: Path, known: set[str]) -> set[str]:
 
 
 def package(module: str) -> str:
-    """Return the package of a module: `tasks.etl`; of one that is in no package of `tasks`, its own name."""
+    """Return the package of a module, such as `tasks.etl`; a module outside packages stands for itself."""
     return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".", maxsplit=1)[0]
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh interpreter finds after it imported everything, ranks' and executors' modules first."""
+    """Import everything in a fresh interpreter, modules of ranks and executors first, and return its state."""
     folder = tmp_path_factory.mktemp("imported")
     work, home = folder / "work", folder / "home"
     work.mkdir()
@@ -113,7 +113,7 @@ print(json.dumps({{
 
 
 def test_ranks_and_executors_do_not_load_prefect(imported: dict[str, Any]) -> None:
-    """What a rank or a Spark worker imports brings no Prefect with it, which would cost seconds and a server."""
+    """Ranks and Spark workers import no Prefect, which would cost seconds and a server."""
     assert imported["prefect"] == []
 
 
@@ -123,7 +123,7 @@ def test_ranks_and_executors_do_not_load_what_draws(imported: dict[str, Any]) ->
 
 
 def test_demo_loads_no_torch_before_its_server_starts(tmp_path: Path) -> None:
-    """Its own models need no check; one that a user asks for is refused at once."""
+    """The demo's own models need no check; an unknown model from the user is refused at once."""
     program = """
 import sys
 from deployments.demo import main, check_parameters, parameters, parse_arguments
@@ -203,18 +203,18 @@ def test_only_one_module_reads_the_environment() -> None:
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
-    """What a module is for is in its name."""
+    """The name of a module states its purpose."""
     assert [str(file) for file in sources(*DESCRIBED) if file.stem in VAGUE_NAMES] == []
 
 
 def test_no_module_shadows_a_package() -> None:
-    """A file called horovod.py or a package called docker would hide what it is named after."""
+    """A file called horovod.py or a package called docker would hide the installed package of that name."""
     installed = set(packages_distributions()) | {"docker", "horovod"}
     assert {"petastorm", "prefect", "torch"} <= installed
 
     named = {file.relative_to(ROOT) for file in sources(*DESCRIBED)}
     named |= {file.parent for file in named} - {Path(folder) for folder in DESCRIBED}
-    # delta-spark's package is called delta as well; nothing ever puts tasks/etl on sys.path.
+    # delta-spark's package is called delta as well; nothing ever puts tasks/tables on sys.path.
     shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/tables/delta.py"}
 
     assert shadows == set()
@@ -222,7 +222,7 @@ def test_no_module_shadows_a_package() -> None:
 
 
 def test_no_top_level_name_shadows_the_standard_library() -> None:
-    """What lies beside the checkout's packages is importable by its bare name wherever the checkout is on sys.path."""
+    """Modules at the top level are importable by their bare names where the checkout is on sys.path."""
     importable = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 
     assert set(CODE) <= importable
@@ -253,11 +253,10 @@ def test_every_file_that_a_reader_may_open_is_in_a_tree() -> None:
 
 
 @needs_git
-@pytest.mark.parametrize("folder", DESCRIBED)
-def test_no_tree_is_stale(folder: str) -> None:
+def test_no_tree_is_stale() -> None:
     """Paths and descriptions are those of the files; `make readme` writes them."""
-    text = folders_with_trees()[folder].read_text()
-    assert with_trees(text) == text
+    stale = [readme for readme in readmes() if with_trees(readme.read_text()) != readme.read_text()]
+    assert stale == [], "run make readme"
 
 
 @pytest.mark.parametrize("dockerfile", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda file: file.suffix)

@@ -19,7 +19,7 @@ def test_idle_session_stays_if_four_of_its_heaps_are_free(
     monkeypatch.setattr(spark, "_stop", stopped.append)
     monkeypatch.setattr(spark, "free_memory", lambda: free_gib << 30)
 
-    spark.leave_memory_to_training(SparkConfig(driver_memory="3g", master=master))
+    spark.release_memory_for_training(SparkConfig(driver_memory="3g", master=master))
 
     assert (spark._state.session is session, stopped) == ((True, []) if stays else (False, [session]))
 
@@ -28,6 +28,6 @@ def test_run_without_a_session_has_nothing_to_stop(monkeypatch: pytest.MonkeyPat
     """A run whose tables and cache existed has no session, and nothing is stopped."""
     monkeypatch.setattr(spark, "free_memory", lambda: 0)
 
-    spark.leave_memory_to_training(SparkConfig())
+    spark.release_memory_for_training(SparkConfig())
 
     assert spark._state.session is None

@@ -12,10 +12,10 @@ from tasks.schema import FILES, IMAGES
 from tasks.tables.properties import (
     check_columns,
     check_properties,
-    continued,
     source_property,
     table_properties,
     table_source,
+    with_table_split,
 )
 
 SOURCE = Path("/photos")
@@ -69,8 +69,8 @@ def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any]
 def test_table_split_by_content_keeps_that_split(requested: str, made_with: str, used: str) -> None:
     """A table split by content is continued with the default settings; other values of split_by are kept."""
     etl = EtlConfig.model_validate({"split_by": requested})
-    assert continued(etl, {"lakevision.split_by": made_with}).split_by == used
-    assert continued(etl, {}) is etl
+    assert with_table_split(etl, {"lakevision.split_by": made_with}).split_by == used
+    assert with_table_split(etl, {}) is etl
 
 
 def test_messages_advise_other_tables_first() -> None:

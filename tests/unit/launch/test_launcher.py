@@ -16,7 +16,7 @@ from tasks.config.train import TrainConfig
 from tasks.errors import OutOfTime, WrongInput
 from tasks.launch.launcher import Stopped, launch_ranks
 from tasks.launch.protocol import EVENT_MARK
-from tasks.progress.count import Standing, heard_by
+from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
@@ -106,16 +106,16 @@ def test_progress_of_ranks_is_reported_in_this_process(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Progress events of a rank reach the listeners in the launcher's process."""
-    progress = Standing("features", 64, 150, 2.0)
+    progress = StepProgress("features", 64, 150, 2.0)
     rank = tmp_path / "rank"
     events = (asdict(progress), {"run_id": "r"})
     rank.write_text("#!/bin/sh\n" + "".join(f"echo '{EVENT_MARK}{json.dumps(event)}'\n" for event in events))
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
     train = TrainConfig(weights="none", freeze_backbone=False)
-    reports: list[Standing] = []
+    reports: list[StepProgress] = []
 
-    with heard_by(reports.append):
+    with listener(reports.append):
         launch_ranks(spec_of(train, CacheRef(url="cache", digest="digest"), storage))
 
     assert reports == [progress]

@@ -8,10 +8,10 @@ import pytest
 from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
 from tasks.orchestration.failure import (
     EngineLogFilter,
+    failure_markdown,
     named_setting,
     state_message,
     way_out,
-    what_went_wrong,
     without_secrets,
 )
 
@@ -56,7 +56,7 @@ def test_setting_and_advice_are_extracted_from_the_sentence(
 def test_each_of_several_errors_has_its_own_line() -> None:
     """Each line has the setting and the advice of the same error."""
     sentence = "config.etl.max_bad_fraction is 7: give at most 1; config.train.seed is '0; a': give 1 or more"
-    lines = what_went_wrong(WrongInput(sentence), None).splitlines()
+    lines = failure_markdown(WrongInput(sentence), None).splitlines()
     assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
         "- Setting: `etl.max_bad_fraction`. Way out: give at most 1",
         "- Setting: `train.seed`. Way out: give 1 or more",
@@ -66,7 +66,7 @@ def test_each_of_several_errors_has_its_own_line() -> None:
 def test_advice_with_a_semicolon_is_one_error() -> None:
     """A part after a semicolon is a separate error only if it begins with a setting."""
     sentence = "storage.home is 'a', which is not local: logs lie there; set storage.tables instead"
-    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in what_went_wrong(
+    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in failure_markdown(
         WrongInput(sentence), None
     )
 
@@ -77,7 +77,7 @@ def test_message_and_artifact_begin_with_the_sentence_without_credentials() -> N
     assert state_message(error) == (
         "storage.tracking is 'http://***@host', which does not answer: start it (WrongInput)"
     )
-    text = what_went_wrong(error, "http://ui/run", ["Submitted training: [a](http://ui/child)"])
+    text = failure_markdown(error, "http://ui/run", ["Submitted training: [a](http://ui/child)"])
     assert text.splitlines() == [
         "# What went wrong",
         "",
@@ -92,7 +92,7 @@ def test_message_and_artifact_begin_with_the_sentence_without_credentials() -> N
 
 def test_sentence_is_escaped_in_the_artifact() -> None:
     """File names and values in it may have HTML or Markdown."""
-    text = what_went_wrong(WrongInput("'<img src=x>\n# [click](http://evil)' is not an image"), None)
+    text = failure_markdown(WrongInput("'<img src=x>\n# [click](http://evil)' is not an image"), None)
     assert "<img" not in text.replace("\\<", "")
     assert "](http://evil)" not in text.replace("\\]", "")
     assert "\n# [" not in text
@@ -102,7 +102,7 @@ def test_unexpected_error_is_shown_with_its_location_in_the_code() -> None:
     """The location is the innermost frame in the project's code, not in a library or a test."""
     with pytest.raises(TypeError) as raised:
         listed(["a"], None)  # type: ignore[arg-type]
-    text = what_went_wrong(raised.value, None)
+    text = failure_markdown(raised.value, None)
     assert "**TypeError: " in text
     assert "`tasks/errors.py, line " in text
     assert ", in listed`" in text

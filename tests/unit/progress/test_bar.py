@@ -41,7 +41,7 @@ def test_training_run_has_a_bar_of_epochs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("COLUMNS", "120")
     with progress_bars(Console(stderr=True)):
         epochs = EpochProgress("train", 20)
-        epochs.hear({"epoch": 4, "max_epochs": 20, "val_accuracy": 0.5})
+        epochs.update({"epoch": 4, "max_epochs": 20, "val_accuracy": 0.5})
         epochs.end()
     shown = terminal.getvalue()
     assert "train-epochs" in shown

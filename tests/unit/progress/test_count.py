@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.progress import count
-from tasks.progress.count import Standing, advance, counted, heard_by
+from tasks.progress.count import StepProgress, advance, counted, listener
 from tasks.progress.epochs import EpochProgress
 from tasks.spark import worker_log
 from tasks.spark.progress import EndedParts, EndedTasks, num_tasks
@@ -17,15 +17,15 @@ from tasks.spark.worker_log import WorkerCount, forward_worker_lines
 
 
 @pytest.fixture
-def updates(monkeypatch: pytest.MonkeyPatch) -> list[Standing]:
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[StepProgress]:
     """Return the list for the updates of a listener, without throttling."""
-    monkeypatch.setattr(count, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(count, "UPDATE_SECONDS", 0.0)
     return []
 
 
-def test_parts_add_up_and_a_repeated_part_counts_once(updates: list[Standing]) -> None:
+def test_parts_add_up_and_a_repeated_part_counts_once(updates: list[StepProgress]) -> None:
     """The task of a lost executor starts again without reducing the count, and the step ends with its total."""
-    with heard_by(updates.append), counted("etl", 10):
+    with listener(updates.append), counted("etl", 10):
         for part, done in (("0", 2), ("1", 3), ("0", 1), ("1", 4)):
             advance("etl", part, done)
         advance("cache", "0", 5)
@@ -33,9 +33,9 @@ def test_parts_add_up_and_a_repeated_part_counts_once(updates: list[Standing]) -
     assert {progress.step for progress in updates} == {"etl"}
 
 
-def test_failed_step_does_not_end_as_done(updates: list[Standing]) -> None:
+def test_failed_step_does_not_end_as_done(updates: list[StepProgress]) -> None:
     """Images that are reported after its end are not counted."""
-    with heard_by(updates.append):
+    with listener(updates.append):
         with pytest.raises(ValueError, match="no"), counted("etl", 10):
             raise ValueError("no")
         advance("etl", "0", 5)
@@ -43,14 +43,14 @@ def test_failed_step_does_not_end_as_done(updates: list[Standing]) -> None:
 
 
 def test_failing_listener_does_not_end_the_step(
-    updates: list[Standing], messages_of: Callable[[str], list[str]]
+    updates: list[StepProgress], messages_of: Callable[[str], list[str]]
 ) -> None:
     """The failure is logged, and the other listeners get every update."""
 
-    def fail(_progress: Standing) -> None:
+    def fail(_progress: StepProgress) -> None:
         raise OSError("the terminal is gone")
 
-    with heard_by(fail), heard_by(updates.append), counted("etl", 10):
+    with listener(fail), listener(updates.append), counted("etl", 10):
         advance("etl", "0", 5)
     assert [progress.done for progress in updates] == [0, 5, 10]
     assert messages_of("lakevision.progress") == ["the progress of 'etl' could not be shown: the terminal is gone"] * 3
@@ -58,9 +58,9 @@ def test_failing_listener_does_not_end_the_step(
 
 def test_updates_are_throttled_except_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Listeners get only the first and the last update within the minimum interval."""
-    monkeypatch.setattr(count, "TELL_SECONDS", 3600.0)
-    updates: list[Standing] = []
-    with heard_by(updates.append), counted("etl", 1000):
+    monkeypatch.setattr(count, "UPDATE_SECONDS", 3600.0)
+    updates: list[StepProgress] = []
+    with listener(updates.append), counted("etl", 1000):
         for done in range(1000):
             advance("etl", "0", done)
     assert [progress.done for progress in updates] == [0, 1000]
@@ -69,29 +69,29 @@ def test_updates_are_throttled_except_the_last(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("progress", "text"),
     [
-        (Standing("etl", 0, 10, 0.0), "0 of 10 images"),
-        (Standing("etl", 1200, 8000, 5.0), "1,200 of 8,000 images, 240 images/s, 28 s left"),
-        (Standing("etl", 10, 36010, 1.0), "10 of 36,010 images, 10 images/s, 1 h 0 min left"),
-        (Standing("etl", 10, 10, 2.0), "10 of 10 images, 5 images/s"),
-        (Standing("a-epochs", 0, 20, 0.0, "epochs"), "0 of 20 epochs"),
-        (Standing("a-epochs", 2, 20, 60.0, "epochs", "val loss 1"), "2 of 20 epochs, val loss 1, 9 min 0 s left"),
+        (StepProgress("etl", 0, 10, 0.0), "0 of 10 images"),
+        (StepProgress("etl", 1200, 8000, 5.0), "1,200 of 8,000 images, 240 images/s, 28 s left"),
+        (StepProgress("etl", 10, 36010, 1.0), "10 of 36,010 images, 10 images/s, 1 h 0 min left"),
+        (StepProgress("etl", 10, 10, 2.0), "10 of 10 images, 5 images/s"),
+        (StepProgress("a-epochs", 0, 20, 0.0, "epochs"), "0 of 20 epochs"),
+        (StepProgress("a-epochs", 2, 20, 60.0, "epochs", "val loss 1"), "2 of 20 epochs, val loss 1, 9 min 0 s left"),
     ],
 )
-def test_text_of_progress_has_rate_and_time_left(progress: Standing, text: str) -> None:
+def test_text_of_progress_has_rate_and_time_left(progress: StepProgress, text: str) -> None:
     """Rate and remaining time are omitted while they are unknown."""
     assert str(progress) == text
 
 
 def test_epochs_are_counted_and_a_training_run_that_stops_early_is_done(
-    updates: list[Standing], monkeypatch: pytest.MonkeyPatch
+    updates: list[StepProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The remaining time of a resumed run is estimated from the epochs that its own process trained."""
     clock = iter([100.0, 110.0, 120.0, 121.0])
     monkeypatch.setattr("tasks.progress.epochs.time.monotonic", lambda: next(clock))
-    with heard_by(updates.append):
+    with listener(updates.append):
         epochs = EpochProgress("train", 20)
         for epoch, accuracy in ((5, 0.5), (6, 0.75)):
-            epochs.hear({"epoch": epoch, "max_epochs": 20, "val_accuracy": accuracy})
+            epochs.update({"epoch": epoch, "max_epochs": 20, "val_accuracy": accuracy})
         epochs.end()
     assert [(progress.done, progress.total, progress.note) for progress in updates] == [
         (0, 20, ""), (5, 20, "val accuracy 0.5000"), (6, 20, "val accuracy 0.7500"), (6, 6, "val accuracy 0.7500"),
@@ -101,10 +101,10 @@ def test_epochs_are_counted_and_a_training_run_that_stops_early_is_done(
 
 
 def test_log_lines_of_workers_are_counted(
-    updates: list[Standing], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    updates: list[StepProgress], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only complete lines of this driver are counted, since all runs under one home write to the same file."""
-    monkeypatch.setattr(worker_log, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(worker_log, "UPDATE_SECONDS", 0.0)
     for driver in (os.getpid(), os.getpid() + 1):
         of_task = WorkerCount("etl", driver)
         of_task.add(3)
@@ -112,7 +112,7 @@ def test_log_lines_of_workers_are_counted(
     lines = capfd.readouterr().err
     log = tmp_path / "spark.log"
     log.touch()
-    with heard_by(updates.append), counted("etl", 10):
+    with listener(updates.append), counted("etl", 10):
         with forward_worker_lines(log):
             log.write_text(f"{lines}{worker_log.PROGRESS_MARK}{os.getpid()} etl 5 lake\n")
         time.sleep(0)
@@ -120,7 +120,7 @@ def test_log_lines_of_workers_are_counted(
 
 
 def test_ended_task_is_counted_on_the_driver_without_its_log_lines(
-    updates: list[Standing], monkeypatch: pytest.MonkeyPatch
+    updates: list[StepProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log lines of a cluster stay on its machines; a task that is run again counts once."""
     ended, on_worker = EndedTasks(), SimpleNamespace(partitionId=lambda: 3)
@@ -134,7 +134,7 @@ def test_ended_task_is_counted_on_the_driver_without_its_log_lines(
         of_task.close()
     assert held[-1] == (("etl", "3", 4), ("etl", "3", 7))
     monkeypatch.setattr("tasks.spark.progress.TaskContext.get", lambda: None)
-    with heard_by(updates.append), counted("etl", 10):
+    with listener(updates.append), counted("etl", 10):
         assert ended.addInPlace(ended.zero(()), held[-1]) == ()
         assert ended.addInPlace(ended.zero(()), (("etl", "0", 1),)) == ()
     assert [progress.done for progress in updates] == [0, 4, 7, 8, 10]

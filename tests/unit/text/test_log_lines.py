@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingAway, WrongInput
+from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingUnavailable, WrongInput
 from tasks.etl.checks import BadFile, NearPair
 from tasks.metrics.mistakes import Mistake, mistake_table
-from tasks.spark.worker_log import say
+from tasks.spark.worker_log import log_from_worker
 from tasks.text.log_lines import OneLine
 from tasks.text.markup import markdown_code, markdown_fence, markdown_text
 from tasks.text.printable import printable
@@ -56,7 +56,7 @@ def test_line_breaks_of_a_format_string_are_kept(lines: io.StringIO) -> None:
     assert lines.getvalue() == "summary\na\\nb\nhttps://***@h 100%\n"
 
 
-@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TrackingAway, RunDeleted, OutOfTime])
+@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TrackingUnavailable, RunDeleted, OutOfTime])
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
 def test_external_name_stays_on_the_line_of_an_error(kind: type[Exception], name: str, shown: str) -> None:
     """A name is escaped in an error's message, and an error made from that message, as by ranks, is equal."""
@@ -71,7 +71,7 @@ def test_external_name_stays_on_the_log_line_of_a_worker(
     name: str, shown: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A name is escaped in a worker's log, since a line without the worker's prefix would be lost."""
-    say(f"read {name}")
+    log_from_worker(f"read {name}")
 
     assert capfd.readouterr().err == f"lakevision-worker: read {shown}\n"
 

@@ -14,7 +14,7 @@ from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.model.network import Classifier
 from tasks.model.precision import computes_bf16
-from tasks.progress.count import Standing, heard_by
+from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
 from tasks.train.features import FORM, feature_loader, materialize_features
@@ -122,10 +122,10 @@ def test_progress_of_computing_features_is_logged(
 ) -> None:
     """Progress is reported and logged at each interval, here after each batch."""
     monkeypatch.setattr("tasks.train.feature_files.LOG_SECONDS", 0.0)
-    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.progress.count.UPDATE_SECONDS", 0.0)
     cache = make_cache({TRAIN: 150, VAL: 9}, image_size=32)
-    reports: list[Standing] = []
-    with caplog.at_level("INFO", "lakevision.train"), heard_by(reports.append):
+    reports: list[StepProgress] = []
+    with caplog.at_level("INFO", "lakevision.train"), listener(reports.append):
         url, _features = materialize(cache, classifier, tmp_path)
 
     assert [(report.step, report.done, report.total) for report in reports] == [

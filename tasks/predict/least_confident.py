@@ -22,7 +22,7 @@ PREDICTED_ARROW = pa.schema(
 )
 
 
-def least_sure(
+def least_confident(
     spark: SparkSession | None, table: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
 ) -> tuple[PredictedImage, ...]:
     """Return the NUM_SHOWN least confident predictions of a table's images by this model version.
