@@ -9,6 +9,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -153,7 +154,7 @@ def check_files(url: str, manifest: CacheManifest) -> None:
     """Check the size and the footer of every file.
 
     Raises:
-        CacheDamaged: A file is missing or does not match; the message names it and the difference.
+        CacheDamaged: A file is missing, unreadable or does not match; the message names it and the difference.
     """
     filesystem, root = fsspec.core.url_to_fs(url)
     for split in manifest.splits.values():
@@ -167,6 +168,8 @@ def check_files(url: str, manifest: CacheManifest) -> None:
                     footer = pq.ParquetFile(handle).metadata
             except FileNotFoundError:  # Lost, or removed by another run's sweep.
                 raise CacheDamaged(f"{path} is missing") from None
+            except pa.ArrowInvalid as error:
+                raise CacheDamaged(f"{path} is not a Parquet file: {error}") from None
             groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
             if groups != [split.rows_per_group] * file.row_groups:
                 wanted = f"{file.row_groups} of {split.rows_per_group}"

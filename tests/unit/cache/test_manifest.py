@@ -161,6 +161,16 @@ def test_file_with_other_row_groups_is_damage(make_cache: Callable[..., CacheRef
         check_files(ref.url, wrong)
 
 
+def test_file_with_a_destroyed_footer_is_damage(make_cache: Callable[..., CacheRef]) -> None:
+    """A file of the right size that is not a Parquet file, as after a disk error, is named and built again."""
+    ref = make_cache({"train": 6})
+    (file,) = Path(ref.url).glob("*.parquet")
+    file.write_bytes(bytes(file.stat().st_size))
+
+    with pytest.raises(CacheDamaged, match=f"{file.name} is not a Parquet file"):
+        open_cache(ref)
+
+
 def test_complete_cache_passes_full_verification(make_cache: Callable[..., CacheRef]) -> None:
     """The digests in the manifest equal those of the files, over all splits."""
     ref = make_cache({"train": 20, "val": 4})
