@@ -26,7 +26,7 @@ from tasks.errors import UserError, WrongInput, explain, shown
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 from tasks.system.home import make_home
-from tasks.text.log_lines import OneLine
+from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
 
@@ -98,7 +98,7 @@ def _route_logs(config: BaseModel) -> str:
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler):
                 _hide_tracebacks(handler)
-    file.addFilter(OneLine())
+    file.addFilter(SingleLineFilter())
     logging.getLogger().addHandler(file)
     return str(log)
 

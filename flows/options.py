@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,18 +28,24 @@ class Options:
         self._model, self._show_all = model, show_all
         self._names: list[str] = []
         self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
-        groups = {name: field for name, field in model.model_fields.items() if _is_group(field.annotation)}
-        lines = [f"  {name:<15}{field.description or field.annotation.__doc__}" for name, field in groups.items()]
+        groups = {
+            name: f"{name} ({(field.description or field.annotation.__doc__).rstrip('.')})"
+            for name, field in model.model_fields.items()
+            if _is_group(field.annotation)
+        }
+        shown = {group for group, _field_name in model.first.values()}
+        others = [f"  {title}" for name, title in groups.items() if name not in shown]
         self.parser = argparse.ArgumentParser(
             prog=program,
             usage="%(prog)s [--SETTING VALUE ...]",
             description=model.__doc__,
-            epilog=None if show_all else "\n".join([f"groups of further settings, listed by {HELP_ALL}:", *lines]),
-            formatter_class=_unwrapped_formatter,
+            epilog=None if show_all or not others else "\n".join(["further groups:", *others]),
+            formatter_class=_OneLineEach,
             allow_abbrev=False,
         )
-        self.parser.add_argument(HELP_ALL, action="help", help="show all settings by group, and exit")
+        self.parser.add_argument(HELP_ALL, action="help", help="show all settings of all groups, and exit")
         self._first = self.parser.add_argument_group("settings")
+        self._groups = {name: self.parser.add_argument_group(title) for name, title in groups.items()}
 
     def add_group(self, parser: argparse.ArgumentParser, **titles: Any) -> argparse._ArgumentGroup:
         """Add a group of settings, which only `--help-all` shows."""
@@ -52,7 +59,8 @@ class Options:
         self._names.append(names[0])
         settings["help"] = self._described(name, settings["help"])
         if name in self._short_names or "." not in name:
-            shown = self._first.add_argument(f"--{self._short_names.get(name, name)}", **settings)
+            group = self._groups.get(name.partition(".")[0], self._first)
+            shown = group.add_argument(f"--{self._short_names.get(name, name)}", **settings)
             if name not in self._short_names:
                 return shown
             self._names.append(f"--{self._short_names[name]}")
@@ -97,6 +105,13 @@ def _is_group(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _unwrapped_formatter(prog: str) -> argparse.HelpFormatter:
-    """Return a formatter that does not wrap lines: the terminal does."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=48, width=1000)
+class _OneLineEach(argparse.RawDescriptionHelpFormatter):
+    """A help with one line for each option: lines are not wrapped, and no blank line separates the groups."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=48, width=1000)
+
+    def format_help(self) -> str:
+        """Return the help."""
+        description, options, rest = super().format_help().partition("\noptions:\n")
+        return description + options + re.sub(r"\n\n+", "\n", rest)

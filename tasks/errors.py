@@ -29,7 +29,7 @@ class NotRetried(UserError):
     """An error that a retry cannot resolve: Prefect fails the run at once."""
 
 
-class OutOfTime(NotRetried, TimeoutError):
+class TimeLimitExceeded(NotRetried, TimeoutError):
     """A time limit set by the user is exceeded; a retry would take as long again."""
 
 
@@ -77,7 +77,7 @@ class RunDeleted(UserError, RuntimeError):
 
 
 USER_ERRORS: dict[str, type[UserError]] = {
-    kind.__name__: kind for kind in (Diverged, OutOfTime, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
+    kind.__name__: kind for kind in (Diverged, TimeLimitExceeded, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 

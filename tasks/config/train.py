@@ -228,7 +228,7 @@ class TrainConfig(FrozenConfig):
         return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on
 
     @property
-    def is_head_alone(self) -> bool:
+    def trains_head_only(self) -> bool:
         """True if every phase trains only the head, on cached features."""
         return self.makes_features and not self.fine_tune
 

@@ -20,7 +20,7 @@ import filelock
 
 from tasks.cache.manifest import read_manifest
 from tasks.environment import rank_environment
-from tasks.errors import USER_ERRORS, OutOfTime
+from tasks.errors import USER_ERRORS, TimeLimitExceeded
 from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED
 from tasks.launch.rendezvous import ranks_environments
 from tasks.progress.count import StepProgress, publish
@@ -124,7 +124,7 @@ def launch_ranks(
         DiskFull: A disk is full.
         TrackingUnavailable, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
         RankFailed: A rank failed for another reason; the message has its last lines.
-        OutOfTime: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
+        TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
     """
     manifest = read_manifest(spec.cache.url)
@@ -152,7 +152,7 @@ def _wait_for_lock(lock: filelock.BaseFileLock, timeout_seconds: int, stop: thre
             lock.acquire(timeout=POLL_SECONDS)
             return
         _check_stop(stop)
-    raise OutOfTime(
+    raise TimeLimitExceeded(
         f"another process is training the same run, and has not ended within train.timeout_seconds {timeout_seconds}: "
         "wait for it or end it, then run again"
     )
@@ -223,7 +223,7 @@ def _next_line(
         _check_stop(stop)
         with suppress(queue.Empty):
             return lines.get(timeout=min(remaining, POLL_SECONDS))
-    raise OutOfTime(
+    raise TimeLimitExceeded(
         f"training took longer than train.timeout_seconds {timeout_seconds} and was stopped: "
         "run again to resume from the last checkpoint"
     )

@@ -22,7 +22,7 @@ from tasks.errors import UserError, WrongInput, user_error_name
 from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
 from tasks.progress.count import listener
 from tasks.system.signals import interrupt_on
-from tasks.text.log_lines import OneLine
+from tasks.text.log_lines import SingleLineFilter
 from tasks.train.progress import ReportedEpoch
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
@@ -155,7 +155,7 @@ def main(spec_path: str) -> int:
     spec = TrainingSpec.model_validate_json(Path(spec_path).read_text())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(OneLine())  # the launcher reads the output line by line
+        handler.addFilter(SingleLineFilter())  # the launcher reads the output line by line
     for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # No warning about a missing git: the commit is known from another source then.

@@ -27,7 +27,7 @@ from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_me
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
 from tasks.system.home import make_home
-from tasks.text.log_lines import OneLine
+from tasks.text.log_lines import SingleLineFilter
 
 logger = logging.getLogger("lakevision.home")
 
@@ -67,7 +67,7 @@ def run_log() -> Iterator[None]:
     """Send the records of all loggers below `lakevision` to the log of the current Prefect run."""
     package = logging.getLogger("lakevision")
     handler = _RunLogHandler(get_run_logger())
-    handler.addFilter(OneLine())
+    handler.addFilter(SingleLineFilter())
     level, propagate = package.level, package.propagate
     package.addHandler(handler)
     package.setLevel(logging.INFO)

@@ -45,7 +45,7 @@ def check_training(train: TrainConfig, cache_config: CacheConfig, *, here: bool 
             "give the size that the model was designed for, 224 for most"
         ) from error
     on_cpu = device is not None and device.type == "cpu"
-    if on_cpu and train.compile and not (train.is_head_alone and ends_in_head(classifier, sample)):
+    if on_cpu and train.compile and not (train.trains_head_only and ends_in_head(classifier, sample)):
         _check_compiler()
 
 

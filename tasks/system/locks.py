@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tasks.paths import local_path
 
-logger = logging.getLogger("lakevision.turns")
+logger = logging.getLogger("lakevision.locks")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _message(record: logging.LogRecord) -> str:
         return printable(f"{template} (this line's values could not be written: {reason})")
 
 
-class OneLine(logging.Filter):
+class SingleLineFilter(logging.Filter):
     """Filter that escapes characters which start a line, move the cursor, or change the order of the text.
 
     Line breaks of a message's own format string are kept. Attached to a handler, it sees the records of all loggers.

@@ -43,7 +43,7 @@ from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
-from tasks.errors import DiskFull, OutOfTime, WrongInput, listed, parse_user_error
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed, parse_user_error
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
 from tasks.launch.task import train_single, train_with_artifacts
@@ -127,7 +127,7 @@ def explanation_of(run_id: Any) -> str:
     return str(artifact.data)
 
 
-@pytest.mark.parametrize("kind", [WrongInput, DiskFull, OutOfTime])
+@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TimeLimitExceeded])
 def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceback(kind, storage):
     """A direct call raises the error of the stage, with and without `run_stage`, and an error is never cached."""
     sentence = "storage.tables is 'http://me:hidden@host', which cannot be written to: give another folder"

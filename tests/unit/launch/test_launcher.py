@@ -13,7 +13,7 @@ import pytest
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import OutOfTime, WrongInput
+from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.launch.launcher import Stopped, launch_ranks
 from tasks.launch.protocol import EVENT_MARK
 from tasks.progress.count import StepProgress, listener
@@ -52,13 +52,13 @@ def test_batch_larger_than_the_split_is_rejected_before_ranks_start(
 
 
 def test_waiting_for_the_same_run_times_out(storage: Storage) -> None:
-    """Waiting for a process with the same run ends with OutOfTime, or with Stopped once `stop` is set."""
+    """Waiting for a process with the same run ends with TimeLimitExceeded, or with Stopped once `stop` is set."""
     spec = spec_of(FROM_SCRATCH, CacheRef(url="/nowhere", digest="d" * 64), storage)
     storage.checkpoints.mkdir(parents=True)
     stop = threading.Event()
     with filelock.FileLock(launch_lock(storage.checkpoints / spec.key)):
         with pytest.raises(
-            OutOfTime, match=r"^another process is training the same run, .* train.timeout_seconds 1: wait"
+            TimeLimitExceeded, match=r"^another process is training the same run, .* train.timeout_seconds 1: wait"
         ):
             launch_ranks(spec)
         stop.set()

@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed
 from tasks.orchestration.failure import (
     EngineLogFilter,
     failure_markdown,
@@ -116,7 +116,7 @@ def logged(error: Exception, message: str) -> tuple[bool, logging.LogRecord]:
     return EngineLogFilter().filter(record), record
 
 
-@pytest.mark.parametrize("error", [WrongInput("a"), OutOfTime("a"), DiskFull("a")])
+@pytest.mark.parametrize("error", [WrongInput("a"), TimeLimitExceeded("a"), DiskFull("a")])
 def test_user_errors_are_logged_without_a_traceback(error: Exception) -> None:
     """The flow logs their sentence once, and the engine's repetition is dropped."""
     passes, record = logged(error, "Task run failed with exception")

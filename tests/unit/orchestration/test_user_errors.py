@@ -2,11 +2,19 @@
 
 import pytest
 
-from tasks.errors import DiskFull, Diverged, OutOfTime, RunDeleted, TrackingUnavailable, WrongInput, parse_user_error
+from tasks.errors import (
+    DiskFull,
+    Diverged,
+    RunDeleted,
+    TimeLimitExceeded,
+    TrackingUnavailable,
+    WrongInput,
+    parse_user_error,
+)
 from tasks.orchestration.failure import state_message
 
 
-@pytest.mark.parametrize("kind", [Diverged, WrongInput, OutOfTime, DiskFull, TrackingUnavailable, RunDeleted])
+@pytest.mark.parametrize("kind", [Diverged, WrongInput, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted])
 def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
     """It has the same type, which decides about retries, and the same sentence, whatever its content."""
     restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))

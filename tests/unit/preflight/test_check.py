@@ -55,7 +55,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WrongInput, match=r"train.compile is true, which needs .* and '(g|clang)\+\+' was not found"):
         check_training(train, SMALL)
     check_training(train.model_copy(update={"compile": False}), SMALL)
-    assert train.model_copy(update={"freeze_backbone": True}).is_head_alone  # A head alone is never compiled.
+    assert train.model_copy(update={"freeze_backbone": True}).trains_head_only  # A head alone is never compiled.
 
     monkeypatch.setenv("CXX", "mine")
     with pytest.raises(WrongInput, match="and 'mine' was not found: install"):
@@ -75,7 +75,7 @@ def test_compiling_is_refused_if_the_head_is_not_the_last_layer(
         weights = tmp_path / f"{model}.pt"
         torch.save(torchvision.models.get_model(model, weights=None).state_dict(), weights)
         train = TrainConfig(model=model, weights=str(weights), compile=True, device="cpu")
-        assert train.is_head_alone
+        assert train.trains_head_only
         with pytest.raises(WrongInput, match="train.compile is true") if is_compiled else nullcontext():
             check_training(train, SMALL)
 

@@ -28,9 +28,9 @@ def test_second_process_waits_and_logs_it(tmp_path: Path, caplog, messages_of) -
         threading.Timer(0.5, first.kill).start()
         with exclusive_lock(place):
             assert first.wait() == -signal.SIGKILL
-    assert messages_of("lakevision.turns") == [f"another run writes to {place}: waiting until it ends"]
+    assert messages_of("lakevision.locks") == [f"another run writes to {place}: waiting until it ends"]
     with exclusive_lock(place):
-        assert len(messages_of("lakevision.turns")) == 1
+        assert len(messages_of("lakevision.locks")) == 1
 
 
 def test_object_store_has_no_lock(tmp_path: Path, monkeypatch) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tasks.errors import DiskFull, OutOfTime, RunDeleted, TrackingUnavailable, WrongInput
+from tasks.errors import DiskFull, RunDeleted, TimeLimitExceeded, TrackingUnavailable, WrongInput
 from tasks.etl.checks import BadFile, NearPair
 from tasks.metrics.mistakes import Mistake, mistake_table
 from tasks.spark.worker_log import log_from_worker
-from tasks.text.log_lines import OneLine
+from tasks.text.log_lines import SingleLineFilter
 from tasks.text.markup import markdown_code, markdown_fence, markdown_text
 from tasks.text.printable import printable
 
@@ -30,7 +30,7 @@ def lines() -> Iterator[io.StringIO]:
     """Yield the stream of a handler with the filter, attached to the logger `lakevision.test`."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.addFilter(OneLine())
+    handler.addFilter(SingleLineFilter())
     logger = logging.getLogger("lakevision.test")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -56,7 +56,7 @@ def test_line_breaks_of_a_format_string_are_kept(lines: io.StringIO) -> None:
     assert lines.getvalue() == "summary\na\\nb\nhttps://***@h 100%\n"
 
 
-@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TrackingUnavailable, RunDeleted, OutOfTime])
+@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TrackingUnavailable, RunDeleted, TimeLimitExceeded])
 @pytest.mark.parametrize(("name", "shown"), NAMES.items())
 def test_external_name_stays_on_the_line_of_an_error(kind: type[Exception], name: str, shown: str) -> None:
     """A name is escaped in an error's message, and an error made from that message, as by ranks, is equal."""
@@ -192,7 +192,7 @@ def test_line_is_the_same_in_every_handler(lines: io.StringIO) -> None:
     """Handlers share the record, and the second one does not escape it again."""
     second = io.StringIO()
     handler = logging.StreamHandler(second)
-    handler.addFilter(OneLine())
+    handler.addFilter(SingleLineFilter())
     logger = logging.getLogger("lakevision.test")
     logger.addHandler(handler)
     try:
