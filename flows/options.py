@@ -29,7 +29,7 @@ class Options:
         self._names: list[str] = []
         self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
         groups = {
-            name: f"{name} ({(field.description or field.annotation.__doc__).rstrip('.')})"
+            name: f"{name} ({(field.description or field.annotation.__doc__ or name).rstrip('.')})"
             for name, field in model.model_fields.items()
             if _is_group(field.annotation)
         }

@@ -1,11 +1,17 @@
-"""Single images of a cache, for reports, read without reading an epoch."""
+"""Single images of a cache and its number of images per class, read without reading an epoch."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
 import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.write import PADDING
 
 
 def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[int]) -> torch.Tensor:
@@ -23,3 +29,20 @@ def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[in
         for batch in loader.epoch(0, row):
             images[place] = batch.inputs[0]
     return images
+
+
+def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
+    """Return the number of images of each class in a split, int64 (K,); padding is not counted."""
+    filesystem, root = fsspec.core.url_to_fs(url)
+
+    def read(name: str) -> npt.NDArray[np.int64]:
+        with filesystem.open(f"{root}/{name}", "rb") as handle:
+            labels = pq.read_table(handle, columns=["label"])["label"].to_numpy()
+        found: npt.NDArray[np.int64] = labels[labels != PADDING]
+        return found
+
+    counts = np.zeros(len(manifest.classes), dtype=np.int64)
+    with ThreadPoolExecutor(8) as pool:
+        for labels in pool.map(read, [file.name for file in manifest.splits[split].files]):
+            counts += np.bincount(labels, minlength=len(counts))
+    return counts

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.rows import count_labels
 from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
 from tasks.errors import listed

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.cache.rows import read_images
+from tasks.cache.rows import count_labels, read_images
 from tasks.refs import CacheRef
 
 ROWS = 23
