@@ -120,7 +120,7 @@ class TrackedRun:
             warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
             mlflow.pyfunc.log_model(
                 name="model",
-                python_model=str(package / "predict" / "pyfunc.py"),
+                python_model=str(package / "model" / "pyfunc.py"),
                 artifacts={"classifier": str(folder)},
                 code_paths=[str(package)],
                 signature=SIGNATURE,
