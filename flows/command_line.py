@@ -42,7 +42,7 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
     """
     options = Options(model, program, show_all=HELP_ALL in arguments)
 
-    class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]
+    class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]  # the base class is a parameter
         model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
         @classmethod
@@ -82,12 +82,12 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
             record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
         return format_full(record)
 
-    handler.format = format_short  # type: ignore[method-assign]
+    handler.format = format_short  # type: ignore[method-assign]  # replaces the method of this object alone
 
 
 def _route_logs(config: BaseModel) -> str:
     """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
-    storage = resolve_storage(config.storage)  # type: ignore[attr-defined]
+    storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def _log_console() -> Console:
 
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
-    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]
+    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]  # a module run with -m has a spec
     try:
         config = parse_arguments(model, program, sys.argv[1:])
     except ValidationError as error:

@@ -123,7 +123,7 @@ def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Ca
             explain_failure(error)
             if isinstance(error, UserError):
                 # Prefect raises the error that the state holds, for a direct call as for any other.
-                return failed_state(error)  # type: ignore[return-value]
+                return failed_state(error)  # type: ignore[return-value]  # Prefect unpacks a returned state
             clean = without_secrets(error)
             if clean is not error:
                 raise clean from None

@@ -44,6 +44,6 @@ def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
     schema = StructType(
         [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
     )
-    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]
+    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]  # the JVM is there while a session is
     rows = listing._jdf.javaRDD().mapPartitions(reader)
     return DataFrame(session.createDataFrame(rows, java_schema), spark)

@@ -73,7 +73,7 @@ class ImageClassifier:
 
     def logits(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 (B, K), of uint8 images (B, H, W, 3) on any device."""
-        return self._classifier(images_BHWC.to(self._device)).float()  # type: ignore[no-any-return]
+        return self._classifier(images_BHWC.to(self._device)).float()  # type: ignore[no-any-return]  # torch does not type it
 
     @classmethod
     def load(cls, folder: Path) -> Self:

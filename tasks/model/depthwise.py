@@ -116,7 +116,7 @@ def _conv_forward(
         default: torch.Tensor = nn.Conv2d._conv_forward(self, inputs, weight, bias)
         return default
     with torch.autocast("cpu", enabled=False):
-        outputs: torch.Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]  # torch does not type it
             inputs.to(dtype),
             weight.to(dtype),
             None if bias is None else bias.to(dtype),
@@ -147,5 +147,5 @@ def speed_up_depthwise(network: nn.Module) -> int:
     slow = [module for module in network.modules() if _is_slow(module)]
     for module in slow:
         # Set on the instance instead of in a subclass: torch.fx identifies layers by their class.
-        module._conv_forward = partial(_conv_forward, module)  # type: ignore[method-assign]
+        module._conv_forward = partial(_conv_forward, module)  # type: ignore[method-assign]  # replaces the method of this object alone
     return len(slow)

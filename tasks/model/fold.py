@@ -34,7 +34,7 @@ class ActivatedConv2d(nn.Module):
             outputs: torch.Tensor = self.activation(conv(inputs))
             return outputs
         bias = None if conv.bias is None else conv.bias.to(dtype)
-        return torch.ops.mkldnn._convolution_pointwise(  # type: ignore[no-any-return]
+        return torch.ops.mkldnn._convolution_pointwise(  # type: ignore[no-any-return]  # torch does not type it
             *(inputs.to(dtype), conv.weight.to(dtype), bias),
             *(conv.padding, conv.stride, conv.dilation, conv.groups, self._name, self._bounds, ""),
         )
@@ -47,7 +47,7 @@ def _is_fused(inputs: torch.Tensor, dtype: torch.dtype) -> bool:
         and inputs.dim() == 4
         and len(inputs) > 1  # For a single image the separate kernels are faster (LOG.md).
         and dtype in FUSED_TYPES
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch does not type it
         and bool(torch.backends.mkldnn.enabled)
         and (dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
     )

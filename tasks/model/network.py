@@ -78,7 +78,7 @@ class Classifier(nn.Module):
         inputs = normalize(images_BHWC)
         with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
             logits = self.network(inputs)
-        return logits.float()  # type: ignore[no-any-return]
+        return logits.float()  # type: ignore[no-any-return]  # torch does not type it
 
 
 def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -185,7 +185,7 @@ def _remove_auxiliary_classifiers(network: nn.Module) -> None:
     for name in ("aux1", "aux2", "AuxLogits"):
         if hasattr(network, name):
             setattr(network, name, None)
-            network.aux_logits = False  # type: ignore[assignment]
+            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
 
 
 def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:

@@ -123,7 +123,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its 
 
     def __init__(self, existing: Iterable[torch.Tensor]) -> None:
         """Start with a count of zero, without the `existing` tensors."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.peak = 0
         """Maximum number of live bytes."""
         self._current = 0
@@ -201,7 +201,7 @@ def _sizes_that_fit(model: nn.Module, example: torch.Tensor, bound: int, device:
     _reserve = torch.empty(OPTIMIZER_COPIES * trained + spare, dtype=torch.uint8, device=device)
     size = 1
     while size <= bound:
-        _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]
+        _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
         model.zero_grad(set_to_none=True)
         yield size
         size *= 2

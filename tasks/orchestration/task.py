@@ -93,7 +93,7 @@ def make_homes(*arguments: object) -> None:
 def skipped(value: R, why: str) -> R:
     """Return the value in a completed state named Skipped, which the UI shows with the reason."""
     # Prefect uses a returned state as the task's own, and unpacks its data for the caller.
-    return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]
+    return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]  # Prefect unpacks a returned state
 
 
 class Stage(Task[P, R]):
@@ -112,7 +112,7 @@ class Stage(Task[P, R]):
         changed = super().with_options(**options)
         # Prefect creates a `Task`, whatever the class of the original.
         changed.__class__ = Stage
-        return changed  # type: ignore[return-value]
+        return changed  # type: ignore[return-value]  # with_options keeps the class
 
 
 def _not_cached(state: State[Any]) -> Any:
@@ -157,11 +157,11 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
         signal = causing_signal(error)
         if signal is not None and is_being_cancelled():
             state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
-            return _not_cached(state)  # type: ignore[no-any-return]
+            return _not_cached(state)  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if signal is not None:
             raise signal from None  # Prefect reports a crash, which is correct here.
         if isinstance(error, UserError):
-            return _not_cached(failed_state(error))  # type: ignore[no-any-return]
+            return _not_cached(failed_state(error))  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             raise clean from None
         raise

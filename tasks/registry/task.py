@@ -33,7 +33,7 @@ def promote_run(
         return skipped(decision.champion, decision.sentence)
     if decision.outcome == "kept":
         # As in `skipped`: Prefect uses a returned state as the task's own.
-        return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]
+        return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]  # Prefect unpacks a returned state
     return decision.champion
 
 

@@ -36,7 +36,7 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
     norms: dict[str, list[float]] = {name: [] for name in trained}
     for batch in range(len(setup.batches)):
         setup.optimizer.zero_grad()
-        setup.loss(batch).backward()  # type: ignore[no-untyped-call]
+        setup.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
         for name, value in trained.items():
             if value.grad is not None:
                 norms[name].append(float(torch.linalg.vector_norm(value.grad.double())))
@@ -47,7 +47,7 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
             name=name,
             elements=value.numel(),
             # Python's max of a list with NaN depends on its order.
-            norm=max((norm for norm in norms[name] if norm == norm), default=None),  # noqa: PLR0124
+            norm=max((norm for norm in norms[name] if norm == norm), default=None),  # noqa: PLR0124  # NaN differs from itself
             finite=all(torch.tensor(norms[name]).isfinite().tolist()),
         )
         for name, value in trained.items()

@@ -35,7 +35,7 @@ def overfit_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -
         if losses[-1] < overfit.target_loss_ratio * losses[0] or step == overfit.max_steps:
             break
         setup.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
         setup.clip_gradients(train.max_gradient_norm)
         setup.optimizer.step()
     logger.info("the loss of one batch went from %.4f to %.4f in %d steps", losses[0], losses[-1], len(losses) - 1)

@@ -124,7 +124,7 @@ def train_one_epoch(
                 total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
-                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]
+                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
             # A rank without images in this step contributes gradients of zero.
             reducer.step(optimizer, clip_gradients)
             running.position, running.steps = running.position + num_global_rows, step + 1

@@ -18,7 +18,7 @@ def run_on_rank_zero(reducer: Reducer, work: Callable[[], T]) -> T:
     An exception in `work` ends rank 0, and the launcher then ends the other ranks.
     """
     if reducer.rank != 0:
-        return wait_for_rank_zero(reducer)  # type: ignore[no-any-return]
+        return wait_for_rank_zero(reducer)  # type: ignore[no-any-return]  # broadcast values have any type
     if reducer.num_ranks == 1:
         return work()
     finished = threading.Event()

@@ -146,7 +146,7 @@ class Training:
         reducer.broadcast_model(classifier)
         if reducer.num_ranks == 1:
             # The memory format of the cache's pixels; Horovod accepts only contiguous tensors.
-            classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
         return context

@@ -20,13 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks import tracking  # noqa: E402
-from tasks.config.storage import StorageConfig  # noqa: E402
-from tasks.environment import rank_environment  # noqa: E402
-from tasks.storage import resolve_storage  # noqa: E402
-from tests.benchmarks import train_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import log_file  # noqa: E402
+from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.environment import rank_environment
+from tasks.storage import resolve_storage
+from tests.benchmarks import train_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import log_file
 
 WITHIN = 0.005
 """An epoch reaches the best accuracy of all if it is within this difference."""

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks.environment import lakevision_home  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.builders.processes import free_port, plain_environment  # noqa: E402
+from tasks.environment import lakevision_home
+from tests.benchmarks.figures import Figure, write_figures
+from tests.builders.processes import free_port, plain_environment
 
 HALF = 0.5
 """Goal: a second run takes less than half the time of the first."""

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.image_folder import write_images  # noqa: E402
-from tests.benchmarks.processes import Measured, measure  # noqa: E402
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.image_folder import write_images
+from tests.benchmarks.processes import Measured, measure
 
 PEER_GOALS = {"recipe": 4.0, "pool": 0.8}
 """Goals: the least ratio of our images per second to the peer's."""

@@ -57,7 +57,7 @@ def recipe(source: str, target: str) -> None:
         canvas.save(buffer, format="JPEG")
         return buffer.getvalue()
 
-    @pandas_udf("binary")  # type: ignore[call-overload]
+    @pandas_udf("binary")  # type: ignore[call-overload]  # PySpark's overloads lack it
     def standardized(contents: pd.Series) -> pd.Series:
         return contents.apply(standardize)
 

@@ -13,17 +13,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-import torchvision  # noqa: E402
-from PIL import Image  # noqa: E402
-from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
-from torchvision.transforms._presets import ImageClassification  # noqa: E402
+import torch
+import torchvision
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torchvision.transforms._presets import ImageClassification
 
-from tasks.decode import decode_pixels  # noqa: E402
-from tasks.model.transforms import normalize  # noqa: E402
-from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
+from tasks.decode import decode_pixels
+from tasks.model.transforms import normalize
+from tests.benchmarks.train_data import SIDE, split_of
 
 BATCH = 64
 

@@ -20,16 +20,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest  # noqa: E402
-from tasks.cache.order import epoch_order  # noqa: E402
-from tasks.cache.sizes import rows_per_group  # noqa: E402
-from tasks.config.cache import CacheConfig  # noqa: E402
-from tasks.refs import TableRef  # noqa: E402
-from tests.benchmarks import loader_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest
+from tasks.cache.order import epoch_order
+from tasks.cache.sizes import rows_per_group
+from tasks.config.cache import CacheConfig
+from tasks.refs import TableRef
+from tests.benchmarks import loader_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import Peer, install_beside, log_file
 
 # Installed without dependencies: torch, numpy and PIL are of this environment, so that all decode in the same way.
 STREAMING = [

@@ -20,14 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-from torch.nn import functional  # noqa: E402
+import torch
+from torch.nn import functional
 
-from tasks.environment import rank_environment  # noqa: E402
-from tests.benchmarks import train_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
-from tests.benchmarks.train_gpu import gpu_figures  # noqa: E402
+from tasks.environment import rank_environment
+from tests.benchmarks import train_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import Peer, install_beside, log_file
+from tests.benchmarks.train_gpu import gpu_figures
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
 

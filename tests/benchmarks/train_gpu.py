@@ -76,7 +76,7 @@ def images_per_second(
     torch.manual_seed(1)
     model = build_classifier(MODEL, "none", 10, freeze_backbone=False).to(device)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     model.precision = torch.bfloat16 if bf16 else None
     if compiled:
         model.network.compile()
@@ -108,7 +108,7 @@ def our_loop(url: str, device: torch.device) -> tuple[list[TrainedEpoch], list[i
     torch.manual_seed(1)
     train = TrainConfig(model=MODEL, weights="none", freeze_backbone=False, batch_size=BATCH_SIZE)
     classifier = build_classifier(MODEL, "none", len(manifest.classes), freeze_backbone=False).to(device)
-    classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     classifier.precision = choose_precision(train.precision, device, manifest.image_size)
     optimizer = make_optimizer(train, classifier, train.learning_rate)
     loader = CacheLoader(url, manifest, TRAIN, BATCH_SIZE, seed=1)

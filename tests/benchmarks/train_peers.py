@@ -17,10 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-import torchvision  # noqa: E402
-from torch import nn  # noqa: E402
+import psutil
+import torch
+import torchvision
+from torch import nn
 
 BATCH_SIZE = 32
 NUM_WORKERS = 2

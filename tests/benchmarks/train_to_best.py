@@ -16,7 +16,7 @@ BEGAN = time.perf_counter()
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
 answers = sys.stdout
 """The output that the benchmark reads; petastorm prints to `sys.stdout`."""

@@ -123,7 +123,7 @@ def coloured_cache(
 ) -> CacheRef:
     """Write a cache of noise with a colour channel per class, for at most three classes."""
 
-    def draw(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
+    def draw(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]  # pixels, uint8 HWC
         pixels = np.random.default_rng((len(split), row)).integers(0, 150, (SIDE, SIDE, 3), dtype=np.uint8)
         pixels[..., row % len(classes)] += 100
         return pixels, row % len(classes)
@@ -240,7 +240,7 @@ def check_resumed(
 
 def logged_weights(storage: Storage, run: RunRef, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    return torch.load(tracking.download_weights(storage, run, folder), weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(tracking.download_weights(storage, run, folder), weights_only=True)  # type: ignore[no-any-return]  # torch does not type it
 
 
 def logged_metrics(storage: Storage, run: RunRef) -> dict[str, list[tuple[int, float]]]:

@@ -48,7 +48,7 @@ def storage(storage: Storage, empty_tracking: Path) -> Storage:
 
 
 @pytest.fixture
-def source(make_images) -> Path:  # type: ignore[no-untyped-def]
+def source(make_images) -> Path:  # type: ignore[no-untyped-def]  # a fixture
     """Return a source folder with 3 classes of 20 images."""
     folder: Path = make_images()
     return folder

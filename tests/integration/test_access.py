@@ -104,7 +104,7 @@ def test_another_user_of_the_machine_is_refused(up: Up, tmp_path: Path) -> None:
 
 def connect_with_wrong_login(url: str) -> None:
     """Authenticate to a web socket with a wrong login, and read from it."""
-    with connect(url, subprotocols=["prefect"]) as socket:  # type: ignore[list-item]
+    with connect(url, subprotocols=["prefect"]) as socket:  # type: ignore[list-item]  # websockets wants a NewType of str
         socket.send('{"type": "auth", "token": "lakevision:guessed"}')
         while True:
             assert "auth_success" not in str(socket.recv(timeout=30))

@@ -202,6 +202,15 @@ def test_only_one_module_reads_the_environment() -> None:
     assert readers <= {"tasks/environment.py", "tasks/spark/session.py"}
 
 
+def test_every_ignored_rule_has_its_reason() -> None:
+    """A comment after `noqa` and `type: ignore` states why."""
+    bare = re.compile(r"# (noqa(: [A-Z0-9, ]+)?|type: ignore(\[[a-z, -]+\])?)$", re.MULTILINE)
+    files = sources("flows", "tasks", "deployments", "tests")
+
+    assert len(files) > 400
+    assert [str(file) for file in files if bare.search(file.read_text())] == []
+
+
 def test_no_module_has_a_name_that_says_nothing() -> None:
     """The name of a module states its purpose."""
     assert [str(file) for file in sources(*DESCRIBED) if file.stem in VAGUE_NAMES] == []

@@ -62,7 +62,7 @@ def test_every_model_has_a_schema(model: type[BaseModel]) -> None:
 def test_settings_are_immutable() -> None:
     """A setting cannot be assigned after validation."""
     with pytest.raises(ValidationError, match="frozen"):
-        EtlConfig().stored_side = 1  # type: ignore[misc]
+        EtlConfig().stored_side = 1  # type: ignore[misc]  # the assignment is expected to be refused
 
 
 @pytest.mark.parametrize(

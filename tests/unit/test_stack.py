@@ -98,7 +98,7 @@ def test_login_is_never_stored_in_another_users_folder(stack: LocalStack, monkey
 
 def test_free_port_is_held_from_the_check_on(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other process can listen on the port before the server does, since workers send the login there."""
-    addresses = [("127.0.0.1", stack.port), ("127.0.0.1", stack.mlflow_port), ("0.0.0.0", stack.port)]  # noqa: S104
+    addresses = [("127.0.0.1", stack.port), ("127.0.0.1", stack.mlflow_port), ("0.0.0.0", stack.port)]  # noqa: S104  # the address that is expected to be refused
 
     def another_user_listens(_: LocalStack) -> None:
         for address in addresses:

@@ -54,8 +54,8 @@ def compare(storage: Storage):
     @contextmanager
     def make(
         listing: list[Row],
-        ledger: list[Row] = [],  # noqa: B006
-        images: list[Row] = [],  # noqa: B006
+        ledger: list[Row] = [],  # noqa: B006  # never changed
+        images: list[Row] = [],  # noqa: B006  # never changed
         *,
         replaced: bool = False,
         keep_deleted: bool = False,

@@ -22,7 +22,7 @@ def convolution(*, channels_last: bool = True, **geometry: Any) -> nn.Conv2d:
     """Return a depthwise convolution with seeded random weights."""
     torch.manual_seed(1)
     layer = nn.Conv2d(CHANNELS, CHANNELS, groups=CHANNELS, **geometry)
-    return layer.to(memory_format=torch.channels_last) if channels_last else layer  # type: ignore[call-overload]
+    return layer.to(memory_format=torch.channels_last) if channels_last else layer  # type: ignore[call-overload]  # torch's overloads lack memory_format
 
 
 def forward(network: nn.Module, inputs: torch.Tensor, *, bf16: bool) -> torch.Tensor:
@@ -42,7 +42,7 @@ def run(
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     inputs.requires_grad_()
     outputs = forward(network, inputs, bf16=bf16)
-    (outputs.float() * torch.randn(outputs.shape, generator=draw)).sum().backward()  # type: ignore[no-untyped-call]
+    (outputs.float() * torch.randn(outputs.shape, generator=draw)).sum().backward()  # type: ignore[no-untyped-call]  # torch does not type backward
     gradients = [value.grad for value in (inputs, *network.parameters()) if value.grad is not None]
     return outputs.detach().float(), *gradients
 
@@ -104,7 +104,7 @@ def test_outputs_and_gradients_equal_those_of_torch(kernel: int) -> None:
 def test_bias_gradient_includes_every_image() -> None:
     """The bias gradient is summed in float32: a bfloat16 sum stops growing when terms are below its resolution."""
     network = sped_up(convolution(kernel_size=3, stride=2, padding=1, channels_last=False))
-    forward(network, torch.ones(600, CHANNELS, 2, 2), bf16=True).float().sum().backward()  # type: ignore[no-untyped-call]
+    forward(network, torch.ones(600, CHANNELS, 2, 2), bf16=True).float().sum().backward()  # type: ignore[no-untyped-call]  # torch does not type backward
 
     assert network.get_parameter("0.bias").grad == pytest.approx(600, rel=2 * ROUNDING)
 

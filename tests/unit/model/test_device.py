@@ -20,7 +20,7 @@ def torch_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             object.__setattr__(self, "name", name)
 
         def __setattr__(self, attribute: str, value: object) -> None:
-            found[f"{self.name}.{attribute}"] = value  # type: ignore[attr-defined]
+            found[f"{self.name}.{attribute}"] = value  # type: ignore[attr-defined]  # an attribute of the fake
 
     monkeypatch.setattr(torch.backends, "cudnn", Recorder("cudnn"))
     monkeypatch.setattr(torch.utils, "deterministic", Recorder("deterministic"))

@@ -77,7 +77,7 @@ def test_fused_activations_change_logits_by_rounding_only(
     """Fused convolutions and activations give the logits of separate ones, up to the order of sums."""
     if precision is not None and not computes_bf16(torch.device("cpu")):
         pytest.skip("needs a CPU with instructions for bfloat16")
-    folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]  # torch's overloads lack memory_format
     folded.precision = precision
     images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
     assert len(activated(folded)) == layers

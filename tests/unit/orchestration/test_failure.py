@@ -101,7 +101,7 @@ def test_sentence_is_escaped_in_the_artifact() -> None:
 def test_unexpected_error_is_shown_with_its_location_in_the_code() -> None:
     """The location is the innermost frame in the project's code, not in a library or a test."""
     with pytest.raises(TypeError) as raised:
-        listed(["a"], None)  # type: ignore[arg-type]
+        listed(["a"], None)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
     text = failure_markdown(raised.value, None)
     assert "**TypeError: " in text
     assert "`tasks/errors.py, line " in text

@@ -129,7 +129,7 @@ def test_ended_task_is_counted_on_the_driver_without_its_log_lines(
     held: list[EndedParts] = [ended.zero(())]
     accumulator = SimpleNamespace(add=lambda term: held.append(ended.addInPlace(held[-1], term)))
     for images in (4, 7):
-        of_task = WorkerCount("etl", -1, accumulator)  # type: ignore[arg-type]
+        of_task = WorkerCount("etl", -1, accumulator)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
         of_task.add(images)
         of_task.close()
     assert held[-1] == (("etl", "3", 4), ("etl", "3", 7))

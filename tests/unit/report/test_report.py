@@ -91,7 +91,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
     """Tables, figures, event file and model card have the names that the README lists."""
     run = RecordingRun()
 
-    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
+    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
 
     assert run.tables.keys() == {"test_classes.json", "test_mistakes.json"}
     assert run.figures.keys() == {
@@ -109,7 +109,7 @@ def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storag
     """The images are rows 5 and 0 of the split test; without a table that names their files, rows are their names."""
     run = RecordingRun()
 
-    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]
+    log_report(run, facts_of(cache), COUNTS, storage)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
 
     shown = [axes for axes in run.figures["test_mistakes.png"].axes if axes.images]
     assert [axes.images[0].get_array().tolist() for axes in shown] == [noise(row, 16).tolist() for row in (5, 0)]
@@ -121,7 +121,7 @@ def test_without_mistakes_there_is_no_gallery(cache: CacheRef, storage: Storage)
     run = RecordingRun()
 
     facts = facts_of(cache, test=evaluation_of(torch.diag(torch.tensor([4, 4, 4])), ()))
-    log_report(run, facts, COUNTS, storage)  # type: ignore[arg-type]
+    log_report(run, facts, COUNTS, storage)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
 
     assert run.tables.keys() == {"test_classes.json"}
     assert "test_mistakes.png" not in run.figures

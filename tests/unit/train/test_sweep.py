@@ -64,7 +64,7 @@ def test_age_is_that_of_the_newest_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lock_of", [launch_lock, training_lock])
-def test_checkpoints_of_a_locked_run_are_kept(tmp_path: Path, lock_of) -> None:  # type: ignore[no-untyped-def]
+def test_checkpoints_of_a_locked_run_are_kept(tmp_path: Path, lock_of) -> None:  # type: ignore[no-untyped-def]  # a fixture
     """A run that trains or is about to start keeps its checkpoints of any age."""
     folder = abandon_run(tmp_path, OLD, 400)
 

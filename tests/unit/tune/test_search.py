@@ -99,7 +99,7 @@ def test_resumed_search_draws_the_values_of_an_uninterrupted_search(study: optun
 
     stopped = open_study(storage, "stopped", TRAIN, TUNE, create=True)
     run_trials(stopped, TUNE.model_copy(update={"num_trials": 11}), Trials(stopped).start, poll_seconds=0)
-    lost = Trials(stopped, fails=lambda number: KeyboardInterrupt())  # type: ignore[arg-type, return-value]
+    lost = Trials(stopped, fails=lambda number: KeyboardInterrupt())  # type: ignore[arg-type, return-value]  # a test's failure of another type
     with pytest.raises(KeyboardInterrupt):
         run_trials(stopped, TUNE, lost.start, poll_seconds=0)
     assert lost.cancelled == [11]
