@@ -195,7 +195,7 @@ def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
 
 
 def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
-    """Decode and letterbox: the only function from a file's bytes to a model's input.
+    """Decode and letterbox: the only function from a source file's bytes to pixels.
 
     Returns:
         uint8 array of shape (side, side, 3), HWC.

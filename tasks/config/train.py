@@ -178,7 +178,7 @@ class TrainConfig(FrozenConfig):
         0,
         ge=0,
         le=MAX_THREADS,
-        description="Compute threads per rank; 0: divide the machine's cores among its ranks",
+        description="Compute threads per rank; 0: divide the machine's cores among its ranks and concurrent trials",
     )
 
     @model_validator(mode="after")
@@ -233,7 +233,7 @@ class TrainConfig(FrozenConfig):
         return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the result: all except those of checkpoints and the timeout."""
+        """Return the settings that determine the result: all except which checkpoints are kept, and the timeout."""
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         return self.model_dump(exclude=kept | {"timeout_seconds"})
 

@@ -1,4 +1,4 @@
-"""Uncommitted parts in a table's folder: selected for a commit, or removed."""
+"""Uncommitted parts in a table's folder: selected for a commit, or removed, also those of a killed run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

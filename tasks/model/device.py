@@ -1,8 +1,9 @@
-"""The device of a training run, its determinism, and the fused optimizer on it."""
+"""The device of a training run, its determinism, and the construction of its optimizer."""
 
 import logging
 import platform
 from pathlib import Path
+from typing import assert_never
 
 import torch
 from torch import nn
@@ -75,4 +76,6 @@ def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.o
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     if train.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
+    assert_never(train.optimizer)

@@ -1,4 +1,4 @@
-"""Choice of the registered model version for a table, and the check that it was trained on that table."""
+"""Lookup of the registered version that predicts a table, by default the champion, and the check of its data."""
 
 import logging
 from pathlib import Path

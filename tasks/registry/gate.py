@@ -1,4 +1,4 @@
-"""The promotion gate: pure decisions on accuracies and table versions."""
+"""The promotion gate: which run is the best, and whether it beats the champion, as pure decisions."""
 
 from collections.abc import Mapping
 

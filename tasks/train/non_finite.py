@@ -1,4 +1,4 @@
-"""Detection of non-finite losses and gradients, and of the layer in which they first appear."""
+"""Detection of NaN and infinite losses and gradients, and of the layer in which they first appear."""
 
 import math
 from collections import deque

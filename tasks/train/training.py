@@ -138,6 +138,7 @@ class Training:
         train, reducer = self._train, self._reducer
         manifest = open_cache(self._spec.cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
+        # The launcher has set OMP_NUM_THREADS; the division is for calls without it.
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // reducer.num_ranks))
         make_deterministic(device)
         torch.manual_seed(train.seed)

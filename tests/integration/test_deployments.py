@@ -94,7 +94,7 @@ def test_form_in_the_ui_is_typed():
     schema = load(DEPLOYMENTS["pipeline"]).parameters.definitions
     size = schema["CacheConfig"]["properties"]["image_size"]
     assert (size["minimum"], size["maximum"], size["default"]) == (16, 1024, 224)
-    assert schema["TrainConfig"]["properties"]["optimizer"]["enum"] == ["adam", "adamw", "sgd"]
+    assert schema["TrainConfig"]["properties"]["device"]["enum"] == ["auto", "cpu", "cuda"]
     for model in schema.values():
         for name, field in model.get("properties", {}).items():
             assert "$ref" in field or "allOf" in field or "description" in field, name

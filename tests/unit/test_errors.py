@@ -24,9 +24,9 @@ def test_value_out_of_bounds_is_named_with_its_bound() -> None:
 
 def test_field_of_a_stage_is_named_by_its_path() -> None:
     """In the configuration of the DAG, a field is prefixed with its stage, as on the command line."""
-    explained = sentence(PipelineConfig, {"train": {"optimizer": "adamm"}})
+    explained = sentence(PipelineConfig, {"train": {"device": "gpu"}})
 
-    assert explained == "train.optimizer is 'adamm': input should be 'adam', 'adamw' or 'sgd'"
+    assert explained == "train.device is 'gpu': input should be 'auto', 'cpu' or 'cuda'"
 
 
 def test_unknown_setting_is_named_with_the_way_out() -> None:

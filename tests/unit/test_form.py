@@ -55,7 +55,7 @@ def refusals(model: type[FrozenConfig], values: dict[str, Any]) -> set[str]:
         (TrainConfig, "patience", "(1 to 10000)"),
         (TrainConfig, "seed", "(1 to 4294967295)"),
         (TrainConfig, "batch_size", "(1 to 65536)"),
-        (TrainConfig, "optimizer", "(one of adam, adamw, sgd)"),
+        (TrainConfig, "device", "(one of auto, cpu, cuda)"),
         (HalfOpen, "steps", "(at least 1)"),
         (Choices, "choices", "(2 to 100 entries)"),
     ],
