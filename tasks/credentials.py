@@ -123,8 +123,8 @@ def check_url(url: str) -> str:
     in_url = separator and ((container and not allowed) or odd_port)
     if in_url or any(_users(url)):
         raise ValueError(
-            "it is a URL with a user name or password in it, which logs and tables would show: "
-            "give them in the environment or in Hadoop's credential store instead"
+            "it is a URL with a user name or password, which logs and tables would show: "
+            "give them in the environment or in a credential store of Hadoop instead"
         )
     # In a path and in file://, a question mark does not begin a query: photos?token=1 is the name of a folder.
     if (separator or url.startswith("//")) and scheme.lower() != "file":

@@ -15,7 +15,7 @@ from tasks.storage import Storage
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache"])
+    found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache_config"])
     # Includes the URL: the same data cached under another home is another result.
     return None if found is None else f"cache-{hashlib.sha256(f'{found.url}|{found.digest}'.encode()).hexdigest()}"
 

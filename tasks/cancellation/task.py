@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-_BEGUN: ContextVar[list[UUID] | None] = ContextVar("task runs started by the current call of a stage", default=None)
+_STARTED: ContextVar[list[UUID] | None] = ContextVar("task runs started by the current call of a stage", default=None)
 
 
 def is_being_cancelled() -> bool:
@@ -59,9 +59,9 @@ def causing_signal(error: BaseException) -> TerminationSignal | None:
 
 def note_task_run() -> None:
     """Record the current task run for the call of its stage."""
-    begun, context = _BEGUN.get(), TaskRunContext.get()
-    if begun is not None and context is not None:
-        begun.append(context.task_run.id)
+    started, context = _STARTED.get(), TaskRunContext.get()
+    if started is not None and context is not None:
+        started.append(context.task_run.id)
 
 
 @contextmanager
@@ -70,16 +70,16 @@ def cancelled_task_run() -> Iterator[None]:
 
     Prefect would report a crash. Such signals come, for instance, in the minutes of delay before a retry.
     """
-    begun: list[UUID] = []
-    token = _BEGUN.set(begun)
+    started: list[UUID] = []
+    token = _STARTED.set(started)
     try:
         yield
     except TerminationSignal:
-        if begun and is_being_cancelled():
-            _cancel_task_run(begun[-1])
+        if started and is_being_cancelled():
+            _cancel_task_run(started[-1])
         raise
     finally:
-        _BEGUN.reset(token)
+        _STARTED.reset(token)
 
 
 def _cancel_task_run(task_run: UUID) -> None:

@@ -198,7 +198,7 @@ def _train(
                 elif line.startswith(EVENT_MARK):
                     event = json.loads(line.removeprefix(EVENT_MARK))
                     if "failed" in event:
-                        raise USER_ERRORS[event["failed"]](event["said"])
+                        raise USER_ERRORS[event["failed"]](event["message"])
                     if "step" in event:
                         publish(StepProgress(**event))
                     run_id = event.get("run_id", run_id)

@@ -168,7 +168,7 @@ def main(spec_path: str) -> int:
         if reducer.num_ranks > 1:
             shut_down_horovod()
     except UserError as error:
-        emit({"failed": user_error_name(error), "said": str(error)})
+        emit({"failed": user_error_name(error), "message": str(error)})
         return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_ENDED

@@ -61,7 +61,8 @@ def state_message(error: Exception) -> str:
 
 def _unquoted(sentence: str) -> str:
     """Return a sentence of the same length in which quoted values are blanked out."""
-    return re.sub(r"'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
+    # An apostrophe within or after a word begins no quotation.
+    return re.sub(r"(?<!\w)'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
 
 
 def _first_setting(sentence: str) -> str | None:

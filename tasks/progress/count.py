@@ -97,7 +97,7 @@ def counted(step: str, total: int) -> Iterator[None]:
         yield
         with _Counts.lock:
             _Counts.steps[step].done = {"all": total}
-        _tell(step, force=True)
+        _publish_count(step, force=True)
     finally:
         with _Counts.lock:
             _Counts.steps.pop(step, None)
@@ -107,7 +107,7 @@ def begin(step: str, total: int) -> None:
     """Start the counter of a step with `total` images."""
     with _Counts.lock:
         _Counts.steps[step] = _Step(total)
-    _tell(step, force=True)
+    _publish_count(step, force=True)
 
 
 def advance(step: str, part: str, done: int) -> None:
@@ -120,10 +120,10 @@ def advance(step: str, part: str, done: int) -> None:
         if counted_step is None:
             return
         counted_step.done[part] = max(done, counted_step.done.get(part, 0))
-    _tell(step, force=False)
+    _publish_count(step, force=False)
 
 
-def _tell(step: str, *, force: bool) -> None:
+def _publish_count(step: str, *, force: bool) -> None:
     with _Counts.lock:
         running = _Counts.steps.get(step)
         now = time.monotonic()

@@ -16,7 +16,7 @@ logger = logging.getLogger("lakevision.progress")
 LAST_SECONDS = 2.0
 """How long the end of a stage waits for its last update to be written."""
 
-AWAY_SECONDS = 30.0
+UNAVAILABLE_SECONDS = 30.0
 """Delay between a failed update and the next one."""
 
 
@@ -56,7 +56,7 @@ class _Artifacts:
         if not self._has_warned:
             logger.warning("the progress of '%s' could not be shown: %s", step, error)
         self._has_warned = True
-        self._ended.wait(AWAY_SECONDS)
+        self._ended.wait(UNAVAILABLE_SECONDS)
 
     def _write(self, progress: StepProgress) -> None:
         artifact = self._created.get(progress.step)

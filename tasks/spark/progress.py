@@ -10,7 +10,7 @@ EndedParts = tuple[tuple[str, str, int], ...]
 IMAGES_PER_TASK = 5_000
 """Images per task of a large step: a task of several minutes would show no progress for as long."""
 
-MOST_TASKS_PER_CORE = 8
+MAX_TASKS_PER_CORE = 8
 """Upper bound, as each task has a fixed cost: inference loads the model in it."""
 
 
@@ -46,4 +46,4 @@ def num_tasks(rows: int, cores: int, least: int) -> int:
         cores: Number of cores of the session.
         least: Minimum number of tasks.
     """
-    return max(least, min(-(-rows // IMAGES_PER_TASK), MOST_TASKS_PER_CORE * cores))
+    return max(least, min(-(-rows // IMAGES_PER_TASK), MAX_TASKS_PER_CORE * cores))

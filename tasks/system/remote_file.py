@@ -101,7 +101,7 @@ def check_remote_file(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if "::" in scheme or "::" in _chain(rest) or not rest:
         raise ValueError(
-            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a folder, and give its path"
+            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a folder, and give its path or URL"
         )
     if scheme.lower() not in SCHEMES:
         raise ValueError(
@@ -200,5 +200,5 @@ def open_http(url: str) -> IO[bytes]:
     with urllib.request.build_opener(_RefuseRedirects, _Http, _Https).open(url, timeout=TIMEOUT_SECONDS) as answer:
         content = answer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a folder, and give its path")
+        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a folder, and give its path or URL")
     return io.BytesIO(content)

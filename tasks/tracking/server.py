@@ -90,7 +90,7 @@ def translate_outage(storage: Storage) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        if not _is_away(error):
+        if not _is_unavailable(error):
             raise
         message = " ".join(without_credentials(str(error)).split())
         # `from None`: a traceback would show the text of the original error, with its credentials.
@@ -100,7 +100,7 @@ def translate_outage(storage: Storage) -> Iterator[None]:
         ) from None
 
 
-def _is_away(error: MlflowException) -> bool:
+def _is_unavailable(error: MlflowException) -> bool:
     # MLflow's client signals an outage of a server only by the context of its error, an error of its HTTP library.
     unanswered = isinstance(error.__context__, requests.RequestException)
     return unanswered or bool(error.error_code == "TEMPORARILY_UNAVAILABLE")  # its code for a database

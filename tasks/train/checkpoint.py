@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import pickle
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +16,6 @@ from tasks.metrics.epoch import EpochMetrics
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress, RunningEpoch
-from tasks.train.provenance import checkpoint_provenance
 
 logger = logging.getLogger("lakevision.train")
 
@@ -59,7 +58,7 @@ class Checkpoints:
         Batch norm's running statistics and the sums of the running epoch differ between ranks until the end of the
         epoch.
         """
-        running = asdict(progress.running) | {
+        running = asdict(replace(progress.running, takes_no_step=False)) | {
             "totals": reducer.sum(progress.running.totals.cpu()),
             "gradient_norms": progress.running.gradient_norms.cpu(),
         }
@@ -218,7 +217,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
-    progress.provenance = checkpoint_provenance(content["provenance"])
+    progress.provenance = dict(content["provenance"])
     progress.tags = content["tags"]
 
 

@@ -108,7 +108,7 @@ def train_one_epoch(
     clip_gradients = partial(_clip_gradients, optimizer, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
     with defer_signals():  # Signals interrupt between steps, never within one.
-        for step, batch in enumerate(() if running.is_over else loader.epoch(epoch, start), first_step):
+        for step, batch in enumerate(() if running.takes_no_step else loader.epoch(epoch, start), first_step):
             timer.batch_arrived()
             set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
             # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
@@ -129,9 +129,9 @@ def train_one_epoch(
             reducer.step(optimizer, clip_gradients)
             running.position, running.steps = running.position + num_global_rows, step + 1
             timer.stop()
-            running.is_over = loop.step_callback.after_step()
+            running.takes_no_step = loop.step_callback.after_step()
             timer.restart()  # The time of writing a checkpoint is not counted.
-            if running.is_over:
+            if running.takes_no_step:
                 break
     return _reduced(running, reducer)
 
@@ -212,7 +212,7 @@ def fit(
     # An epoch with at least one step is validated, even if the budget was used up before this process started.
     while (progress.running.steps or not is_over) and has_epochs_left(progress, loop.max_epochs):
         epoch, running = progress.next_epoch, progress.running
-        running.is_over = is_over or running.is_trained
+        running.takes_no_step = is_over or running.is_trained
         with defer_signals():  # An interrupt after the last step is deferred until the epoch can be saved as trained.
             trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:

@@ -86,14 +86,6 @@ def recorded_provenance(run: tracking.TrackedRun) -> dict[str, str]:
     return make_provenance(**logged, code=run.code_version, versions=tracking.versions_in(run.params))
 
 
-def checkpoint_provenance(stored: Mapping[str, str] | str) -> dict[str, str]:
-    """Return the provenance in a checkpoint; older ones have a text such as 'cpu in float32', or an empty one."""
-    if not isinstance(stored, str):
-        return dict(stored)
-    device, _, precision = stored.partition(" in ")
-    return {"the device": device, "the precision": precision} if precision else {}
-
-
 def provenance_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return a sentence for each value that was known before and is different now."""
     return [

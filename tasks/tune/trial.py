@@ -91,10 +91,10 @@ def run_trial(
     trial = get_trial(study, number)
     try:
         run = tracking.find_finished_run(spec.storage, spec.key) or launch_ranks(spec, make_reporter(trial), stop)
-        return _tell_complete(spec, trial, run)
+        return _report_complete(spec, trial, run)
     except Pruned:
         if finished := tracking.find_finished_run(spec.storage, spec.key):
-            return _tell_complete(spec, trial, finished)  # It finished before the signal arrived.
+            return _report_complete(spec, trial, finished)  # It finished before the signal arrived.
         run_id = tracking.mark_pruned(spec.storage, spec.key)
         _remove_checkpoint(spec)
         trial.set_user_attr(RUN_ID, run_id)
@@ -117,7 +117,7 @@ def run_trial(
         raise
 
 
-def _tell_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialReport:
+def _report_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialReport:
     trial.set_user_attr(RUN_ID, run.run_id)
     value = tracking.run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
     trial.study.tell(trial.number, value)

@@ -34,7 +34,7 @@ EPOCHS = 3
 
 NVML_SECONDS = 1.0
 """The longest window of NVML's utilisation, which is 1/6 to 1 s by product."""
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 VARIANTS = (
     ("fp32", {}),
@@ -56,7 +56,7 @@ def watched() -> Iterator[list[int]]:
         pause = NVML_SECONDS
         while not over.wait(pause):
             found.append(torch.cuda.utilization())  # from NVML, for torch's current GPU
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
 
     thread = threading.Thread(target=look)
     thread.start()

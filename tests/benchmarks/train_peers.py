@@ -25,7 +25,7 @@ from torch import nn
 BATCH_SIZE = 32
 NUM_WORKERS = 2
 STEPS = 6
-LOOK_SECONDS = 0.3
+POLL_SECONDS = 0.3
 """Interval between two samples of the workers' CPU time: much longer than a busy process needs to use some."""
 LEARNING_RATE = 1e-3
 CLASSES = 10
@@ -190,7 +190,7 @@ def settle() -> None:
     seen = -1.0
     while (used := seconds_of_workers()) > seen:
         seen = used
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def seconds_of_workers() -> float:

@@ -53,14 +53,14 @@ def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | No
     Returns:
         The first line of the error, empty where the training run ended before the kill.
     """
-    begun, over = threading.Event(), threading.Event()
+    started, over = threading.Event(), threading.Event()
     events: list[float] = []
     wanted, fraction = draw.choice((2, 3)), draw.random()
     if seconds is not None:
-        begun.set()
+        started.set()
 
     def wait_and_kill() -> None:
-        begun.wait()
+        started.wait()
         wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
         if not over.wait(wait) and (ranks := own_ranks()):
             os.kill(draw.choice(ranks).pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | No
         if len(events) < wanted:
             events.append(time.monotonic())
         if len(events) == wanted:
-            begun.set()
+            started.set()
 
     thread = threading.Thread(target=wait_and_kill)
     thread.start()
@@ -82,7 +82,7 @@ def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | No
         return message
     finally:
         over.set()
-        begun.set()
+        started.set()
         thread.join()
     return ""
 

@@ -169,7 +169,7 @@ def checkpoint_position(storage: Storage, train: TrainConfig, cache: CacheRef) -
     name, _run = checkpoints.newest()
     assert name is not None
     content = checkpoints.load(name)
-    return content["stage"], content["next_epoch"], content["running"]["position"]
+    return content["phase"], content["next_epoch"], content["running"]["position"]
 
 
 def train_with_interruptions(

@@ -108,12 +108,14 @@ def test_run_resumed_without_changes_has_no_warning(workspace, messages_of):
     assert not [line for line in messages_of(LOGGER) if "resumes with changes" in line]
 
 
-def test_checkpoint_of_an_older_version_is_resumed_and_a_device_change_tagged(workspace, messages_of):
-    """Its provenance is one text of device and precision; everything else is compared with the tags of its run."""
+def test_checkpoint_of_another_device_is_resumed_and_the_change_tagged(workspace, messages_of):
+    """Its provenance has only device and precision; everything else is compared with the tags of its run."""
     train = workspace.settings(max_epochs=2, seed=23)
     kill_in_the_second_epoch(workspace, train)
     (path,) = (workspace.interrupted.checkpoints / run_key(train, workspace.cache, None)).glob("step-*.pt")
-    torch.save(torch.load(path, weights_only=True) | {"provenance": "cuda in bfloat16"}, path)
+    torch.save(
+        torch.load(path, weights_only=True) | {"provenance": {"the device": "cuda", "the precision": "bfloat16"}}, path
+    )
 
     run = train_model(TrainingSpec(train=train, cache=workspace.cache, storage=workspace.interrupted))
 

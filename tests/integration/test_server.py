@@ -158,7 +158,7 @@ from tasks.config.tune import Choices, TuneConfig
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.launch.single_task import train_single
+from tasks.launch.task import train_single
 from tasks.tune.task import search_best, submit_best
 
 @flow

@@ -7,7 +7,6 @@ from tasks.config.train import TrainConfig
 from tasks.train.provenance import (
     MAX_NOTE_LENGTH,
     append_to_note,
-    checkpoint_provenance,
     current_provenance,
     expected_provenance,
     provenance_changes,
@@ -40,16 +39,6 @@ def test_changes_have_the_old_and_the_new_value() -> None:
     assert provenance_changes(now, now) == []
     assert provenance_changes(before, now) == ["the device was cuda and is cpu", f"torch was 1.0 and is {now['torch']}"]
     assert provenance_changes({"the device": "cpu"}, now) == []
-
-
-def test_older_checkpoint_has_device_and_number_format() -> None:
-    """Provenance was a text in older checkpoints, or an empty one."""
-    now = current_provenance(CPU, None)
-
-    assert checkpoint_provenance("cuda in bfloat16") == {"the device": "cuda", "the precision": "bfloat16"}
-    assert checkpoint_provenance("") == {}
-    assert checkpoint_provenance(now) == now
-    assert provenance_changes(checkpoint_provenance("cpu in float32"), now) == []
 
 
 def test_provenance_of_a_run_comes_from_its_parameters() -> None:
