@@ -63,6 +63,16 @@ def test_each_of_several_errors_has_its_own_line() -> None:
     ]
 
 
+def test_apostrophe_of_a_word_begins_no_quotation() -> None:
+    """The setting and the advice after it are found, as those of the next error."""
+    sentence = "config.etl.source is 'a': use Hadoop's store; config.train.seed is '0': give 1 or more"
+    lines = failure_markdown(WrongInput(sentence), None).splitlines()
+    assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
+        "- Setting: `etl.source`. Way out: use Hadoop's store",
+        "- Setting: `train.seed`. Way out: give 1 or more",
+    ]
+
+
 def test_advice_with_a_semicolon_is_one_error() -> None:
     """A part after a semicolon is a separate error only if it begins with a setting."""
     sentence = "storage.home is 'a', which is not local: logs lie there; set storage.tables instead"
