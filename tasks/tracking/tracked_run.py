@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,12 @@ logger = logging.getLogger("lakevision.tracking")
 
 MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
 """What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
+
+DATASET_ATTEMPTS = 5
+"""How often the datasets of a run are logged where other runs log the same ones at the same time."""
+
+UNIQUE_VIOLATED = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
+"""What SQLite, PostgreSQL and MySQL say of a row that another process has just added."""
 
 SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec(DataType.binary, "content")]),
@@ -81,7 +88,15 @@ class TrackedRun:
 
     def log_data(self, data: TrainingData) -> None:
         """Log what the run is trained on as its datasets; of a resumed run, those that it has stay."""
-        mlflow.MlflowClient().log_inputs(self.run_id, datasets=dataset_inputs(data))
+        for attempts_left in reversed(range(DATASET_ATTEMPTS)):
+            try:
+                mlflow.MlflowClient().log_inputs(self.run_id, datasets=dataset_inputs(data))
+            except MlflowException as error:
+                # MLflow looks for a dataset and then adds it: another run on the same data may come in between.
+                if not attempts_left or not UNIQUE_VIOLATED.search(str(error)):
+                    raise
+            else:
+                return
 
     def describe(self, text: str) -> None:
         """Make a Markdown text the run's description, which its page begins with."""

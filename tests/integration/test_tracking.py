@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import mlflow
@@ -341,3 +342,21 @@ def test_a_cancelled_trial_leaves_no_run_that_seems_to_go_on(tmp_path):
         parent.end_trial(7)
         states = [client.get_run(run).info.status for run in runs]
     assert states == ["FINISHED", "KILLED", "RUNNING"]
+
+
+def test_runs_that_begin_at_once_on_the_same_data_all_have_their_datasets(storage):
+    """As the trials of a search do: MLflow looks for a dataset first, and another run may add it in between."""
+    tracking.prepare_tracking(storage)
+    client = mlflow.MlflowClient(storage.tracking)
+    for version in range(3):
+        data = tracking.TrainingData(TableRef(path="/t", version=version), "c" * 64, {"train": 8, "test": 2}, None)
+        runs = [client.create_run("0").info.run_id for _ in range(6)]
+        together = threading.Barrier(len(runs))
+
+        def log(run_id: str, data=data, together=together) -> None:
+            together.wait()
+            tracking.TrackedRun(run_id, None).log_data(data)
+
+        with ThreadPoolExecutor(len(runs)) as pool:
+            list(pool.map(log, runs))
+        assert [len(client.get_run(run_id).inputs.dataset_inputs) for run_id in runs] == [2] * len(runs)
