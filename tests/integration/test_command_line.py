@@ -45,7 +45,7 @@ def test_port_in_use_is_a_one_sentence_error():
         (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
         (
             ["--train.model", "resnet19", "--train.weights", "none", "--train.freeze_backbone", "false"],
-            "no torchvision classifier",
+            "is not a torchvision classifier",
         ),
     ],
 )

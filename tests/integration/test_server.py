@@ -314,7 +314,7 @@ def test_form_shows_common_settings_first(stack, api, interface):
             assert "(16 to 1024)" in text
             # A field of a group, and the group itself.
             assert "Stored Side" not in text
-            assert "From a folder of images to the Delta tables" in text
+            assert "Ingestion of a folder of images into the Delta tables" in text
         # The form of photos lacks one required field, and names it on submission.
         submit = [button for button in browser.find_elements(By.TAG_NAME, "button") if button.text.strip() == "Submit"]
         submit[0].click()
