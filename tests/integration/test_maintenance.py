@@ -230,7 +230,7 @@ def test_purged_run_does_not_stop_maintenance(spark, source, storage, any_retent
     assert hashes(spark, first) == held
     assert [line for line in messages_of("lakevision.tracking") if "purged" in line] == [
         "unknown version 1 does not record which table version it was trained on, and its run "
-        f"{unknown} was purged from MLflow: files of that table version are not kept for it"
+        f"{unknown} was purged from MLflow: that version's files are not retained"
     ]
 
 
