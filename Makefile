@@ -31,9 +31,10 @@ up: setup  ## server, workers and MLflow UI until Ctrl-C
 test: setup lint types  ## lint, types, and all tests
 	@$(python) -m pytest --durations=10 -n 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
 
-lint:  ## ruff, hadolint, the schema of compose.yaml
+lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
+	@$(python) -m deployments.prose
 	@.venv/bin/hadolint docker/Dockerfile.*
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
 
@@ -55,8 +56,8 @@ bench-train: setup  ## training's speed, and its time to the best accuracy
 bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
 	@$(python) tests/benchmarks/$*.py $(BENCH_ARGS)
 
-readme: setup  ## write the README's benchmark tables from what the benchmarks measured
-	@$(python) -m deployments.readme_tables
+readme: setup  ## write the READMEs' trees from the docstrings, and their tables from what the benchmarks measured
+	@$(python) -m deployments.readme
 
 image:  ## build the CPU image and run the DAG's smallest case in it
 	@deployments/build_image.sh

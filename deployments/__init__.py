@@ -1,1 +1,1 @@
-"""Deployments, and the scripts behind make."""
+"""Deployment definitions, the local stack, and the scripts behind `make`."""

@@ -1,7 +1,7 @@
-"""Check every locked package against a source of security advisories, by pip-audit.
+"""Audit of every locked package against security advisories, by pip-audit.
 
-Findings that are known, with the reason why they stay, are in .github/SECURITY.md. The jars of Spark and Delta and the
-packages of the operating system are not looked at: pip-audit knows Python packages alone.
+Known findings, and why each is accepted, are in .github/SECURITY.md. The jars of Spark and Delta and the packages of
+the operating system are not checked: pip-audit supports Python packages only.
 """
 
 import argparse
@@ -24,19 +24,19 @@ NOTHING_NEW, FOUND, NOT_CHECKED = 0, 1, 2
 """Exit codes."""
 
 
-class SourceAway(RuntimeError):
-    """The source of advisories did not answer; the message is the last line that pip-audit printed."""
+class SourceUnavailable(RuntimeError):
+    """Raised where a source of advisories does not answer; the message is pip-audit's last line of output."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a source said of the packages.
+    """Result of an audit against one source.
 
     Attributes:
-        checked: How many packages it answered for.
-        skipped: Names of those that it did not answer for.
-        known: Findings that are in the list of known ones, a line each.
-        new: Findings that are not.
+        checked: Number of packages that were checked.
+        skipped: Names of packages that were not checked.
+        known: Findings in the list of known findings, one line per finding.
+        new: All other findings, one line per finding.
     """
 
     checked: int
@@ -46,13 +46,13 @@ class Verdict:
 
 
 def locked_packages() -> str:
-    """Return every package that set-up installs, as pinned requirements: the lock's, Horovod, and uv."""
+    """Return every package that set-up installs as pinned requirements: those of the lock file, Horovod, and uv."""
     command = ["uv", "export", "--frozen", "--no-emit-project", "--all-groups", "--no-hashes", "--quiet"]
     locked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     horovod = re.search(r"^version=(\S+)$", ROOT.joinpath("deployments/build_horovod.sh").read_text(), re.MULTILINE)
     uv = re.search(r"^uv==\S+", ROOT.joinpath("deployments/uv.txt").read_text(), re.MULTILINE)
-    assert horovod, "build_horovod.sh names no version"
-    assert uv, "uv.txt names no version"
+    assert horovod, "build_horovod.sh does not set a version"
+    assert uv, "uv.txt does not pin a version"
     return f"{locked}\nhorovod=={horovod[1]}\n{uv[0]}\n"
 
 
@@ -62,16 +62,16 @@ def known_findings(text: str) -> set[str]:
     return set(KNOWN_ID.findall(section))
 
 
-def ask(requirements: str, source: str, url: str | None = None) -> dict[str, Any]:
+def run_pip_audit(requirements: str, source: str, url: str | None = None) -> dict[str, Any]:
     """Return pip-audit's report on pinned requirements.
 
     Args:
         requirements: Lines of `name==version`.
-        source: One of SOURCES.
-        url: Where OSV is asked, if not at its own address.
+        source: A key of SOURCES.
+        url: Address of the OSV server; None for the public one.
 
     Raises:
-        SourceAway: There is no report.
+        SourceUnavailable: pip-audit printed no report.
     """
     with tempfile.TemporaryDirectory() as scratch:
         pinned = Path(scratch, "requirements.txt")
@@ -85,12 +85,12 @@ def ask(requirements: str, source: str, url: str | None = None) -> dict[str, Any
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise SourceAway(lines[-1]) from None
+        raise SourceUnavailable(lines[-1]) from None
     return report
 
 
 def judge(report: dict[str, Any], known: set[str]) -> Verdict:
-    """Sort what pip-audit reports; a package that it skipped was not checked, whatever its summary says."""
+    """Sort the findings of a report; skipped packages were not checked, whatever pip-audit's summary says."""
     packages = report["dependencies"]
     lines: dict[bool, list[str]] = {True: [], False: []}
     for package in packages:
@@ -103,17 +103,17 @@ def judge(report: dict[str, Any], known: set[str]) -> Verdict:
     return Verdict(len(packages) - len(skipped), skipped, known=lines[True], new=lines[False])
 
 
-def say(verdict: Verdict, source: str) -> int:
-    """Print what a source said, and return the exit code."""
+def print_verdict(verdict: Verdict, source: str) -> int:
+    """Print the result of an audit, and return the exit code."""
     for line in verdict.known:
         print(f"known: {line}")
     for line in verdict.new:
         print(f"NEW: {line}")
     if verdict.skipped:
-        print(f"audit: {source} says nothing of {len(verdict.skipped)} packages: {', '.join(verdict.skipped)}")
+        print(f"audit: {len(verdict.skipped)} packages are unknown to {source}: {', '.join(verdict.skipped)}")
     print(
         f"audit: {verdict.checked} packages checked against {source}: "
-        f"{len(verdict.new)} new findings, {len(verdict.known)} known ones (.github/SECURITY.md)"
+        f"{len(verdict.new)} new findings, {len(verdict.known)} known findings (.github/SECURITY.md)"
     )
     if verdict.new:
         return FOUND
@@ -121,27 +121,27 @@ def say(verdict: Verdict, source: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask the sources in turn until one answers."""
+    """Query the sources in turn until one answers, and return the exit code."""
     parser = argparse.ArgumentParser(prog="audit", description=__doc__)
-    parser.add_argument("--source", choices=sorted(SOURCES), help="ask only this one")
+    parser.add_argument("--source", choices=sorted(SOURCES), help="query only this source")
     parser.add_argument("--osv-url", help="address of another server with OSV's interface")
-    parser.add_argument("--requirements", type=Path, help="check these in place of the locked packages")
+    parser.add_argument("--requirements", type=Path, help="check these instead of the locked packages")
     parser.add_argument("--known", type=Path, default=KNOWN_FINDINGS, help="Markdown file with the known findings")
     parsed = parser.parse_args(arguments)
     try:
         requirements = parsed.requirements.read_text() if parsed.requirements else locked_packages()
     except FileNotFoundError as error:
-        parser.error(f"'{error.filename}' is not there: run 'make audit', which has uv on its path")
+        parser.error(f"'{error.filename}' was not found: run 'make audit', which has uv on its PATH")
     known = known_findings(parsed.known.read_text())
     for source in [parsed.source] if parsed.source else SOURCES:
         try:
-            verdict = judge(ask(requirements, source, parsed.osv_url), known)
-        except SourceAway as away:
-            print(f"audit: {SOURCES[source]} could not be reached: {away}", file=sys.stderr)
+            verdict = judge(run_pip_audit(requirements, source, parsed.osv_url), known)
+        except SourceUnavailable as error:
+            print(f"audit: {SOURCES[source]} could not be reached: {error}", file=sys.stderr)
             continue
         if verdict.checked:
-            return say(verdict, SOURCES[source])
-        print(f"audit: {SOURCES[source]} answered for none of {len(verdict.skipped)} packages", file=sys.stderr)
+            return print_verdict(verdict, SOURCES[source])
+        print(f"audit: {SOURCES[source]} knows none of {len(verdict.skipped)} packages", file=sys.stderr)
     print("audit: nothing was checked: no source of advisories answered", file=sys.stderr)
     return NOT_CHECKED
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the patched Horovod wheel once into the user's cache and install it into .venv.
-# The last release (0.28.1) does not compile with torch >= 2.1 (horovod#3998: C++17), so it is patched here.
+# Build a patched Horovod wheel once, keep it in the user's cache, and install it into .venv.
+# The last release (0.28.1) does not compile with torch >= 2.1 (horovod#3998: C++17), hence the patch.
 # HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs (needs nvcc); without it the wheel is for CPU tensors over Gloo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,7 @@ version=0.28.1
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 python=$PWD/.venv/bin/python
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
-# A build for GPUs stays the choice of this checkout, whatever the environment of the next `make` says.
+# A GPU build stays the choice of this checkout, also where the next `make` does not set the variable.
 remembered=.venv/.horovod-variant
 if [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && [ -e "$remembered" ]; then
     HOROVOD_GPU_OPERATIONS=$(cat "$remembered")
@@ -34,7 +34,7 @@ if [ "$variant" = nccl ] && ! command -v nvcc >/dev/null; then
 fi
 
 mkdir -p "$wheels"
-# Two checkouts that want the same wheel: one builds, the other waits.
+# If two checkouts need the same wheel, one builds it and the other waits.
 exec 9>"$wheels/.lock"
 flock 9
 wheel=$(find_wheel)
@@ -49,11 +49,11 @@ build_wheel() {
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
         "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
-    # GCC 13 no longer includes cstdint by the way (horovod#3957).
+    # GCC 13 no longer includes cstdint implicitly (horovod#3957).
     PATH=$PWD/.venv/bin:$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc) CXXFLAGS="-include cstdint ${CXXFLAGS:-}" \
         "$python" -m pip wheel --no-deps --no-build-isolation --verbose -w "$work/wheel" "$work/horovod-$version"
-    # A rename is the commit: a half-written wheel is never found.
+    # Renamed at the end, so that a partially written wheel is never found.
     cp "$work"/wheel/horovod-*.whl "$wheels/.partial"
     mv "$wheels/.partial" "$wheels/$(basename "$work"/wheel/horovod-*.whl)"
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build the CPU image and run the smallest case of the DAG in it, as the image's own user and, where that can be, with no network.
-# BASE=... builds on another base, IMAGE=... gives another name. Arguments go to the build: --network host, --pull, and so on.
+# Build the CPU image, and run a minimal DAG in it.
+# The DAG runs as the image's own user and, where possible, without network access.
+# BASE=... sets the base image, IMAGE=... the image's name. Arguments are passed to the build: --network host, --pull ...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,13 +16,13 @@ if docker info >/dev/null 2>&1; then
     engine=docker
 elif command -v buildah >/dev/null; then
     engine=buildah
-    # chroot asks nothing of the machine but root; oci, buildah's default, wants namespaces and a runtime.
+    # chroot needs nothing but root; oci, buildah's default, needs namespaces and a runtime.
     export BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
 else
     fail "no docker engine answers and buildah is not on PATH: start docker, or install buildah (Debian, Ubuntu: apt-get install buildah)"
 fi
 
-# What a run in the image records as its code version: the commit, marked when the files differ from it.
+# The code version that runs in the image record: the commit, with a suffix if files were changed since.
 commit=$(git rev-parse HEAD 2>/dev/null || true)
 if [ -n "$commit" ] && [ -n "$(git status --porcelain)" ]; then
     commit=$commit-dirty
@@ -36,7 +37,7 @@ docker) DOCKER_BUILDKIT=1 docker build "${build[@]}" "$@" . ;;
 buildah) buildah build --layers --force-rm "${build[@]}" "$@" . ;;
 esac
 
-# Small pictures, a net from random weights (no download), one epoch, two ranks: every stage of the DAG in minutes.
+# Small images, random initial weights (no download), one epoch, two ranks: every stage of the DAG within minutes.
 smallest=(
     python -m flows.pipeline
     --cache.image_size 16
@@ -44,7 +45,7 @@ smallest=(
     --distributed.num_ranks 2
 )
 
-# Spark looks up the address of its machine's name; with no network, localhost is the only name that has one.
+# Spark resolves its machine's host name; without a network, localhost is the only name that resolves.
 say "Running in $image: ${smallest[*]}"
 case $engine in
 docker)
@@ -55,11 +56,11 @@ buildah)
     container=$(buildah from "$image")
     trap 'buildah rm "$container" >/dev/null' EXIT
     offline=()
-    # Without a runtime there is no network of the container's own: root can leave this machine's.
+    # Without a runtime the container shares this machine's network; root can detach it.
     if [ "$(id -u)" = 0 ] && unshare --net ip link set lo up 2>/dev/null; then
         offline=(unshare --net sh -c 'ip link set lo up && exec "$@"' sh)
     else
-        say "The run sees this machine's network: leaving it takes root, unshare and ip"
+        say "The run has access to this machine's network: to detach it, root, unshare and ip are needed"
     fi
     "${offline[@]}" buildah run --hostname localhost "$container" -- "${smallest[@]}"
     size=$(buildah images --format '{{.Size}}' "$image")

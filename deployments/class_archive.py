@@ -1,6 +1,6 @@
-"""Write the archive of classes that every local Spark session starts from, once for a checkout and a Java.
+"""The class data sharing archive that local Spark sessions start from, written once per checkout and Java.
 
-The classes are those that an ETL and a cache load, so both run here, on the built-in digits.
+It holds the classes that an ETL and a cache build load, so both run here, on the built-in digits.
 """
 
 import argparse
@@ -10,20 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.jvm import check_java, class_archive, java_options
-from tasks.spark import spark_session
+from tasks.spark.jvm import check_java, class_archive, java_options
+from tasks.spark.session import spark_session
 from tasks.storage import resolve_storage
 
 
 def write_archive(java: str) -> None:
-    """Run what flows run, in a JVM that writes the archive at its end.
+    """Run an ETL and a cache build in a JVM that writes the archive when it exits.
 
     Args:
-        java: What `java -version` says.
+        java: Output of `java -version`.
+
+    Raises:
+        WrongInput: The JVM wrote no archive.
     """
-    # Every `make` passes through this module, and rarely comes here.
+    # Here and not at the top: every `make` runs this module, and rarely this function.
     from tasks.cache.materialize import materialize_cache
     from tasks.etl.digits import write_digits
     from tasks.etl.ingest import ingest_images
@@ -31,11 +36,11 @@ def write_archive(java: str) -> None:
     archive = class_archive(java)
     partial = archive.with_suffix(".partial")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)  # half of one, of a set-up that was ended
+    partial.unlink(missing_ok=True)  # left by a set-up that was interrupted
     with TemporaryDirectory() as folder:
         source, storage = Path(folder, "source"), resolve_storage(StorageConfig(home=f"{folder}/home"))
         write_digits(source)
-        # What the JVM says of classes that no archive can hold is hundreds of lines.
+        # The log is off: the JVM prints hundreds of lines about classes that an archive cannot hold.
         options = f'{java_options(java, Path(folder))} "-XX:ArchiveClassesAtExit={partial}" -Xlog:cds*=off'
         config = SparkConfig(conf={"spark.driver.extraJavaOptions": options})
         etl = EtlConfig(source=str(source))
@@ -45,16 +50,16 @@ def write_archive(java: str) -> None:
             report = ingest_images(etl, storage, config)
             materialize_cache(CacheConfig(image_size=32), report.images, storage, config)
     if not partial.exists():
-        raise WrongInput(f"the JVM wrote no archive of classes to '{partial}': local sessions start without")
+        raise WrongInput(f"the JVM wrote no class archive to '{partial}': local sessions start without it")
     for old in archive.parent.glob("classes-*.jsa"):
         old.unlink()
     os.replace(partial, archive)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the archive where there is none; return 1 where there is none afterwards."""
+    """Write the archive if it is missing; return 1 if it is still missing afterwards."""
     parser = argparse.ArgumentParser(prog="class_archive", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing: return 1 where there is none")
+    parser.add_argument("--check", action="store_true", help="write nothing: return 1 if the archive is missing")
     check = parser.parse_args(arguments).check
     try:
         java = check_java()
@@ -64,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         write_archive(java)
     except (WrongInput, OSError) as error:
-        if not check:  # what is missing is said by the step that follows
+        if not check:  # the step that follows reports the error
             print(f"class_archive: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""`make demo`: a local stack, one run of the whole DAG on it, and a summary that says where to look."""
+"""`make demo`: a local stack, one run of the whole DAG on it, and a summary with links to the results."""
 
 import argparse
 import os
@@ -17,53 +17,55 @@ from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
 from deployments.ports import HOST
 from deployments.stack_processes import LocalStack, say
-from tasks.config import BUILTIN_DIGITS
+from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
-from tasks.signals import interrupt_on
-from tasks.storage import absolute_url, local_path
+from tasks.paths import absolute_url, local_path
+from tasks.system.signals import interrupt_on
 
 DEPLOYMENT = "pipeline/pipeline"
 
 LAST_LINES_SECONDS = 5.0
-"""How long the rest of a run's log is waited for."""
+"""How long to wait for the rest of a run's log."""
 
 DIGITS_IMAGE_SIZE, DIGITS_BATCH_SIZE = 16, 64
-"""For images of 8 x 8 pixels: larger images and smaller batches take twice the time (tests/benchmarks/LOG.md)."""
+"""For the digits of 8 x 8 pixels: larger images and smaller batches take twice the time (tests/benchmarks/LOG.md)."""
 
 OWN_IMAGE_SIZE = 64
-"""Image size of the demo on a person's own images: photos need more than the digits, and a laptop must keep up."""
+"""Image size of the demo on the user's own images: photos need more than the digits, and a laptop must keep up."""
 
-
-NOT_TOLD = (
+HIDDEN_LOG_PREFIXES = (
     *("Running 1 deployment pull step", "Executing deployment step", "Deployment step", "All deployment steps"),
     *("Worker ", "Flow run '", "Finished in state Completed"),
     "summary of the run",
 )
-"""How lines begin that Prefect writes of its own doings, and the summary, which is printed at the end."""
+"""First words of log lines that are not printed: Prefect's internal steps, and the summary, which is printed last."""
 
 
 class DemoFailed(RuntimeError):
-    """The DAG's run did not complete."""
+    """Raised where the run of the DAG did not complete."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the demo's options."""
+    """Parse the demo's options."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
     parser.add_argument("--model", default=None, help="a torchvision classifier")
     parser.add_argument(
         "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
     )
-    parser.add_argument("--image-size", type=int, default=None, help="side of the pictures in pixels")
+    parser.add_argument("--image-size", type=int, default=None, help="side of the images in pixels")
     parser.add_argument(
-        "--port", type=int, default=None, help=f"of the Prefect server; {PREFECT_PORT}, or $LAKEVISION_PORT"
+        "--port",
+        type=int,
+        default=None,
+        help=f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}",
     )
     return parser.parse_args(arguments)
 
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the DAG's parameters: the digits', with what a person asked for in their place."""
+    """Return the DAG's parameters: those for the digits, overridden by the options that the user gave."""
     own = options.source != BUILTIN_DIGITS
     weights = options.weights or "none"
     if weights not in {"none", "DEFAULT"}:
@@ -77,7 +79,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "freeze_backbone": frozen,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
             "max_epochs": 20 if own else 5,
-            # The demo's tables are its own: another source takes the place of the last one's.
+            # The demo has its own tables: a new source replaces the previous one.
             "etl": {"replace_source": True},
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
         }
@@ -85,24 +87,28 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_parameters(values: dict[str, Any], model: str | None) -> None:
-    """Refuse before anything starts what the form or the source would refuse; `model` is the one that was asked for.
+    """Validate the parameters before anything starts.
+
+    Args:
+        values: The DAG's parameters.
+        model: Model that the user asked for, or None.
 
     Raises:
-        ValidationError: A setting has a value it cannot have.
-        WrongInput: The source is missing, empty, or has one class only.
+        ValidationError: A setting has an invalid value.
+        WrongInput: The source is missing, empty, or has only one class; or the model is unknown.
     """
-    from tasks.config import PipelineConfig
+    from tasks.config.pipeline import PipelineConfig
     from tasks.etl.listing import check_source
-    from tasks.jvm import check_java
+    from tasks.spark.jvm import check_java
 
     config = PipelineConfig.model_validate(values["config"])
     check_java()
     if model is not None:
-        # Imported for a user's model alone: torchvision takes seconds to load, and the demo's own models are known.
-        from tasks.train.model import check_model_name
+        # Imported for a user's model only: torchvision takes seconds to load, and the demo's own models are known.
+        from tasks.model.pretrained import check_model_name
 
         check_model_name(model)
-    folder = local_path(config.etl.source)  # the digits are none, and a URL the DAG's preflight looks at in its Spark
+    folder = local_path(config.etl.source)  # None for the digits and for a URL, which the DAG's preflight checks
     if folder is not None:
         check_source(folder)
 
@@ -111,9 +117,9 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
     """Submit the DAG, print its log while it runs, and return the flow run's id.
 
     Raises:
-        DemoFailed: The run ended in another state than completed.
+        DemoFailed: The run ended in a state other than completed.
     """
-    # Imported here, after the environment names this stack's server.
+    # Imported here, after the environment was set to this stack's server.
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 
@@ -129,7 +135,7 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
                 run = client.read_flow_run(run.id)
                 _show_log(client, run.id, shown)
         except BaseException:
-            # A run that no worker has taken yet would be taken by the next stack, with this one's parameters.
+            # A run that is still scheduled would be picked up by the next stack, with the parameters of this one.
             with suppress(Exception):
                 client.set_flow_run_state(run.id, Cancelled(message="the demo was stopped"), force=True)
             raise
@@ -140,16 +146,16 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
 
 
 def _show_last_lines(client: Any, flow_run_id: UUID, shown: set[UUID]) -> None:
-    """Print the rest of a log: it arrives in batches, its line on the final state last, and may arrive never."""
+    """Print the rest of a log: it arrives in batches, the final state's line last, and it may never arrive."""
     deadline = time.monotonic() + LAST_LINES_SECONDS
     while not _show_log(client, flow_run_id, shown) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
 def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> bool:
-    """Print what is new in the log of a run and of those it submitted, and return whether the run's end is in it.
+    """Print new log lines of a run and of the runs it submitted, and return whether the run has ended.
 
-    Lines are known by their ids: they arrive in batches from several processes, an older one after a younger.
+    Lines are tracked by id: they arrive in batches from several processes, and not in order of time.
     """
     from prefect.client.schemas.filters import FlowRunFilter, LogFilter
     from prefect.client.schemas.sorting import LogSort
@@ -157,36 +163,36 @@ def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> bool:
     children = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
     runs = [flow_run_id, *(run.id for run in client.read_flow_runs(flow_run_filter=children))]
     wanted = LogFilter.model_validate({"flow_run_id": {"any_": runs}})
-    # The newest page; a page holds far more lines than come in a second.
+    # Only the newest page: it holds far more lines than arrive within a second.
     newest = client.read_logs(wanted, limit=200, sort=LogSort.TIMESTAMP_DESC)
-    # Also a state that fails or is cancelled is told with these words.
+    # Prefect logs failed and cancelled states with the same words.
     has_ended = any(line.flow_run_id == flow_run_id and line.message.startswith("Finished in state") for line in newest)
     for record in reversed(newest):
         if record.id in shown:
             continue
         shown.add(record.id)
-        if record.message.startswith(NOT_TOLD):
+        if record.message.startswith(HIDDEN_LOG_PREFIXES):
             continue
-        # Tracebacks stay in the log; a person gets the sentence at the end.
+        # Tracebacks stay in the log; the user gets the error's sentence at the end.
         first = record.message.splitlines()[0] if record.message else ""
         print(f"{record.timestamp:%H:%M:%S}  {first}", flush=True)
     return has_ended
 
 
 def sentence(message: str) -> str:
-    """Return the sentence meant for a person from a state's message."""
+    """Return a state's message without the kind of the error at its end."""
     return message.removesuffix("(WrongInput)").strip()
 
 
 def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) -> None:
-    """Print the summary and the commands that open the UIs on it.
+    """Print the summary, and the commands and URLs that show the run in the UIs.
 
     Args:
-        stack: Which has run the DAG.
-        flow_run_id: Of the run.
-        own_tracking: The tracking URI of the user's shell; the demo has tracked into its own home.
+        stack: The stack that ran the DAG.
+        flow_run_id: Id of the run.
+        own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
     """
-    from tasks.config import StorageConfig
+    from tasks.config.storage import StorageConfig
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
     from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
@@ -199,20 +205,20 @@ def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) 
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
-    print(f"\nfor programs  {file}")
-    print(f"to look at it {home}make up   (server, workers and MLflow UI until Ctrl-C; it prints the login), then")
+    print(f"\nas JSON       {file}")
+    print(f"in the UIs    {home}make up   (server, workers and MLflow UI until Ctrl-C; it prints the login), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
     print(
         f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
     )
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
     home += "LAKEVISION_TRACKING_URI= " if own_tracking else ""
-    alone = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
-    print(f"  MLflow alone: {alone}   (the same login)")
+    command = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
+    print(f"  MLflow UI only: {command}   (the same login)")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the demo; return 0 when the DAG completed."""
+    """Run the demo; return 0 if the DAG completed."""
     from pydantic import ValidationError
 
     from tasks.errors import explain
@@ -225,8 +231,8 @@ def main(arguments: Sequence[str]) -> int:
         check_parameters(values, options.model)
         port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:
-            if own_auth_string() is None:  # asked before the stack's own string is in the environment
-                say(f"to log in on its page: what is in {auth_file(stack.home)}")
+            if own_auth_string() is None:  # before the stack's login is added to the environment
+                say(f"login for its page: the content of {auth_file(stack.home)}")
             own_tracking = os.environ.get("LAKEVISION_TRACKING_URI")
             os.environ.update(stack.environment)
             flow_run_id = follow_run(stack, values)
@@ -243,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("make demo: stopped", file=sys.stderr)
         return 130
-    print(f"\nall of it in {time.monotonic() - began:.0f} s")
+    print(f"\ntotal time: {time.monotonic() - began:.0f} s")
     return 0
 
 

@@ -1,6 +1,7 @@
-"""Fetch jars once, through Spark's own resolver, so that no start of Spark asks the network: Delta's, or a store's.
+"""One-time download of the jars of Delta or of an object store, by Spark's own resolver.
 
-The resolver honours a person's mirrors (spark.jars.ivySettings in spark-defaults.conf); what it brings is checked here.
+With the jars in place, no start of Spark needs the network. The resolver honours a user's mirrors
+(spark.jars.ivySettings in spark-defaults.conf); each download is verified by its sha256.
 """
 
 import argparse
@@ -17,19 +18,19 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
-from tasks.file_systems import FETCHED, store_jars
-from tasks.jvm import DELTA_PACKAGE, check_java, jars_folder
+from tasks.spark.file_systems import FETCHED, store_jars
+from tasks.spark.jvm import DELTA_PACKAGE, check_java, jars_folder
 
 
 @dataclass(frozen=True)
 class Jars:
-    """Jars that belong together.
+    """A set of jars that are fetched together.
 
     Attributes:
-        packages: What the resolver is asked for, as group:artifact:version.
-        excluded: What comes with them and is not wanted, as group:artifact.
-        folder: Where they are kept.
-        digests: File names and sha256 of all of them.
+        packages: Packages to resolve, as group:artifact:version.
+        excluded: Transitive dependencies to leave out, as group:artifact.
+        folder: Folder in which the jars are kept.
+        digests: sha256 of every jar, by file name.
     """
 
     packages: tuple[str, ...]
@@ -42,10 +43,11 @@ DELTA_DIGESTS = {
     "delta-spark_2.13-4.0.1.jar": "a1e76860b19fe1e6b205a4ea7a9099a2f9575d39bb71d49b3e679b299d0efb91",
     "delta-storage-4.0.1.jar": "ecc42c5aaa51c423312d9e4e48aa4a12b34740bf2c37de0e8f279277ec3d12e4",
 }
-"""What Spark's own jars lack (antlr4-runtime comes with Spark)."""
+"""Jars of Delta that Spark does not ship (antlr4-runtime comes with Spark)."""
 
-# As Spark's own Hadoop client. The parts of the SDK that S3A uses are 11 MB; the bundle of all services, which its
-# metadata asks for, is 560. Hadoop was built with 2.24.6, of which one part was never published; 2.24.12 ends its line.
+# HADOOP is the version of Spark's own Hadoop client. The modules of the SDK that S3A uses are 11 MB, the bundle of all
+# services, which its metadata asks for, 560 MB. Hadoop was built with 2.24.6, of which one module was never published;
+# 2.24.12 is the last release of 2.24.
 HADOOP, AWS_SDK = "3.4.1", "2.24.12"
 STORES = {
     "s3a": (
@@ -60,20 +62,20 @@ EXCLUDED = ("software.amazon.awssdk:bundle", *COMES_WITH_SPARK)
 
 
 def read_digests(scheme: str) -> dict[str, str]:
-    """Return file names and sha256 of a store's jars."""
+    """Return the sha256 of a store's jars, by file name."""
     lines = Path(__file__).with_name("jars").joinpath(f"{scheme}.sha256").read_text().splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def jars_of(name: str) -> Jars:
-    """Return what belongs to `delta` or to the scheme of a store."""
+    """Return the jars of `delta`, or of the scheme of a store."""
     if name == "delta":
         return Jars((DELTA_PACKAGE,), (), jars_folder(), DELTA_DIGESTS)
     return Jars(STORES[name], EXCLUDED, store_jars(name), read_digests(name))
 
 
 def have_all(jars: Jars) -> bool:
-    """Return whether every jar is in its folder with the digest it must have."""
+    """Return whether every jar is in its folder with the expected sha256."""
     return all(
         (jars.folder / name).is_file() and hashlib.sha256((jars.folder / name).read_bytes()).hexdigest() == digest
         for name, digest in jars.digests.items()
@@ -81,10 +83,10 @@ def have_all(jars: Jars) -> bool:
 
 
 def fetch(jars: Jars) -> None:
-    """Resolve the packages into a scratch folder and move the jars into their own.
+    """Resolve the packages into a scratch folder, and move the jars into their own folder.
 
     Raises:
-        WrongInput: A jar has another digest than it must have.
+        WrongInput: A jar does not have the expected sha256.
     """
     with tempfile.TemporaryDirectory() as scratch:
         spark = (
@@ -100,7 +102,7 @@ def fetch(jars: Jars) -> None:
         spark.stop()
         jars.folder.mkdir(parents=True, exist_ok=True)
         for found in Path(scratch, "jars").glob("*.jar"):
-            # The resolver puts the group before the name: org.apache.hadoop_hadoop-aws-3.4.1.jar.
+            # The resolver prefixes file names with the group: org.apache.hadoop_hadoop-aws-3.4.1.jar.
             name = found.name.partition("_")[2]
             if name not in jars.digests:
                 continue
@@ -109,16 +111,16 @@ def fetch(jars: Jars) -> None:
                 raise WrongInput(
                     f"{name} has sha256 {actual}, expected {jars.digests[name]}: the mirror serves another file"
                 )
-            # Copy beside, then rename: a killed set-up leaves no half jar under the final name.
+            # Copied beside, then renamed: a killed set-up leaves no partial jar under the final name.
             shutil.copy(found, jars.folder / f".{name}.partial")
             os.replace(jars.folder / f".{name}.partial", jars.folder / name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch what is missing; return 0 when all jars are there."""
+    """Fetch missing jars; return 0 if all are in place."""
     parser = argparse.ArgumentParser(prog="fetch_jars", description=__doc__)
     parser.add_argument("name", nargs="?", default="delta", choices=("delta", *FETCHED))
-    parser.add_argument("--check", action="store_true", help="fetch nothing: return 1 where a jar is missing")
+    parser.add_argument("--check", action="store_true", help="fetch nothing: return 1 if a jar is missing")
     parsed = parser.parse_args(arguments)
     jars = jars_of(parsed.name)
     packages = ", ".join(jars.packages)
@@ -134,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fetch_jars: {error}", file=sys.stderr)
         return 1
     except PySparkRuntimeError:
-        pass  # Spark ended without a session; what it could not fetch is said below.
+        pass  # Spark ended without a session; the missing packages are reported below.
     if not have_all(jars):
         print(f"fetch_jars: {packages} could not be fetched: see the resolver's lines above", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""A Prefect server, its work pools and workers, and MLflow's UI on this machine: started together, ended together."""
+"""The local stack: a Prefect server, its work pools and workers, and MLflow's UI as one unit."""
 
 import os
 import signal
@@ -16,31 +16,33 @@ from tasks.environment import MLFLOW_PORT
 from tasks.errors import WrongInput
 
 PREFECT_PORT = 4200
-"""Of the Prefect server, if $LAKEVISION_PORT names no other."""
+"""Default port of the Prefect server; $LAKEVISION_PORT overrides it."""
 
 
 def port_setting(name: str, default: int) -> int:
-    """Return the port that the environment variable `name` gives, or the default.
+    """Return the port in the environment variable `name`, or the default.
 
     Raises:
-        WrongInput: It is no port.
+        WrongInput: The value is not a port.
     """
     given = os.environ.get(name) or str(default)
     if not given.isdecimal() or not 1 <= int(given) <= 65535:
-        raise WrongInput(f"{name} is '{given}', which is no port: give a number from 1 to 65535")
+        raise WrongInput(f"{name} is '{given}', which is not a port: give a number from 1 to 65535")
     return int(given)
 
 
 def prefect_command(*arguments: str) -> list[str]:
-    """Return the command that runs Prefect's command line with this interpreter."""
+    """Return the command that runs Prefect's CLI with this interpreter."""
     return [sys.executable, "-m", "prefect", *arguments]
 
 
-def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
-    """Lock the home until this process ends: a second stack on its database would take our runs for abandoned ones.
+def _lock_home(home: Path) -> filelock.BaseFileLock:
+    """Acquire the exclusive lock of a home until this process ends.
+
+    A second stack on the same database would end the runs of the first as abandoned.
 
     Raises:
-        WrongInput: Another stack has it, or its folder is not this user's own.
+        WrongInput: Another stack holds the lock, or the folder does not belong to this user.
     """
     if closed := prepare_folder(home):
         say(closed)
@@ -49,15 +51,21 @@ def _have_to_ourselves(home: Path) -> filelock.BaseFileLock:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise WrongInput(
-            f"another stack runs on '{home}': end that one (make demo, make up), "
-            "or set LAKEVISION_HOME to another folder"
+            f"another stack runs on '{home}': stop it (make demo, make up), or set LAKEVISION_HOME to another folder"
         ) from None
     return lock
 
 
 @contextmanager
 def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterator[LocalStack]:
-    """Run server, pools, deployments and workers until the block ends; MLflow's UI, where it is asked for, comes later.
+    """Run server, pools, deployments and workers until the block ends, and MLflow's UI where it has a port.
+
+    MLflow's UI is started last, and is not waited for.
+
+    Args:
+        home: Home folder of the stack.
+        port: Port of the Prefect server.
+        mlflow_port: Port of MLflow's UI; None to run without it.
 
     Raises:
         WrongInput: A port is in use, or another stack runs on this home.
@@ -66,7 +74,7 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     began = datetime.now(UTC).isoformat()
     try:
         stack.hold_ports(*((SERVER,) if mlflow_port is None else (SERVER, MLFLOW_UI)))
-        lock = _have_to_ourselves(home)
+        lock = _lock_home(home)
     except WrongInput:
         stack.release_ports()
         raise
@@ -75,8 +83,8 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
         stack.start_server()
         stack.start("register", [sys.executable, "-m", "deployments.register", began])
         stack.wait_for("/api/health", "prefect-server")
-        say("work pools cpu and gpu, deployments of deployments/prefect.yaml, one worker a pool")
-        # Workers start while the deployments are registered; the pools are there before either.
+        say("creating work pools cpu and gpu, the deployments of deployments/prefect.yaml, and one worker per pool")
+        # Workers start while the deployments are registered; the pools exist before both.
         stack.wait_for("/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
             command = prefect_command(
@@ -89,15 +97,15 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
         yield stack
     finally:
         with uninterrupted():
-            with suppress(OSError):  # The terminal may be gone; what was started must end all the same.
-                say("ending server and workers")
+            with suppress(OSError):  # The terminal may be gone; the processes must be stopped all the same.
+                say("stopping server and workers")
             stack.end()
             lock.release()
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let no second Ctrl-C or SIGTERM break off what ends the stack."""
+    """Ignore SIGINT, SIGTERM and SIGHUP meanwhile, so that they cannot interrupt the shutdown of the stack."""
     saved = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""The login of a stack: one string, which its server asks for and its workers, registration and users give."""
+"""The login of a stack: one string for its server, workers, registration and users."""
 
 import base64
 import os
@@ -7,40 +7,40 @@ import stat
 import tempfile
 from pathlib import Path
 
-from tasks.home import FOR_OTHERS, make_home, make_private_folder
+from tasks.system.home import FOR_OTHERS, make_home, make_private_folder
 
 OWN_STRING = "PREFECT_SERVER_API_AUTH_STRING"
-"""Environment variable of a user who wants another string than the home's."""
+"""Environment variable with which a user sets a login other than the home's."""
 
 MLFLOW_LOGIN = "LAKEVISION_MLFLOW_LOGIN"
-"""Environment variable with the string that MLflow's UI asks for; it has none that logs in to Prefect."""
+"""Environment variable with the login that MLflow's UI requires; its process gets no variable for Prefect's login."""
 
 
 def own_auth_string() -> str | None:
-    """Return the string that the user has set, or None."""
+    """Return the login that the user has set, or None."""
     return os.environ.get(OWN_STRING) or None
 
 
 def auth_file(home: Path) -> Path:
-    """Return the file with the string of a home, which only its owner may read."""
+    """Return the file with the login of a home, which only its owner may read."""
     return home / "prefect" / "auth-string"
 
 
 def prepare_folder(home: Path) -> str | None:
-    """Create the folder of a home that holds the login and the server's database; return what to tell the user, if any.
+    """Create the folder of a home for the login and the server's database; return a message for the user, or None.
 
     Raises:
-        WrongInput: The folder is not this user's, or is open to others.
+        WrongInput: The folder does not belong to this user, or is accessible to others.
     """
-    told = make_home(home)
+    message = make_home(home)
     make_private_folder(auth_file(home).parent)
-    return told
+    return message
 
 
 def auth_string(home: Path) -> str:
-    """Return the string to log in with, `user:password`: the user's own, or the home's, made at its first use.
+    """Return the login, `user:password`: the user's own, or the home's, which is generated on first use.
 
-    A file that others could read or write is not trusted: a new string takes its place.
+    A file that others could read or write is not trusted: a new login replaces it.
 
     Raises:
         WrongInput: As `prepare_folder`.
@@ -51,17 +51,17 @@ def auth_string(home: Path) -> str:
     file = auth_file(home)
     if kept := _read_private(file):
         return kept
-    made = f"lakevision:{secrets.token_urlsafe(24)}"
-    # Readable by its owner alone from its first moment, and whole or not there.
+    generated = f"lakevision:{secrets.token_urlsafe(24)}"
+    # Readable by its owner only from the moment it is created, and replaced atomically.
     descriptor, partial = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(descriptor, "w") as written:
-        written.write(f"{made}\n")
+        written.write(f"{generated}\n")
     os.replace(partial, file)
-    return made
+    return generated
 
 
 def _read_private(file: Path) -> str:
-    """Return the text of a file that belongs to this user alone; nothing of any other, nor of a link."""
+    """Return the text of a regular file that only this user can access, else ""; links are not followed."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -73,5 +73,5 @@ def _read_private(file: Path) -> str:
 
 
 def authorization(auth: str) -> dict[str, str]:
-    """Return the header of a request that logs in."""
+    """Return the authorization header of a request."""
     return {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"}

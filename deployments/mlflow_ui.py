@@ -1,4 +1,4 @@
-"""MLflow's server and UI on the runs under a home, behind the stack's login and without what runs commands."""
+"""MLflow's server and UI on a home's runs, behind the stack's login and without paths that run commands."""
 
 import argparse
 import os
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
 from deployments.serving import add_address, host_names, listening_socket, serve
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.storage import Storage, resolve_storage
 
 
 def server_environment(storage: Storage, hosts: Sequence[str], port: int) -> dict[str, str]:
-    """Return what `mlflow server` sets for its worker process, as this process is one.
+    """Return the variables that `mlflow server` sets for its worker process, since this process acts as one.
 
     Args:
-        storage: Its tracking database is served; artifacts that are uploaded to the server itself lie in its home.
-        hosts: Names of the server.
+        storage: Its tracking database is served; artifacts uploaded through the server are stored in its home.
+        hosts: Host names of the server.
         port: Port of its pages.
     """
     return {
@@ -32,41 +32,41 @@ def server_environment(storage: Storage, hosts: Sequence[str], port: int) -> dic
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # MLflow's own checks stay on behind the guard's.
+        # MLflow's own checks stay enabled behind those of the guard.
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{host},{host}:*" for host in hosts),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in hosts),
         "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
-        # Eight processes, for jobs on traces and prompts: nothing here asks for them.
+        # It would start eight processes for jobs on traces and prompts, which nothing here uses.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 
 
 def served_storage(home: str) -> Storage:
-    """Return the storage whose tracking database is served: $LAKEVISION_TRACKING_URI's, or the home's.
+    """Return the storage whose tracking database is served: that of $LAKEVISION_TRACKING_URI, or the home's.
 
     Raises:
-        WrongInput: The runs are tracked by a server, which has a UI of its own.
+        WrongInput: The runs are tracked by a server, which has its own UI.
     """
     storage = resolve_storage(StorageConfig(home=home))
     if storage.tracking.startswith("http"):
         raise WrongInput(
-            f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with a UI of its own: open that one, "
+            f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with its own UI: open that UI, "
             "or unset the variable to see the runs of the home's own database"
         )
     return storage
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal is received, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_address(parser, MLFLOW_PORT)
     options = parser.parse_args(arguments)
     hosts = host_names(options)
     home = lakevision_home()
     try:
-        # Before MLflow is imported and its database is made, which takes seconds.
+        # Before MLflow is imported and its database is created, which takes seconds.
         listening = listening_socket(options, "the MLflow UI")
-        # Taken out of the environment, so that no process started from here has it.
+        # Removed from the environment, so that child processes do not inherit it.
         login = os.environ.pop(MLFLOW_LOGIN, None)
         if login is None:
             login = auth_string(home)
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     except WrongInput as error:
         print(f"mlflow_ui: {error}", file=sys.stderr)
         return 2
-    # MLflow reads it at its import.
+    # Before the import, at which MLflow reads these variables.
     os.environ.update(server_environment(storage, hosts, options.port))
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     from tasks.tracking import prepare_tracking
 
     if storage.tracking.startswith("sqlite:"):
-        prepare_tracking(storage)  # first: it creates the file for its owner alone
+        prepare_tracking(storage)  # first: it creates the database file, readable by its owner only
     initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
     prepare_tracking(storage)
     serve(Guard(app, login, hosts, options.port), listening)

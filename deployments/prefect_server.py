@@ -1,9 +1,10 @@
-"""The Prefect server, as `prefect server start` runs it, with two things that it has no settings for.
+"""The Prefect server as `prefect server start` runs it, with a host check and safe SQLite transactions.
 
-It answers to its own names only: a page whose name was made to lead to this machine (DNS rebinding) is of the server's
-own origin for a browser, and CORS and CSRF checks hold nothing against it. And on SQLite, transactions that may write
-take the write lock when they begin: one that reads first and is overtaken by another writer cannot write any more,
-however long it waits ("database is locked").
+Prefect has no settings for these two. The server answers only to its own host names. To a browser, a page whose name
+was made to resolve to this machine (DNS rebinding) has the server's origin, so CORS and CSRF checks do not stop it.
+
+On SQLite, transactions that may write acquire the write lock when they begin. A transaction that reads first and is
+overtaken by another writer can no longer write, however long it waits ("database is locked").
 """
 
 import argparse
@@ -24,20 +25,20 @@ from tasks.errors import WrongInput
 
 
 class LockingSqlite(AioSqliteConfiguration):
-    """SQLite whose transactions all begin with the write lock, for which SQLite lets them queue."""
+    """SQLite configuration whose transactions all begin with the write lock, for which SQLite lets them wait."""
 
     @asynccontextmanager
     async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncGenerator[AsyncSessionTransaction, None]:
-        """Enter a transaction; Prefect asks for the lock itself (`with_for_update`) in a few places only."""
+        """Begin a transaction; Prefect itself requests the lock (`with_for_update`) in only a few places."""
         async with super().begin_transaction(session, with_for_update=True) as transaction:
             yield transaction
 
 
 @contextmanager
 def write_lock_first() -> Iterator[None]:
-    """Let the server's transactions take SQLite's write lock when they begin; another database is left as it is."""
+    """Make the server's transactions acquire SQLite's write lock when they begin; other databases are unaffected."""
     url = get_current_settings().server.database.connection_url
     if url is None or not url.get_secret_value().startswith("sqlite"):
         yield
@@ -47,14 +48,14 @@ def write_lock_first() -> Iterator[None]:
 
 
 def guarded_app(hosts: Sequence[str]) -> FastAPI:
-    """Return Prefect's server, UI and background services, which refuses requests for other hosts."""
+    """Return Prefect's server, UI and background services as an app that refuses requests for other hosts."""
     app = create_app(final=True)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return app
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal is received, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_address(parser, 4200)
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""Make the work pools and register the deployments on the server of $PREFECT_API_URL, in one process.
+"""One process that creates the work pools and registers the deployments on the server of $PREFECT_API_URL.
 
-Each of Prefect's commands costs seconds to start, and a stack needs five of them before it can run anything; this one
-starts beside the server and waits for it.
+Each of Prefect's commands takes seconds to start, and a stack would need five of them before it can run anything.
+This process starts beside the server and waits for it.
 """
 
 import runpy
@@ -27,35 +27,34 @@ from pydantic import BaseModel, TypeAdapter
 from tasks.environment import lakevision_home
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
-"""Work pools, and how many runs of each may run at once where nobody says otherwise: two trainings on one machine's GPU
-would share its memory."""
+"""Default concurrency limit of each work pool: two training runs on the GPU of one machine would share its memory."""
 
-SAY_SECONDS = 15.0
-"""How often the log says that the server does not answer yet."""
+REPORT_SECONDS = 15.0
+"""Interval of the log lines that the server does not answer yet."""
 
-LEFT = ("RUNNING", "PENDING", "CANCELLING")
-"""States of runs that were under way."""
+UNFINISHED_STATES = ("RUNNING", "PENDING", "CANCELLING")
+"""States of runs that a worker had picked up and that have not ended."""
 
 
 def end_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
-    """Mark runs as crashed that a killed stack left running: they would hold their slots, and later runs wait.
+    """Mark the runs that a killed stack left running as crashed: they would hold concurrency slots for ever.
 
-    Those that were being cancelled are marked as cancelled.
+    Runs that were being cancelled are marked as cancelled.
 
     Args:
-        client: Of the server.
-        began: When this stack began; what changed its state since is the work of this stack's workers.
+        client: Client of the server.
+        began: Start of this stack; runs whose state changed since then belong to its own workers.
     """
-    left = FlowRunFilter.model_validate({"state": {"type": {"any_": LEFT}}})
-    for run in client.read_flow_runs(flow_run_filter=left):
+    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED_STATES}}})
+    for run in client.read_flow_runs(flow_run_filter=unfinished):
         if run.state is not None and run.state.timestamp >= began:
             continue
         ended = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
         client.set_flow_run_state(run.id, ended(message="its stack ended before it"), force=True)
 
 
-def make_pools(client: SyncPrefectClient) -> None:
-    """Create the process pools that are missing, with their limits; those that are there stay as a person has them."""
+def create_pools(client: SyncPrefectClient) -> None:
+    """Create missing process pools with their concurrency limits; existing pools keep the user's settings."""
     template = ProcessWorker.get_default_base_job_template()
     for name, limit in POOLS.items():
         with suppress(ObjectAlreadyExists):
@@ -65,9 +64,9 @@ def make_pools(client: SyncPrefectClient) -> None:
 
 
 def import_deployed() -> None:
-    """Import what `deploy_all` needs, which takes seconds: done while the server starts, it costs little time.
+    """Import the modules that `deploy_all` needs, which takes seconds, while the server starts.
 
-    The command imports the flows' files anew; what they import is there by then.
+    The command imports the flows' files again, but finds the modules that they import loaded.
     """
     for file in sorted(Path("flows").glob("*.py")):
         import_module(f"flows.{file.stem}")
@@ -75,30 +74,30 @@ def import_deployed() -> None:
 
 
 def wait_for_server(client: SyncPrefectClient) -> None:
-    """Wait until the server answers, however long its start takes; a stack that loses its server ends this process."""
-    told = time.monotonic()
+    """Wait until the server answers, without a timeout: a stack whose server ends stops this process."""
+    last_report = time.monotonic()
     while (error := client.api_healthcheck()) is not None:
-        if time.monotonic() - told >= SAY_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - last_report >= REPORT_SECONDS:
+            last_report = time.monotonic()
             print(f"waiting for the Prefect server at {client.api_url}: {error}", flush=True)
         time.sleep(0.3)
 
 
 def cancel_orphans(client: SyncPrefectClient, began: datetime) -> None:
-    """Cancel what an earlier stack's runs submitted and no worker took: nobody waits for it any more.
+    """Cancel scheduled runs that an earlier stack's runs submitted: their parent runs have ended.
 
     Args:
-        client: Of the server.
-        began: When this stack began.
+        client: Client of the server.
+        began: Start of this stack.
     """
-    waiting = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
-    for run in client.read_flow_runs(flow_run_filter=waiting):
+    scheduled = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
+    for run in client.read_flow_runs(flow_run_filter=scheduled):
         if run.parent_task_run_id is not None and run.created is not None and run.created < began:
             client.set_flow_run_state(run.id, Cancelled(message="the run that submitted it has ended"), force=True)
 
 
 class DeploymentSettings(BaseModel):
-    """What a person may edit of a deployment: its parameters, and by slug its schedules and which are on."""
+    """Settings of a deployment that users may edit: its parameters, and by slug its schedules and which are active."""
 
     parameters: dict[str, Any]
     schedules: dict[str, SCHEDULE_TYPES]
@@ -109,12 +108,12 @@ Deployed = TypeAdapter(dict[str, DeploymentSettings])
 
 
 def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
-    """Return what the server holds of every deployment, by name."""
+    """Return the settings of every deployment on the server, by name."""
     return {
         deployment.name: DeploymentSettings(
             parameters=deployment.parameters,
-            schedules={made.slug or "": made.schedule for made in deployment.schedules},
-            active={made.slug or "": made.active for made in deployment.schedules},
+            schedules={entry.slug or "": entry.schedule for entry in deployment.schedules},
+            active={entry.slug or "": entry.active for entry in deployment.schedules},
         )
         for deployment in client.read_deployments()
     }
@@ -123,12 +122,12 @@ def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
 def restore_edits(
     client: SyncPrefectClient, before: dict[str, DeploymentSettings], last: dict[str, DeploymentSettings]
 ) -> None:
-    """Bring back what a person edited: to deploy makes everything as the file has it, and schedules paused.
+    """Restore the user's edits, since deploying resets all settings to those of the file and pauses schedules.
 
     Args:
-        client: Of the server.
-        before: What the server held.
-        last: What it was given when it was last deployed: parameters and schedules that are still so, nobody edited.
+        client: Client of the server.
+        before: Settings on the server before this deployment, by name.
+        last: Settings as of the previous deployment, by name: those that are unchanged in `before` were not edited.
     """
     for deployment in client.read_deployments():
         was, given = before.get(deployment.name), last.get(deployment.name)
@@ -138,45 +137,45 @@ def restore_edits(
             try:
                 client.update_deployment(deployment.id, DeploymentUpdate(parameters=was.parameters))
             except PrefectHTTPStatusError as error:  # stored by an older version, which had other settings
-                print(f"the edited parameters of '{deployment.name}' are not taken over: {error}", flush=True)
-        for made in deployment.schedules:
-            slug = made.slug or ""
+                print(f"the edited parameters of '{deployment.name}' could not be restored: {error}", flush=True)
+        for entry in deployment.schedules:
+            slug = entry.slug or ""
             if slug not in was.active:
                 continue
             edited = given is not None and was.schedules[slug] != given.schedules.get(slug)
             schedule = was.schedules[slug] if edited else None
-            if edited or was.active[slug] != made.active:
-                client.update_deployment_schedule(deployment.id, made.id, active=was.active[slug], schedule=schedule)
+            if edited or was.active[slug] != entry.active:
+                client.update_deployment_schedule(deployment.id, entry.id, active=was.active[slug], schedule=schedule)
 
 
 def deploy_all() -> None:
-    """Deploy all of deployments/prefect.yaml with Prefect's own command.
+    """Deploy all of deployments/prefect.yaml with `prefect deploy`.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The command failed.
     """
     sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     try:
         runpy.run_module("prefect", run_name="__main__")
-    except SystemExit as ended:  # How a command line ends, also a good one.
-        if ended.code:
+    except SystemExit as exited:  # A CLI raises it on success, too.
+        if exited.code:
             raise
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make the pools, and deploy; what a person edited stays.
+    """Create the pools, and deploy; the user's edits are kept.
 
     Args:
-        arguments: Nothing, or the moment at which a stack began whose predecessor's runs are to be ended.
+        arguments: Empty, or the start of a stack (ISO 8601), before which all runs of its predecessor are ended.
     """
-    # Beside what is first asked of the server: workers would take the runs that are cancelled here.
+    # Imported in parallel with the first requests: a delay would let workers pick up the runs that are cancelled here.
     with ThreadPoolExecutor() as threads, get_client(sync_client=True) as client:
         importing = threads.submit(import_deployed)
         wait_for_server(client)
         for began in map(datetime.fromisoformat, arguments):
             end_abandoned_runs(client, began)
             cancel_orphans(client, began)
-        make_pools(client)
+        create_pools(client)
         record = lakevision_home() / "prefect" / "deployed.json"
         last = Deployed.validate_json(record.read_bytes()) if record.exists() else {}
         before = read_deployed(client)

@@ -1,4 +1,4 @@
-"""Serve an application on a host and port, or on the listening socket that the stack has passed on."""
+"""Serving of an ASGI application, on a host and port or on a listening socket inherited from the stack."""
 
 import argparse
 import socket
@@ -11,22 +11,25 @@ from deployments.ports import BACKLOG, HOST, LOCAL_NAMES, listen
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
-    """Add the options that say where a server listens, and for which host names it answers.
+    """Add the options for a server's address and host names.
 
     Args:
-        parser: Of the server's command line.
-        port: The default port.
+        parser: Parser of the server's command line.
+        port: Default port.
     """
     parser.add_argument("--host", default=HOST, help="address to listen on")
     parser.add_argument("--port", type=int, default=port, help="port to listen on")
-    parser.add_argument("--fd", type=int, help="inherited socket that listens on that address already")
+    parser.add_argument("--fd", type=int, help="file descriptor of an inherited socket that already listens there")
     parser.add_argument(
-        "--allowed-host", action="append", default=[], help=f"a name of this server beside {' and '.join(LOCAL_NAMES)}"
+        "--allowed-host",
+        action="append",
+        default=[],
+        help=f"host name of this server besides {' and '.join(LOCAL_NAMES)}",
     )
 
 
 def host_names(address: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names of this server, from what `add_address` has read."""
+    """Return the host names of this server, from the options of `add_address`."""
     return (*LOCAL_NAMES, *address.allowed_host)
 
 
@@ -34,8 +37,8 @@ def listening_socket(address: argparse.Namespace, what: str) -> socket.socket:
     """Return the socket of a server: the inherited one, or a new one.
 
     Args:
-        address: What `add_address` has read.
-        what: The server's name, for an error.
+        address: Options of `add_address`.
+        what: Name of the server, for an error.
 
     Raises:
         WrongInput: As `listen`.
@@ -48,13 +51,13 @@ def listening_socket(address: argparse.Namespace, what: str) -> socket.socket:
 
 
 def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal is received.
 
     Args:
         app: An ASGI application.
-        listening: Of `listening_socket`.
-        settings: Of `uvicorn.Config`.
+        listening: Socket from `listening_socket`.
+        settings: Further arguments of `uvicorn.Config`.
     """
     config = uvicorn.Config(app, backlog=BACKLOG, **settings)
-    with suppress(KeyboardInterrupt):  # raised again once all is closed: how a user ends it is no error
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown; Ctrl-C is not an error here
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything a fresh machine needs, each step once: system packages, uv, .venv from the lock, Horovod, Delta's jars.
-# Arguments go to `uv sync` (an image passes --no-dev). One line a step; nothing is printed where nothing is to be done.
+# Set up a fresh machine: system packages, uv, .venv from the lock file, Horovod and Delta's jars.
+# Each step runs once and prints one line. Arguments are passed to `uv sync` (images pass --no-dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deployments/step.sh
@@ -11,7 +11,7 @@ fail() {
 }
 
 if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
-    echo "setup: $(uname -s) $(uname -m) is not a platform lakevision is tried on (Linux x86_64 is); going on, Horovod may not build"
+    echo "setup: $(uname -s) $(uname -m) is not a tested platform (Linux x86_64 is): continuing, but Horovod may not build"
 fi
 
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
@@ -27,20 +27,20 @@ find_python() {
     done
 }
 python=$(find_python)
-[ -n "$python" ] || fail "Python 3.11 is not on PATH (petastorm and Horovod need distutils, gone in 3.12): install it, e.g. apt-get install python3.11"
+[ -n "$python" ] || fail "Python 3.11 is not on PATH (petastorm and Horovod need distutils, which 3.12 removed): install it, e.g. apt-get install python3.11"
 
 # --- system packages: Java for Spark, a compiler and Python's headers for Horovod, venv for uv ---------------------
 java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else echo java; fi; }
 has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
 has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
-# The oldest uv that reads the lock as it is written; what set-up installs itself is in deployments/uv.txt.
+# The oldest uv that can read the lock file; the version that set-up installs is in deployments/uv.txt.
 oldest_uv=0.9.0
 new_enough() { [ "$(printf '%s\n' "$oldest_uv" "$1" | sort -V | head -n 1)" = "$oldest_uv" ]; }
-uv_on_path() { local said && said=$(uv --version 2>/dev/null) && new_enough "$(cut -d' ' -f2 <<<"$said")"; }
+uv_on_path() { local version && version=$(uv --version 2>/dev/null) && new_enough "$(cut -d' ' -f2 <<<"$version")"; }
 uv_requirement=$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' deployments/uv.txt)
 own_uv=$cache/uv/.installed-${uv_requirement#uv==}
-# Set-up's own uv is on PATH as well where `make` runs this.
+# Where `make` runs this script, set-up's own uv is on PATH as well.
 other_uv() { uv_on_path && ! [[ $(command -v uv) -ef $cache/uv/bin/uv ]]; }
 has_uv() { other_uv || [ -e "$own_uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
@@ -67,12 +67,12 @@ if [ ${#missing[@]} -gt 0 ]; then
         }
         step "system packages (${missing[*]})" install_packages
     else
-        fail "missing: ${missing[*]}. Run this, then again what you ran: sudo sh -c '$command'"
+        fail "missing: ${missing[*]}. Run this, then repeat your command: sudo sh -c '$command'"
     fi
-    has_java || fail "Java 17 or 21 is still not there: java -version says '$("$(java_of)" -version 2>&1 | head -n 1)'"
+    has_java || fail "Java 17 or 21 is still missing: java -version prints '$("$(java_of)" -version 2>&1 | head -n 1)'"
 fi
 
-# --- uv, from PyPI, in a folder of its own ---------------------------------------------------------------------------
+# --- uv, from PyPI, in its own folder --------------------------------------------------------------------------------
 if ! other_uv; then
     if [ ! -e "$own_uv" ]; then
         install_uv() {
@@ -81,7 +81,7 @@ if ! other_uv; then
             "$cache/uv/bin/pip" install --disable-pip-version-check --require-hashes --only-binary :all: -r deployments/uv.txt
             touch "$own_uv"
         }
-        step "uv (${uv_requirement#uv==}, checked by hash)" install_uv
+        step "uv (${uv_requirement#uv==}, verified by hash)" install_uv
     fi
     PATH=$cache/uv/bin:$PATH
 fi
@@ -89,8 +89,8 @@ fi
 # --- .venv from the lock ---------------------------------------------------------------------------------------------
 synced=.venv/.synced-$(cat uv.lock pyproject.toml | sha256sum | cut -c1-16)
 if [ ! -e "$synced" ]; then
-    # --inexact: Horovod is installed beside the lock and must survive.
-    step "packages (.venv from uv.lock; the first time downloads about 4 GB)" \
+    # --inexact: Horovod is not in the lock file and must not be removed.
+    step "packages (.venv from uv.lock; the first run downloads about 4 GB)" \
         uv sync --locked --inexact --python "$python" "$@"
     rm -f .venv/.synced-*
     touch "$synced"
@@ -99,5 +99,5 @@ fi
 # --- Horovod and Delta's jars ----------------------------------------------------------------------------------------
 deployments/build_horovod.sh
 if ! .venv/bin/python -m deployments.fetch_jars --check; then
-    step "Delta's jars (checked by hash)" .venv/bin/python -m deployments.fetch_jars
+    step "Delta's jars (verified by hash)" .venv/bin/python -m deployments.fetch_jars
 fi

@@ -1,4 +1,4 @@
-"""The mark that every process of a stack inherits, and by which those that lead sessions of their own are ended."""
+"""The environment variable that marks a stack's processes, by which those in their own sessions are ended."""
 
 import os
 from collections.abc import Mapping
@@ -6,27 +6,27 @@ from collections.abc import Mapping
 import psutil
 
 STACK_MARK = "LAKEVISION_STACK"
-"""Environment variable that every process of one stack inherits: what carries it at the end is ended too."""
+"""Environment variable that every process of one stack inherits, and by which the last of them are found."""
 
 
 def end_marked(mark: str, seconds: float) -> None:
-    """End every process that carries a mark, but for this one; return when none is left.
+    """End every process with a mark except this one, and return when none is left.
 
     Args:
-        mark: Of one stack.
-        seconds: Half of them is the time to end in before a process is killed.
+        mark: The mark of one stack.
+        seconds: Processes are killed after half of this time.
     """
-    # Flow runs, JVMs and ranks lead sessions of their own; they carry the mark wherever they went.
-    left = [process for process in psutil.process_iter() if _carries(process, mark)]
-    for straggler in left:
-        straggler.terminate()
-    _gone, left = psutil.wait_procs(left, timeout=seconds / 2)
-    for straggler in left:
-        straggler.kill()
-    psutil.wait_procs(left, timeout=seconds)
+    # Flow runs, JVMs and ranks have their own sessions, but inherit the mark.
+    remaining = [process for process in psutil.process_iter() if _has_mark(process, mark)]
+    for process in remaining:
+        process.terminate()
+    _gone, remaining = psutil.wait_procs(remaining, timeout=seconds / 2)
+    for process in remaining:
+        process.kill()
+    psutil.wait_procs(remaining, timeout=seconds)
 
 
-def _carries(process: psutil.Process, mark: str) -> bool:
+def _has_mark(process: psutil.Process, mark: str) -> bool:
     if process.pid == os.getpid():
         return False
     try:

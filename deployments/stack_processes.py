@@ -1,4 +1,4 @@
-"""The processes of a stack on this machine: their environment and logs, and an end that leaves none of them."""
+"""The processes of a stack on this machine: their start, environment, logs and complete shutdown."""
 
 import signal
 import socket
@@ -19,10 +19,10 @@ from deployments.ports import HOST, listen, refuse_connections
 from deployments.stack_environment import mlflow_environment, stack_environment
 from deployments.stack_mark import STACK_MARK, end_marked
 from tasks.environment import MLFLOW_PORT
-from tasks.home import make_private_file
+from tasks.system.home import make_private_file
 
-SAY_SECONDS = 15.0
-"""How often a user is told what the stack waits for."""
+REPORT_SECONDS = 15.0
+"""Interval of the messages about the process that the stack waits for."""
 
 END_SECONDS = 20.0
 
@@ -30,22 +30,22 @@ SERVER = "prefect-server"
 MLFLOW_UI = "mlflow-ui"
 
 DISPENSABLE = frozenset({MLFLOW_UI})
-"""Processes without which the others go on."""
+"""Processes without which the others continue."""
 
 ENDING = frozenset({"register"})
-"""Processes that end when their work is done."""
+"""Processes that exit when their work is done."""
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def say(text: str) -> None:
-    """Print what happens to a user."""
+    """Print a message for the user."""
     print(f"==> {text}", flush=True)
 
 
 @dataclass
 class LocalStack:
-    """The processes of one stack, and the environment in which commands find its server."""
+    """The processes of one stack, and the environment that commands need to connect to its server."""
 
     home: Path
     port: int
@@ -61,12 +61,12 @@ class LocalStack:
 
     @cached_property
     def auth_string(self) -> str:
-        """What the server asks for, `user:password`."""
+        """Login of the server, `user:password`."""
         return auth_string(self.home)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the stack's processes, and of commands that talk to its server."""
+        """Environment of the stack's processes, and of commands that connect to its server."""
         return stack_environment(self.home, self.port, self.mlflow_port, self.auth_string) | {STACK_MARK: self.mark}
 
     def log_file(self, name: str) -> Path:
@@ -79,21 +79,21 @@ class LocalStack:
         return file.open("ab")
 
     def hold_ports(self, *names: str) -> None:
-        """Listen on the ports of SERVER and MLFLOW_UI, as they are named, until the stack ends.
+        """Listen on the ports of the named servers, SERVER and MLFLOW_UI, until the stack ends.
 
         Raises:
-            WrongInput: Something listens there already.
+            WrongInput: A port is in use.
         """
         for name in names:
             port, what, setting = {
                 SERVER: (self.port, "the Prefect server", "LAKEVISION_PORT"),
                 MLFLOW_UI: (self.mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT"),
             }[name]
-            way_out = f"set {setting} to a free port (and LAKEVISION_HOME, if that is another stack)"
+            way_out = f"set {setting} to a free port (and LAKEVISION_HOME, if another stack uses it)"
             self._sockets[name] = listen(port, what, way_out)
 
     def release_ports(self) -> None:
-        """Listen on none of them any more."""
+        """Close all sockets of `hold_ports`."""
         while self._sockets:
             self._sockets.popitem()[1].close()
 
@@ -101,7 +101,7 @@ class LocalStack:
         """Start the Prefect server.
 
         Raises:
-            WrongInput: Something listens on its port, or its folder is not this user's own.
+            WrongInput: Its port is in use, or its folder does not belong to this user.
         """
         prepare_folder(self.home)
         make_private_file(self.home / "prefect" / "prefect.db")
@@ -118,7 +118,7 @@ class LocalStack:
         self.start(name, [sys.executable, "-m", module, "--port", str(port), "--fd", descriptor])
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a process that runs until the stack ends; its output goes to logs/NAME.log."""
+        """Start a process that runs until the stack ends, with its output in logs/NAME.log."""
         environment = self.environment
         if name == MLFLOW_UI:
             environment = mlflow_environment(environment, self.auth_string)
@@ -132,31 +132,31 @@ class LocalStack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=passed,
-                # A session of its own: Ctrl-C reaches it through this process, which ends things in order.
+                # In its own session: Ctrl-C reaches only this process, which shuts the others down in order.
                 start_new_session=True,
             )
         self._processes.append((name, process))
 
     def run(self, name: str, command: Sequence[str]) -> None:
-        """Run a command of the stack to its end.
+        """Run a command of the stack, and wait until it has finished.
 
         Raises:
-            RuntimeError: It failed; carries its last lines.
+            RuntimeError: As `finish`.
         """
         self.start(name, command)
         self.finish(name)
 
     def finish(self, name: str) -> None:
-        """Wait until the process `name`, one of ENDING, has done its work.
+        """Wait until the process `name`, one of ENDING, has finished.
 
         Raises:
-            RuntimeError: It failed, or the server has ended; carries the last lines of its log.
+            RuntimeError: It failed, or the server has ended; the message has the last lines of the log.
         """
         process = dict(self._processes)[name]
         waiting = Waiting(self, name)
         while process.poll() is None:
             self.check_alive(SERVER, name)
-            waiting.tell()
+            waiting.report()
             time.sleep(0.1)
         self.check_alive(name)
         self._processes.remove((name, process))
@@ -167,24 +167,24 @@ class LocalStack:
         return f"the end of {log}:\n" + "\n".join(lines)
 
     def wait_for(self, path: str, name: str) -> None:
-        """Wait until the Prefect server answers at `path`, while it and `name` run, and tell a user what for.
+        """Wait until the Prefect server answers at `path`, and report the wait from time to time.
 
         Args:
-            path: What comes after the server's address.
-            name: The process that makes it answer.
+            path: Path of the URL.
+            name: The process that makes the path available.
 
         Raises:
-            RuntimeError: One of the two ended.
+            RuntimeError: The server or the process has ended.
         """
         waiting = Waiting(self, name)
         while not self.answers(f"{self.url}{path}", authorization(self.auth_string)):
             self.check_alive(SERVER, name)
-            waiting.tell()
+            waiting.report()
             time.sleep(0.3)
 
     def answers(self, url: str, headers: Mapping[str, str] | None = None) -> bool:
-        """Return whether `url` answers, past any proxy: it is on this machine, and the login is for nobody else."""
-        request = urllib.request.Request(url, headers=dict(headers or {}))  # noqa: S310  # an address of our own making
+        """Return whether `url` answers; no proxy is used, since the server is local and the header has the login."""
+        request = urllib.request.Request(url, headers=dict(headers or {}))  # noqa: S310  # the URL is built here
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=2):
@@ -192,18 +192,18 @@ class LocalStack:
         except (urllib.error.URLError, OSError):
             return False
 
-    def runs(self, name: str) -> bool:
-        """Return whether the process `name` is there and nobody was told that it ended."""
+    def is_running(self, name: str) -> bool:
+        """Return whether the process `name` was started and `check_alive` has not found it ended."""
         return name in dict(self._processes)
 
     def check_alive(self, *names: str) -> None:
-        """Raise when a process of the stack ended by itself; warn of one that the others can do without.
+        """Check that the processes of the stack run; for one of DISPENSABLE, only print a warning.
 
         Args:
-            names: Those that are looked at; none given means all.
+            names: Processes to check; all of them if none is given.
 
         Raises:
-            RuntimeError: Names the process, and carries the last lines of its log.
+            RuntimeError: A process has ended; the message names it and has the last lines of its log.
         """
         for name, process in list(self._processes):
             if names and name not in names:
@@ -215,12 +215,12 @@ class LocalStack:
             self._processes.remove((name, process))
             if name in self._sockets:
                 refuse_connections(self._sockets[name])
-            say(f"warning: {name} ended with status {process.returncode}; the rest goes on. {self._last_lines(name)}")
+            say(f"warning: {name} ended with status {process.returncode}; the rest continues. {self._last_lines(name)}")
 
     def end(self) -> None:
-        """End every process of the stack, the youngest first, and whatever they started; return when none is left.
+        """End all processes of the stack and their descendants, in reverse order of start; return when none is left.
 
-        The server is the oldest: runs that end may still tell it so.
+        The server ends last, so that runs which are interrupted can still report their final state.
         """
         for _name, process in reversed(self._processes):
             if process.poll() is None:
@@ -230,23 +230,23 @@ class LocalStack:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        # Closed before what may still ask there ends: a refused connection fails at once.
+        # Closed before the remaining processes end: their requests are refused at once instead of waiting.
         self.release_ports()
         end_marked(self.mark, END_SECONDS)
 
 
 @dataclass
 class Waiting:
-    """What a stack waits for, told to a user from time to time."""
+    """A wait for one process, which is reported to the user from time to time."""
 
     stack: LocalStack
     name: str
     began: float = field(default_factory=time.monotonic)
-    told: float = field(default_factory=time.monotonic)
+    last_report: float = field(default_factory=time.monotonic)
 
-    def tell(self) -> None:
-        """Print what is waited for, and since when, if nothing was said of it for a while."""
+    def report(self) -> None:
+        """Print the name of the process and the time waited so far, at most every REPORT_SECONDS."""
         now = time.monotonic()
-        if now - self.told >= SAY_SECONDS:
-            self.told = now
+        if now - self.last_report >= REPORT_SECONDS:
+            self.last_report = now
             say(f"waiting for {self.name} for {now - self.began:.0f} s; its log: {self.stack.log_file(self.name)}")

@@ -1,10 +1,10 @@
-# Sourced: one line for each step of set-up, with its time; what the step prints goes to a log of its own.
-# LAKEVISION_STEP_LOG=- shows it instead: in an image build, where the log of a step that fails is gone with its layer.
+# Functions, sourced by set-up scripts, that run a step with one line of output and a log file.
+# LAKEVISION_STEP_LOG=- prints the output instead, for image builds: there a failed step's log is lost with its layer.
 
 setup_logs=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}/logs
 
-# run_step NAME COMMAND...: run a command or function; its exit status is in $step_status, its log in $step_log.
-# Not for use in a condition: there bash ignores `set -e`, also within functions.
+# run_step NAME COMMAND...: run a command or function; set $step_status to its exit status and $step_log to its log.
+# Do not use it in a condition: there bash ignores `set -e`, also within functions.
 run_step() {
     local name=$1
     shift
@@ -34,16 +34,16 @@ run_step() {
     set -e
 }
 
-# step NAME COMMAND...: run one step; when it fails, name its log, show the end of it, and exit.
+# step NAME COMMAND...: run one step; on failure print the path and the last lines of its log, and exit.
 step() {
     run_step "$@"
     if [ "$step_status" -ne 0 ]; then
         printf 'failed after %d s\n' $((SECONDS - step_started))
-        printf 'setup: %s failed; the whole log is %s' "$1" "$step_log" >&2
+        printf 'setup: %s failed; the full log is %s' "$1" "$step_log" >&2
         if [ "$step_log" = above ]; then
             printf '\n' >&2
         else
-            printf ', its end:\n' >&2
+            printf ', its last lines:\n' >&2
             tail -n 12 "$step_log" | sed 's/^/    /' >&2
         fi
         exit "$step_status"
@@ -51,14 +51,14 @@ step() {
     printf '%d s\n' $((SECONDS - step_started))
 }
 
-# optional_step NAME WITHOUT COMMAND...: run a step that set-up can do without; when it fails, say what that means, and go on.
+# optional_step NAME CONSEQUENCE COMMAND...: run a dispensable step; on failure print the consequence, and continue.
 optional_step() {
-    local name=$1 without=$2
+    local name=$1 consequence=$2
     shift 2
     run_step "$name" "$@"
     if [ "$step_status" -eq 0 ]; then
         printf '%d s\n' $((SECONDS - step_started))
     else
-        printf 'failed after %d s; going on without: %s (log: %s)\n' $((SECONDS - step_started)) "$without" "$step_log"
+        printf 'failed after %d s, not required: %s (log: %s)\n' $((SECONDS - step_started)) "$consequence" "$step_log"
     fi
 }

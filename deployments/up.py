@@ -1,4 +1,4 @@
-"""`make up`: server, workers and MLflow's UI until Ctrl-C, for work in the UI."""
+"""`make up`: a local stack with the Prefect and MLflow UIs, until Ctrl-C."""
 
 import signal
 import sys
@@ -10,37 +10,37 @@ from deployments.ports import HOST
 from deployments.stack_processes import LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
-from tasks.signals import interrupt_on
+from tasks.system.signals import interrupt_on
 
 
 def login_lines(stack: LocalStack) -> list[str]:
-    """Return how to log in on both pages and on the command line."""
+    """Return instructions for logging in to both UIs and on the command line."""
     if own_auth_string() is None:
         page = f"to log in: {stack.auth_string}    (kept in {auth_file(stack.home)})"
         read = f"$(cat '{auth_file(stack.home)}')"
     else:
-        page = f"to log in: your own ${OWN_STRING}"
+        page = f"to log in: the value of ${OWN_STRING}"
         read = f"${OWN_STRING}"
-    # The string itself is in no command, which a shell's history would keep.
+    # The login itself is not part of the command, which a shell's history would keep.
     own = f"PREFECT_API_URL={stack.url}/api LAKEVISION_HOME='{stack.home}' PREFECT_API_AUTH_STRING=\"{read}\""
-    mlflow = "MLflow asks for the same login: the user is what stands before the colon, the password what follows it"
-    return [page, mlflow, f"for commands of your own: export {own}"]
+    mlflow = "the same login for MLflow: the user name comes before the colon, the password after it"
+    return [page, mlflow, f"for your own commands: export {own}"]
 
 
 def show_mlflow_ui(stack: LocalStack, url: str) -> None:
-    """Print where MLflow's UI is when it answers, or return when it has ended: a stack goes on without."""
+    """Print the URL of MLflow's UI once it answers; return if it has ended, since the stack continues without it."""
     waiting = Waiting(stack, "mlflow-ui")
-    while stack.runs("mlflow-ui"):
+    while stack.is_running("mlflow-ui"):
         if stack.answers(f"{url}/health"):
             say(f"MLflow UI  {url}")
             return
         stack.check_alive()
-        waiting.tell()
+        waiting.report()
         time.sleep(0.3)
 
 
 def main() -> int:
-    """Run the stack until a signal comes or one of its processes ends."""
+    """Run the stack until a signal is received or one of its processes ends; return the exit code."""
     interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
         port = port_setting("LAKEVISION_PORT", PREFECT_PORT)
@@ -49,7 +49,7 @@ def main() -> int:
             say(f"Prefect UI {stack.url}")
             for line in login_lines(stack):
                 say(line)
-            say("Ctrl-C ends it all")
+            say("Ctrl-C stops the stack")
             show_mlflow_ui(stack, f"http://{HOST}:{mlflow_port}")
             while True:
                 stack.check_alive()

@@ -1,1 +1,1 @@
-"""What runs: one module a flow, each body a table of contents."""
+"""Prefect flows: one module per flow, each body a table of contents."""

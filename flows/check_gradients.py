@@ -1,9 +1,9 @@
-"""A check in seconds: does every part of the model learn."""
+"""The gradient check: verify within seconds that every part of the model learns."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import GradientRun
+from tasks.config.sanity import GradientRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_trainable
@@ -14,7 +14,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("check-gradients")
 def check_gradients(config: GradientRun = GradientRun()) -> GradientReport:
-    """Look at the gradient of every trained parameter on the first batches of a version of `images`."""
+    """Check the gradient of every trained parameter on the first batches of a version of `images`."""
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

@@ -1,4 +1,4 @@
-"""Flows on the command line: every setting is an option, and wrong input is one sentence."""
+"""Command-line entry point of the flows: each setting is an option, each input error one sentence."""
 
 import argparse
 import logging
@@ -20,13 +20,13 @@ from pydantic_settings import (
 )
 from rich.console import Console
 
-from flows.options import WHOLE_HELP, Options
-from tasks.config.runs import Run
-from tasks.errors import FOR_A_PERSON, WrongInput, explain, shown
-from tasks.home import make_home
-from tasks.log_lines import OneLine
+from flows.options import HELP_ALL, Options
+from tasks.config.run import Run
+from tasks.errors import UserError, WrongInput, explain, shown
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
+from tasks.system.home import make_home
+from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
 
@@ -37,12 +37,12 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
     """Build `model` from options such as --cache.image_size 128.
 
     Raises:
-        ValidationError: An option has a value it cannot have.
+        ValidationError: An option has an invalid value.
         WrongInput: As `Options.parse`.
     """
-    options = Options(model, program, whole=WHOLE_HELP in arguments)
+    options = Options(model, program, show_all=HELP_ALL in arguments)
 
-    class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]
+    class FromCommandLine(BaseSettings, model):  # type: ignore[misc, valid-type]  # the base class is a parameter
         model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
         @classmethod
@@ -54,7 +54,7 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            # Options only: an environment variable that happens to be called TRAIN or CACHE is none of ours.
+            # Options only: an environment variable that happens to be called TRAIN or CACHE must not be read.
             return (
                 CliSettingsSource[argparse.ArgumentParser](
                     settings_cls,
@@ -74,44 +74,44 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
 
 
 def _hide_tracebacks(handler: logging.Handler) -> None:
-    """Let a terminal's handler show wrong input as its sentence; the log file and the server keep the traceback."""
-    format_whole = handler.format
+    """Omit tracebacks of user errors from a terminal's handler; the log file and the server keep them."""
+    format_full = handler.format
 
     def format_short(record: logging.LogRecord) -> str:
-        if record.exc_info and isinstance(record.exc_info[1], FOR_A_PERSON):
+        if record.exc_info and isinstance(record.exc_info[1], UserError):
             record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
-        return format_whole(record)
+        return format_full(record)
 
-    handler.format = format_short  # type: ignore[method-assign]
+    handler.format = format_short  # type: ignore[method-assign]  # replaces the method of this object alone
 
 
 def _route_logs(config: BaseModel) -> str:
-    """Keep full logs in a file, and tracebacks of wrong input off the terminal; return the file."""
-    storage = resolve_storage(config.storage)  # type: ignore[attr-defined]
+    """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
+    storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)
     file = logging.FileHandler(log)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    setup_logging()  # Prefect would make its handlers only when the flow starts.
+    setup_logging()  # Prefect would create its handlers only when the flow starts.
     for logger in (logging.getLogger(), logging.getLogger("prefect")):
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler):
                 _hide_tracebacks(handler)
-    file.addFilter(OneLine())
+    file.addFilter(SingleLineFilter())
     logging.getLogger().addHandler(file)
     return str(log)
 
 
 def _log_console() -> Console:
-    """Return the console that Prefect's log is written to, above whose last line bars are drawn."""
+    """Return the console of Prefect's log, so that progress bars are drawn below its lines."""
     handlers = (handler for handler in logging.getLogger().handlers if isinstance(handler, PrefectConsoleHandler))
     return next((handler.console for handler in handlers), Console(stderr=True))
 
 
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
-    """Run a flow with the options of this process; exit with 2 after wrong input, and 1 after another failure."""
-    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]
+    """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
+    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]  # a module run with -m has a spec
     try:
         config = parse_arguments(model, program, sys.argv[1:])
     except ValidationError as error:
@@ -129,9 +129,9 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     except Exception as error:
-        print(f"{program}: {type(error).__name__}: {shown(error)} (the whole log: {log})", file=sys.stderr)
+        print(f"{program}: {type(error).__name__}: {shown(error)} (full log: {log})", file=sys.stderr)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
-    # Tables with a line per image are in the artifacts.
-    long = {name for name, field in type(result).model_fields.items() if not field.repr}
-    print(result.model_dump_json(indent=2, exclude=long))
+    # Fields with one entry per image are not printed: the artifacts have them.
+    long_fields = {name for name, field in type(result).model_fields.items() if not field.repr}
+    print(result.model_dump_json(indent=2, exclude=long_fields))

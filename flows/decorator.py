@@ -1,4 +1,4 @@
-"""What every flow shares: results as JSON, one home folder for a plain call, and why it failed or was cancelled."""
+"""The decorator of all flows: JSON results, one home folder for a direct call, and explained failures."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
-from tasks.cancellation.task import finish_cancellation, is_being_cancelled, signal_behind
-from tasks.config import StorageConfig
-from tasks.errors import WrongInput, explain
-from tasks.home import PRIVATE_FOLDER, make_home, make_private_file
-from tasks.orchestration.failure import EXPLAINED, shorten_logs, without_secrets
+from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled
+from tasks.config.storage import StorageConfig
+from tasks.errors import UserError, WrongInput, explain
+from tasks.orchestration.failure import shorten_logs, without_secrets
 from tasks.orchestration.task import explain_failure, failed_state
 from tasks.storage import resolve_storage
+from tasks.system.home import PRIVATE_FOLDER, make_home, make_private_file
 
 logger = logging.getLogger("lakevision.home")
 
@@ -31,29 +31,31 @@ R = TypeVar("R")
 
 
 def check_server() -> None:
-    """Refuse to begin a run on a configured server that is away, or that refuses the login.
+    """Check that the configured Prefect server answers and accepts the login.
 
     Raises:
-        WrongInput: Names the server and the variables to look at.
+        WrongInput: It does not; the message names the server and the variables to set.
     """
     server = f"the Prefect server '{PREFECT_API_URL.value()}' (PREFECT_API_URL)"
     try:
         with get_client(sync_client=True) as client:
-            client.api_version()  # and not its health, which needs no login
+            client.api_version()  # not the health endpoint, which needs no login
     except HTTPError as error:
         if isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED:
-            raise WrongInput(f"{server} refuses the login: set PREFECT_API_AUTH_STRING, as 'make up' says") from None
+            raise WrongInput(
+                f"{server} refuses the login: set PREFECT_API_AUTH_STRING as printed by 'make up'"
+            ) from None
         raise WrongInput(
-            f"{server} does not answer ({type(error).__name__}: {error}): start it, with 'make up' where it is the "
-            "stack's, or unset PREFECT_API_URL to run without it"
+            f"{server} does not answer ({type(error).__name__}: {error}): start it ('make up' starts that of the local "
+            "stack), or unset PREFECT_API_URL to run without it"
         ) from None
 
 
 @contextmanager
 def temporary_server_under(home: Path) -> Iterator[None]:
-    """Let the temporary server of a plain call keep its database and results below `home`, and call nobody.
+    """Keep database and results of a direct call's temporary server below `home`, and turn off its analytics.
 
-    Changes nothing where a server is configured, and no setting that a person made.
+    Has no effect where a server is configured, and overrides no setting of the user.
     """
     if PREFECT_API_URL.value():
         yield
@@ -68,7 +70,7 @@ def temporary_server_under(home: Path) -> Iterator[None]:
         "server.database.connection_url": f"sqlite+aiosqlite:///{folder / 'temporary.db'}",
         "results.local_storage_path": folder / "storage",
         "server.analytics_enabled": False,
-        # Its first start, from a cold disk, takes longer than Prefect's 20 s.
+        # Its first start, from a cold disk, takes longer than Prefect's default of 20 s.
         "server.ephemeral.startup_timeout_seconds": 120,
     }
     with temporary_settings(set_defaults=defaults):
@@ -76,7 +78,7 @@ def temporary_server_under(home: Path) -> Iterator[None]:
 
 
 class DagFlow(Flow[P, R]):
-    """A flow whose plain call leaves everything it writes in one folder; a worker runs it like any flow."""
+    """A flow whose direct call writes everything into one folder; a worker runs it like any other flow."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process."""
@@ -88,10 +90,10 @@ class DagFlow(Flow[P, R]):
             return super().__call__(*args, **kwargs)
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters as the flow takes them.
+        """Return the validated parameters of the flow.
 
         Raises:
-            WrongInput: One of them has a value it cannot have.
+            WrongInput: A parameter has an invalid value.
         """
         try:
             return super().validate_parameters(parameters)
@@ -101,27 +103,27 @@ class DagFlow(Flow[P, R]):
             raise
 
 
-def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function of a flow, which then says on the run's page why the run failed, or that it was cancelled."""
+def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap the function of a flow so that the run's page shows why it failed, or that it was cancelled."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        shorten_logs(is_being_cancelled)  # The first of a run that is called in its process.
+        shorten_logs(is_being_cancelled)  # Nothing of this project runs earlier in the run's process.
         try:
             # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
-            validated = begun.validate_parameters(get_call_parameters(function, args, kwargs))
-            return function(**validated)  # type: ignore[call-arg]  # no type names its parameters
+            validated = wrapped_flow.validate_parameters(get_call_parameters(function, args, kwargs))
+            return function(**validated)  # type: ignore[call-arg]  # P does not name its parameters
         except TerminationSignal:
             finish_cancellation()
             raise
         except Exception as error:
-            if (signal := signal_behind(error)) is not None:
+            if (signal := causing_signal(error)) is not None:
                 finish_cancellation()
                 raise signal from None
             explain_failure(error)
-            if isinstance(error, EXPLAINED):
-                # Prefect raises the error that the state holds, for a plain call as for any other.
-                return failed_state(error)  # type: ignore[return-value]
+            if isinstance(error, UserError):
+                # Prefect raises the error that the state holds, for a direct call as for any other.
+                return failed_state(error)  # type: ignore[return-value]  # Prefect unpacks a returned state
             clean = without_secrets(error)
             if clean is not error:
                 raise clean from None
@@ -131,14 +133,14 @@ def _tell_how_it_ends(begun: DagFlow[P, R], function: Callable[P, R]) -> Callabl
 
 
 def dag_flow(name: str) -> Callable[[Callable[P, R]], DagFlow[P, R]]:
-    """Make a flow; its results are JSON and not pickles, since they may come from another machine."""
+    """Return a decorator that makes a flow; results are JSON, not pickles, as they may come from another machine."""
 
     def decorate(function: Callable[P, R]) -> DagFlow[P, R]:
-        made = DagFlow(function, name=name, persist_result=True, result_serializer="json", validate_parameters=False)
-        # Only now: Prefect has read the flow's file and parameters off the function itself.
-        made.fn = _tell_how_it_ends(made, function)
-        # What another flow hands over is not for a person: the form would show an empty alternative.
-        made.parameters.properties.pop("cache_ref", None)
-        return made
+        created = DagFlow(function, name=name, persist_result=True, result_serializer="json", validate_parameters=False)
+        # Only after the constructor, by which Prefect reads the flow's file and parameters from the function itself.
+        created.fn = _report_outcome(created, function)
+        # Only other flows pass this parameter, and the form would show an empty alternative for it.
+        created.parameters.properties.pop("cache_ref", None)
+        return created
 
     return decorate

@@ -1,8 +1,8 @@
-"""ETL alone: from a folder of class folders to the Delta tables `images` and `files`."""
+"""The ETL flow: ingest a folder of class folders into the Delta tables `images` and `files`."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config import EtlRun
+from tasks.config.etl import EtlRun
 from tasks.etl.task import ingest
 from tasks.orchestration.task import run_stage
 from tasks.refs import EtlReport
@@ -11,7 +11,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("etl")
 def etl(config: EtlRun = EtlRun()) -> EtlReport:
-    """Bring the tables in line with the source."""
+    """Update the tables `images` and `files` from the source."""
     return run_stage(ingest, config.etl, resolve_storage(config.storage), config.spark)
 
 

@@ -1,8 +1,8 @@
-"""Maintenance alone: compact the Delta tables, and remove the files that no kept version needs."""
+"""The maintenance flow: compact the Delta tables, and remove files that no retained version needs."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config import MaintainRun
+from tasks.config.maintenance import MaintainRun
 from tasks.maintenance.task import maintain as maintain_tables
 from tasks.orchestration.task import run_stage
 from tasks.refs import MaintenanceReport
@@ -11,7 +11,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("maintain")
 def maintain(config: MaintainRun = MaintainRun()) -> MaintenanceReport:
-    """Keep the tables small, and every version that a registered model was trained from."""
+    """Compact and vacuum the tables, but keep every version that a registered model was trained on."""
     return run_stage(maintain_tables, config.maintain, resolve_storage(config.storage), config.spark)
 
 

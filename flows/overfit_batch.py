@@ -1,9 +1,9 @@
-"""A check in seconds: can the model learn one batch by heart."""
+"""The overfitting check: verify within seconds that the model can overfit one batch."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import OverfitRun
+from tasks.config.sanity import OverfitRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_trainable
@@ -14,7 +14,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("overfit-batch")
 def overfit_batch(config: OverfitRun = OverfitRun()) -> OverfitReport:
-    """Train on one batch of a version of `images` until its loss has fallen far enough."""
+    """Overfit one batch of a version of `images`: train until its loss has fallen far enough."""
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

@@ -1,20 +1,19 @@
-"""The whole DAG: etl, cache, train here and on the GPU pool, promote, predict."""
+"""The whole DAG: etl, cache, train in this process and on the GPU pool, promote, predict."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import PipelineConfig
-from tasks.distributed.task import submit_train_distributed
+from tasks.config.pipeline import PipelineConfig
 from tasks.etl.task import ingest
+from tasks.launch.task import submit_train_distributed, train_single
 from tasks.orchestration.task import StageLog, run_stage
-from tasks.predict.task import predict_pictures
+from tasks.predict.task import predict_images
 from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
-from tasks.spark import keep_spark, leave_memory_to_training
+from tasks.spark.session import keep_spark, release_memory_for_training
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
-from tasks.train.task import train_single
 
 
 @dag_flow("pipeline")
@@ -22,20 +21,18 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     """Turn a folder of images into a champion and its predictions."""
     storage = resolve_storage(config.storage)
     stages = StageLog()
-    with keep_spark():  # one JVM for all that need one
+    with keep_spark():  # one JVM for all stages that need one
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
         run_stage(check_batches_fit, config.train, etl.images, config.distributed)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
-        leave_memory_to_training(config.spark)
+        release_memory_for_training(config.spark)
         single = stages.run(train_single, config.train, cache, storage)
         distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
         champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)
         table = None if config.predict.table else etl.images
-        predictions = stages.run(
-            predict_pictures, config.predict, config.promote, storage, config.spark, table, champion
-        )
+        predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)
     return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)
 
 

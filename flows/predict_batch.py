@@ -1,18 +1,18 @@
-"""Batch inference alone: a table's own champion over its images."""
+"""The batch inference flow: predict the images of a table with its champion."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config import PredictRun
+from tasks.config.prediction import PredictRun
 from tasks.orchestration.task import run_stage
-from tasks.predict.task import predict_pictures
+from tasks.predict.task import predict_images
 from tasks.refs import PredictReport
 from tasks.storage import resolve_storage
 
 
 @dag_flow("predict-batch")
 def predict_batch(config: PredictRun = PredictRun()) -> PredictReport:
-    """Predict every picture that has no prediction by the champion yet."""
-    return run_stage(predict_pictures, config.predict, config.promote, resolve_storage(config.storage), config.spark)
+    """Predict every image that the champion has not predicted yet."""
+    return run_stage(predict_images, config.predict, config.promote, resolve_storage(config.storage), config.spark)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Promotion alone: the best of given MLflow runs becomes the champion, where it is better than that."""
+"""The promotion flow: make the best of the given MLflow runs the champion if it beats the current one."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config import PromoteRun
+from tasks.config.promotion import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.task import promote_run
@@ -11,7 +11,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("promote")
 def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
-    """Make the best run the champion where it is better than that, and return the champion."""
+    """Promote the best run if it beats the current champion, and return the champion."""
     runs = [RunRef(run_id=run_id) for run_id in config.run_ids]
     return run_stage(promote_run, runs, config.promote, resolve_storage(config.storage))
 

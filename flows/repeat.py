@@ -1,23 +1,23 @@
-"""A training once more: the settings and the table version of an MLflow run, trained again and compared with it."""
+"""The reproducibility check: train again with an MLflow run's settings and table version, and compare."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import RepeatRun
+from tasks.config.train import RepeatRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import RepeatReport
+from tasks.repeat.task import choose_trained_images, read_original_run, repeat_original_run
 from tasks.storage import resolve_storage
-from tasks.train.task import choose_trained_images, read_first_training, train_again
 
 
 @dag_flow("repeat")
 def repeat(config: RepeatRun = RepeatRun()) -> RepeatReport:
-    """Train again what a run trained, and say whether metrics and weights are the same."""
+    """Train again with the settings and data of a run, and report whether metrics and weights are equal."""
     storage = resolve_storage(config.storage)
-    first = run_stage(read_first_training, config.run_id, storage)
+    first = run_stage(read_original_run, config.run_id, storage)
     images = run_stage(choose_trained_images, first, storage, config.spark)
-    cache = run_stage(materialize, first.cache, images, storage, config.spark)
-    return run_stage(train_again, first, cache, storage)
+    cache = run_stage(materialize, first.cache_config, images, storage, config.spark)
+    return run_stage(repeat_original_run, first, cache, storage)
 
 
 if __name__ == "__main__":

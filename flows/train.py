@@ -1,20 +1,20 @@
-"""Training alone, in one process: builds the cache where it is missing."""
+"""The training flow, in one process: builds the cache if it is missing."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TrainRun
+from tasks.config.train import TrainRun
 from tasks.etl.task import choose_images
+from tasks.launch.task import train_single
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
-from tasks.train.task import train_single
 
 
 @dag_flow("train")
 def train(config: TrainRun = TrainRun()) -> RunRef:
-    """Train on a version of `images`."""
+    """Train a model on a version of `images`."""
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

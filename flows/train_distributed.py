@@ -1,11 +1,11 @@
-"""Distributed training alone: the ranks run where this flow runs, on a worker of the GPU pool or right here."""
+"""The distributed training flow: its ranks run on the machine of the flow run."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TrainDistributedRun
-from tasks.distributed.task import train_ranks
+from tasks.config.distributed import TrainDistributedRun
 from tasks.etl.task import choose_images
+from tasks.launch.task import train_ranks
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_batches_fit, check_trainable
 from tasks.refs import CacheRef, RunRef
@@ -14,7 +14,7 @@ from tasks.storage import resolve_storage
 
 @dag_flow("train-distributed")
 def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache_ref: CacheRef | None = None) -> RunRef:
-    """Train with many ranks on `cache_ref`, or on the cache of a version of `images`."""
+    """Train a model with several ranks on `cache_ref`, or on the cache of a version of `images`."""
     storage = resolve_storage(config.storage)
     run_stage(check_trainable, config.train, config.cache, storage)
     if cache_ref is None:

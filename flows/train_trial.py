@@ -1,9 +1,9 @@
-"""One trial of a search for hyper-parameters, where this flow runs: on a worker of the GPU pool."""
+"""The flow of one hyper-parameter trial, which a worker of the GPU pool runs."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TrialRun
+from tasks.config.tune import TrialRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.task import run_stage
 from tasks.preflight.task import check_batches_fit, check_trainable
@@ -14,7 +14,7 @@ from tasks.tune.task import train_trial_here
 
 @dag_flow("train-trial")
 def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None) -> TrialReport:
-    """Train on `cache_ref`, or on the cache of a version of `images`, and tell the study what came of it."""
+    """Train on `cache_ref`, or on the cache of a version of `images`, and report the result to the study."""
     storage = resolve_storage(config.storage)
     if cache_ref is None:
         run_stage(check_trainable, config.train, config.cache, storage)

@@ -1,20 +1,20 @@
-"""The search for hyper-parameters: trials on the GPU pool or right here, and a training with the best settings."""
+"""The hyper-parameter search: trials on the GPU pool or in this process, then a training run with the best."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
-from tasks.config import TuneRun
+from tasks.config.tune import TuneRun
 from tasks.etl.task import choose_images
+from tasks.launch.task import train_single
 from tasks.orchestration.task import run_stage
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
-from tasks.train.task import train_single
 from tasks.tune.task import check_drawn_batches_fit, check_searchable, search_best, submit_best
 
 
 @dag_flow("tune")
 def tune(config: TuneRun = TuneRun()) -> RunRef:
-    """Find the settings with the best `train.monitor`, and train with them to the end."""
+    """Find the settings with the best `train.monitor`, and train a model with them to the end."""
     storage = resolve_storage(config.storage)
     run_stage(check_searchable, config, storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)

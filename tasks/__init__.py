@@ -1,1 +1,1 @@
-"""How each step is done, in the order of the data: plain functions, with a thin Prefect task beside each."""
+"""The steps of the DAG as plain functions, with a thin Prefect task beside each."""

@@ -1,4 +1,4 @@
-"""Credentials have no place in settings: forms, logs, tables and MLflow show those to everybody."""
+"""Detection and removal of credentials in settings, which forms, logs, tables and MLflow show to everybody."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from urllib.parse import unquote
 from pydantic import AfterValidator
 
 CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
-"""URLs of Azure name a container where others have a user name: abfss://container@account.dfs.core.windows.net/."""
+"""Azure's URLs have a container in place of the user name: abfss://container@account.dfs.core.windows.net/."""
 
 KEYSTORE_SCHEMES = ("jceks", "bcfks")
-"""URLs of Hadoop's credential stores name the file system of the store there: jceks://hdfs@host:8020/keys.jceks."""
+"""URLs of Hadoop's credential stores have a file system in its place: jceks://hdfs@host:8020/keys.jceks."""
 
 BUCKET_SCHEMES = ("s3", "s3a", "s3n", "gs", "gcs", "oss", "obs", "cosn")
-"""URLs of object stores name a bucket, which has no port: a colon in it ends the name of a user."""
+"""URLs of object stores name a bucket, which has no port: a colon there ends a user name."""
 
 _SECRET = re.compile(
     r"(secret|passw(or)?d|passphrase|(?<![a-z])(pwd|pass|sas|sig)|(?-i:(?<=[a-z])Pass)|signature|token|"
@@ -23,16 +23,16 @@ _SECRET = re.compile(
     r"|credentials?$|odbc_connect$|(?<![a-z])auth$",
     re.IGNORECASE,
 )
-"""Matches the name of a setting that holds a secret, and not of one that says where it is found.
+"""Matches the name of a setting that holds a secret, but not of a setting that holds its location.
 
-A word counts as a whole or at the end of another (keyStorePassword); environment variables have underscores. The short
-ones do not count within a word: Texas has none.
+Words match as a whole or at the end of another word (keyStorePassword); environment variables have underscores. Short
+words do not match within another word, such as pass in bypass.
 """
 
 _IN_QUERY = re.compile(r"^(key|pass|auth|googleaccessid)$", re.IGNORECASE)
-"""More names of secrets, among the parameters of a URL."""
+"""Further names of secrets among the query parameters of a URL."""
 
-# Each is bounded, so that a long text takes time linear in its length.
+# All repeats are bounded, so that the time is linear in the length of the text.
 _AUTHORITY, _PORT = re.compile(r"[^/\s@'\"\[]{0,501}"), re.compile(r"\d{0,501}([/\s'\",;)?#]|$)")
 _PASSWORD, _NAME = re.compile(r"[^\s'\"]{0,2001}"), re.compile(r"[^/\s'\"?#]{0,2001}")
 
@@ -43,25 +43,25 @@ _NAMED = re.compile(
     r"(?<![\w.%])(?P<name>[\w%][\w.%-]{0,100})(?P<equals>\s{0,3}=\s{0,3}|\"\s{0,3}:\s{0,3})"
     r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )
-"""A name and its value: of a URL's query, a Java option, a connection string, or JSON."""
+"""A name and its value in a URL's query, a Java option, a connection string, or JSON."""
 
 
 def is_secret(name: str, in_query: bool = False) -> bool:
-    """Return whether a setting, variable or parameter of this name holds a secret."""
+    """Return whether a setting, environment variable or query parameter of this name holds a secret."""
     return bool(_SECRET.search(name) or (in_query and _IN_QUERY.search(name)))
 
 
 def _scheme(text: str, place: int) -> str | None:
-    """Return the scheme of a URL, whose `//` is at `place`, in small letters."""
+    """Return the scheme of a URL whose `//` is at `place`, in lower case."""
     found = _SCHEME.search(text[max(place - 40, 0) : place])
     return None if found is None else found[1].lower()
 
 
 def _end_of_user(text: str, begin: int, scheme: str | None) -> int:
-    """Return the place of the at sign behind a user name and password that begin at `begin`, or -1."""
+    """Return the place of the at sign after a user name and password that begin at `begin`, or -1."""
     colon = _place_after(_AUTHORITY, text, begin)
     while (colon := text.rfind(":", begin, colon)) >= 0:
-        # A key with a slash in it ends the host early: what is left of it looks like a port that is not a number.
+        # A key with a slash ends the authority early: the rest of it looks like a port that is not a number.
         if scheme in BUCKET_SCHEMES or not _PORT.match(text, colon + 1):
             found = text.rfind("@", colon + 1, _place_after(_PASSWORD, text, colon + 1))
             if found >= 0:
@@ -76,7 +76,7 @@ def _place_after(pattern: re.Pattern[str], text: str, begin: int) -> int:
 
 
 def _users(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places where the user names and passwords in the URLs of a text begin, at `//`, and end, behind `@`."""
+    """Yield the spans of user names and passwords in the URLs of a text, from `//` to the place after `@`."""
     last, place = text.rfind("@"), text.find("//")
     while 0 <= place < last:
         scheme = _scheme(text, place)
@@ -88,7 +88,7 @@ def _users(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_user(scheme: str | None, user: str) -> bool:
     if scheme is None:
-        return ":" in user  # without a scheme it is a URL only where it names a user and a password
+        return ":" in user  # without a scheme, only a user name with a password makes it a URL
     return scheme not in (*CONTAINER_SCHEMES, *KEYSTORE_SCHEMES) or bool({":", "@"} & set(user))
 
 
@@ -98,7 +98,7 @@ def _names_secret(found: re.Match[str]) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with three stars for each user name and password of a URL, and for each value named as a secret."""
+    """Return a text with `***` for the user name and password of each URL, and for each value named as a secret."""
     shown, rest = [], 0
     for begin, end in _users(text):
         shown += [text[rest:begin], "//***@"]
@@ -110,23 +110,23 @@ def without_credentials(text: str) -> str:
 
 
 def check_url(url: str) -> str:
-    """Return a path or URL as it is, unless a user name, a password or another secret is in it.
+    """Return a path or URL unchanged if it contains neither a user name, nor a password, nor another secret.
 
     Raises:
-        ValueError: There is one; the sentence does not repeat it.
+        ValueError: It contains one, which the message does not repeat.
     """
     scheme, separator, rest = url.partition("://")
     container, _, host = rest.split("/", 1)[0].split("?", 1)[0].rpartition("@")
     allowed = scheme.lower() in CONTAINER_SCHEMES and not {":", "@"} & set(container)
-    # A chain of fsspec (zip://a.csv::https://host/a.zip) has a colon here, and is refused where it cannot be.
+    # A chained URL of fsspec (zip://a.csv::https://host/a.zip) has a colon here; where it is invalid, it is refused.
     odd_port = "::" not in url and not all(re.fullmatch(_HOST, each) for each in host.split(","))
     in_url = separator and ((container and not allowed) or odd_port)
     if in_url or any(_users(url)):
         raise ValueError(
-            "it is a URL with a user name or password in it, which logs and tables would show: leave them out, and "
-            "give credentials in the environment or in a credential store of Hadoop"
+            "it is a URL with a user name or password, which logs and tables would show: "
+            "give them in the environment or in a credential store of Hadoop instead"
         )
-    # In a path, and in file://, a question mark begins nothing: photos?token=1 is the name of a folder.
+    # In a path and in file://, a question mark does not begin a query: photos?token=1 is the name of a folder.
     if (separator or url.startswith("//")) and scheme.lower() != "file":
         for found in _NAMED.finditer(url):
             if found.start() and url[found.start() - 1] in "?&;#" and _names_secret(found):
@@ -138,10 +138,10 @@ def check_url(url: str) -> str:
 
 
 def check_settings(settings: dict[str, str]) -> dict[str, str]:
-    """Return Spark settings as they are, unless one of them is a credential, or has one in its value.
+    """Return Spark settings unchanged if none of them is a credential or has one in its value.
 
     Raises:
-        ValueError: Names the setting, and does not repeat its value.
+        ValueError: One is or has; the message names the setting and does not repeat its value.
     """
     for name, value in settings.items():
         if is_secret(name):
@@ -151,14 +151,14 @@ def check_settings(settings: dict[str, str]) -> dict[str, str]:
             )
         if without_credentials(value) != value:
             raise ValueError(
-                f"the value of {name} has a credential in it, which the form and logs would show: leave it out, and "
-                "give it in the environment, in core-site.xml or in a credential store of Hadoop"
+                f"the value of {name} has a credential in it, which the form and logs would show: "
+                "give it in the environment, in core-site.xml or in a credential store of Hadoop instead"
             )
     return settings
 
 
 Url = Annotated[str, AfterValidator(check_url)]
-"""A path or URL in a form."""
+"""A path or URL without credentials, as a type for settings."""
 
 SparkSettings = Annotated[dict[str, str], AfterValidator(check_settings)]
-"""Settings of Spark in a form."""
+"""Spark settings without credentials, as a type for settings."""

@@ -1,53 +1,53 @@
-"""The one place that reads the environment."""
+"""Environment variables: the only module that reads them."""
 
 import os
 import sys
 from pathlib import Path
 
 MLFLOW_PORT = 5000
-"""Of MLflow's UI, if $LAKEVISION_MLFLOW_PORT names no other."""
+"""Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
 
 
 def lakevision_home() -> Path:
-    """Return the folder under which a run writes everything: $LAKEVISION_HOME, or ./.lakevision."""
+    """Return the folder for all output of a run: $LAKEVISION_HOME, or ./.lakevision."""
     return Path(os.environ.get("LAKEVISION_HOME") or ".lakevision").expanduser().absolute()
 
 
 def download_cache() -> Path:
-    """Return the user's cache of what set-up fetched or built: $LAKEVISION_CACHE, or lakevision under the XDG cache."""
+    """Return the cache of the set-up's downloads and builds: $LAKEVISION_CACHE, or lakevision in XDG's cache."""
     if chosen := os.environ.get("LAKEVISION_CACHE"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lakevision"
 
 
 def java_command() -> str:
-    """Return the java that Spark starts: $JAVA_HOME/bin/java, or the one on PATH."""
+    """Return the java command that Spark starts: $JAVA_HOME/bin/java, or java on PATH."""
     java_home = os.environ.get("JAVA_HOME")
     return str(Path(java_home) / "bin" / "java") if java_home else "java"
 
 
 def cxx_compiler() -> str:
-    """Return the one C++ compiler that `torch.compile` tries for a CPU: $CXX, or else g++, on macOS clang++."""
+    """Return the C++ compiler that `torch.compile` uses for a CPU: $CXX, else g++, on macOS clang++."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def code_version() -> str | None:
-    """Return the code version an image was built from ($LAKEVISION_CODE_VERSION), or None."""
+    """Return the code version that a container image was built from ($LAKEVISION_CODE_VERSION), or None."""
     return os.environ.get("LAKEVISION_CODE_VERSION") or None
 
 
 def given_threads() -> int | None:
-    """Return the threads that a launcher of ranks gave this process to compute with ($OMP_NUM_THREADS), or None."""
+    """Return the number of compute threads that the launcher of ranks set ($OMP_NUM_THREADS), or None."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() and int(given) else None
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process is told to see, $CUDA_VISIBLE_DEVICES; none named means all that there are."""
+    """Return the GPUs named by $CUDA_VISIBLE_DEVICES; an empty list means all GPUs of the machine."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
-# What a rank or a JVM needs from its parent; the rest (credentials of other services, tokens) stays behind.
+# Variables that a rank or a JVM needs from its parent; others (credentials of other services, tokens) are withheld.
 _RANK_NAMES = frozenset(
     {
         *(
@@ -77,17 +77,18 @@ _RANK_PREFIXES = (
 
 
 MALLOC = "glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
-"""Keeps freed memory for the next step, in huge pages: a step allocates what the one before it has freed, and giving it
-back to the kernel and taking it again was a third of a training's CPU time (LOG.md). Other C libraries look past it."""
+"""Tunables of glibc that keep freed memory for the next step, in huge pages. Each step allocates what the previous one
+freed; returning it to the kernel in between took a third of the CPU time of a training run (LOG.md). Other C libraries
+ignore them."""
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""Eight buffers of 4,096 KiB, one of the two settings with which cuBLAS gives the same result each time also where it
-runs in several streams at once: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility."""
+"""Eight buffers of 4,096 KiB, one of the two settings with which cuBLAS is deterministic even in several concurrent
+streams: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility."""
 
 
 def rank_environment() -> dict[str, str]:
-    """Return what a rank starts with: the part of the environment that it needs, its memory, and cuBLAS's."""
+    """Return the environment of a rank: the variables that it needs, and the settings of glibc's malloc and cuBLAS."""
     return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | {
         name: value for name, value in os.environ.items() if name in _RANK_NAMES or name.startswith(_RANK_PREFIXES)
     }
@@ -96,17 +97,17 @@ def rank_environment() -> dict[str, str]:
 def tracking_uri() -> str | None:
     """Return the default tracking server, $LAKEVISION_TRACKING_URI, or None.
 
-    Not MLflow's own variable: MLflow writes it whenever a server is chosen, and a later run of the same process
-    under another home would track into the first one's.
+    MLflow's own variable is not read: MLflow sets it whenever a server is chosen, and a later run of the same process
+    with another home would track into the first one's database.
     """
     return os.environ.get("LAKEVISION_TRACKING_URI") or None
 
 
 def mlflow_page(tracking: str, location: str) -> str | None:
-    """Return where a browser finds a page of MLflow, or None where no UI shows this tracking database.
+    """Return the URL of a page in MLflow's UI, or None if no UI shows this tracking database.
 
-    $LAKEVISION_MLFLOW_UI shows what $LAKEVISION_TRACKING_URI names; without them it is the tracking server's own page,
-    or `make up`'s port. A server chosen beside them is its own page; a database chosen beside them has none.
+    $LAKEVISION_MLFLOW_UI is the UI of $LAKEVISION_TRACKING_URI. Without them, it is the tracking server itself, or the
+    port of `make up` for a database. Any other tracking server is its own UI; any other database has none.
     """
     default, is_server = tracking_uri(), tracking.startswith("http")
     other = default is not None and tracking != default

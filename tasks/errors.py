@@ -1,86 +1,128 @@
-"""Exceptions made for a person to read: what was asked for cannot be done, a disk is full, or a server is away."""
+"""Errors for users, whose one-line messages state what was wrong and how to continue."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tasks.credentials import without_credentials
-from tasks.printable import printable
+from tasks.text.printable import printable
 
 
 def shown(value: object) -> str:
-    """Return a value from outside as it may stand in a log line or an error: on one line, without credentials."""
+    """Return an external value as a string for log lines and errors: on one line, without credentials."""
     return printable(without_credentials(str(value)))
 
 
-class _Sentence(Exception):
-    """An exception whose message is one line, whatever name or value from outside is in it."""
+class UserError(Exception):
+    """An error for users, whose message is one line even if it contains external names or values.
+
+    A terminal shows the message without a traceback, and ranks and submitted runs pass it to their launcher.
+    """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
 
 
-class OutOfTime(_Sentence, TimeoutError):
-    """What a person allowed for it is used up; to try again would take as much once more."""
+class NotRetried(UserError):
+    """An error that a retry cannot resolve: Prefect fails the run at once."""
 
 
-class WrongInput(_Sentence, ValueError):
-    """Input refused before work starts; its one sentence says what was wrong, its value, and the way out.
+class TimeLimitExceeded(NotRetried, TimeoutError):
+    """A time limit set by the user is exceeded; a retry would take as long again."""
 
-    Never retried: running again cannot help.
+
+class WrongInput(NotRetried, ValueError):
+    """Input refused before work starts; the message states what was wrong, its value, and the way out."""
+
+
+class Diverged(WrongInput):
+    """A loss, gradient or metric is non-finite, and would be again with the same settings.
+
+    Attributes:
+        rows: Rows of the split `train` in the batch of the step; empty if no single step caused it.
+    """
+
+    def __init__(self, message: str, rows: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.rows = rows or []
+
+    def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
+        """Return the same error with the names of its batch's images in the message, if it has a batch."""
+        return Diverged(f"{self}; its images: {name(self.rows)}") if self.rows else self
+
+
+class SubmittedRunCancelled(WrongInput):
+    """A submitted run was cancelled by a user; its submitter does not start it again."""
+
+
+class DiskFull(UserError, RuntimeError):
+    """A disk is full; the message states the free space of each location.
+
+    Retried, since space may be freed. Each table is at its old or its new version, and no partial cache is left.
     """
 
 
-class DiskFull(_Sentence, RuntimeError):
-    """Work ended because a disk had no room left; its one sentence says how much is free where.
+class TrackingUnavailable(UserError, RuntimeError):
+    """The tracking server does not answer; the message names it.
 
-    Retried, since room may be made; each table is as it was or as it should be, and no half cache is left.
+    Retried, since it may come back. Unsent data is in the checkpoint of the training run, and is sent when that is run
+    again.
     """
 
 
-class TrackingAway(_Sentence, RuntimeError):
-    """The tracking server does not answer; its one sentence names it.
-
-    Retried, since it may come back; what was to be sent is in the checkpoint of the training, and run again it is sent.
-    """
+class RunDeleted(UserError, RuntimeError):
+    """The MLflow run was deleted during training; run again, the training run resumes in a new MLflow run."""
 
 
-class RunDeleted(_Sentence, RuntimeError):
-    """Somebody deleted the MLflow run while it was trained; run again, the training goes on in another one."""
+USER_ERRORS: dict[str, type[UserError]] = {
+    kind.__name__: kind for kind in (Diverged, TimeLimitExceeded, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
+}
+"""Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
+
+_NAMED_ERROR = re.compile(rf"(.*) \(({'|'.join(USER_ERRORS)})\)", re.DOTALL)
+"""Message of a state as `tasks.orchestration.failure.state_message` writes it: the error's message, then its name."""
 
 
-FOR_A_PERSON: tuple[type[Exception], ...] = (WrongInput, DiskFull, TrackingAway, RunDeleted)
-"""Errors whose sentence says all: on a terminal they have no traceback, and ranks hand them to their launcher."""
+def parse_user_error(message: str) -> UserError | None:
+    """Return the user error that a submitted run ended with, or None if the message of its state names none."""
+    found = _NAMED_ERROR.fullmatch(message)
+    return None if found is None else USER_ERRORS[found[2]](found[1])
+
+
+def user_error_name(error: UserError) -> str:
+    """Return the name of the first entry of `USER_ERRORS` that the error is an instance of."""
+    return next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
 
 
 def listed(shown: Sequence[str], total: int) -> str:
-    """Return the first of `total` names as a sentence has them: with the number of those that are not shown."""
+    """Join the first names of `total` for a sentence, followed by the number of the others."""
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
 ALTERNATIVES = ("constrained-", "literal[")
-"""What pydantic's names for the alternatives of a setting begin with."""
+"""Prefixes of pydantic's names for the alternatives of a setting."""
 
-MOST_SHOWN = 200
-"""Characters of a wrong value that are shown."""
+MAX_SHOWN = 200
+"""Maximum length of an invalid value in a message, in characters."""
 
-MOST_LISTED = 10
-"""Values of a wrong list that are shown."""
+MAX_LISTED = 10
+"""Maximum number of values of an invalid list in a message."""
 
 
 def _value(given: object) -> str:
-    """Return a wrong value as a sentence shows it: of a group its kind alone, which may hold anything."""
-    if isinstance(given, int) and not isinstance(given, bool) and abs(given) >= 10**MOST_SHOWN:
+    """Return an invalid value for a message; of a group, which may hold anything, only the kind."""
+    if isinstance(given, int) and not isinstance(given, bool) and abs(given) >= 10**MAX_SHOWN:
         return "a number of more than 200 digits"  # Python refuses to write one of more than 4,300
     if given is None or isinstance(given, (bool, int, float)):
         return repr(given)
     if isinstance(given, str):
         text = without_credentials(given)
-        return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+        return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
     if (
         isinstance(given, list)
-        and len(given) <= MOST_LISTED
+        and len(given) <= MAX_LISTED
         and not any(isinstance(each, (list, dict)) for each in given)
     ):
         return f"[{', '.join(map(_value, given))}]"
@@ -89,7 +131,7 @@ def _value(given: object) -> str:
 
 
 def _sentence(item: ErrorDetails, field: str) -> str:
-    """Return what one entry of pydantic's report says."""
+    """Return one entry of pydantic's report as a sentence."""
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"{field} is not a setting: remove it or check its spelling"
@@ -99,26 +141,26 @@ def _sentence(item: ErrorDetails, field: str) -> str:
         return f"{field}: {message}" if item["loc"] else message
     lowered = f"{message[:1].lower()}{message[1:]}"
     if "conf" in item["loc"]:
-        return f"{field}: {lowered}"  # a value of Spark's may be a credential
+        return f"{field}: {lowered}"  # the value of a Spark setting may be a credential
     return f"{field} is {_value(item['input'])}: {lowered}"
 
 
 def explain(error: ValidationError) -> str:
-    """Turn pydantic's report into one line a person can act on: field, value, and what it must be.
+    """Return pydantic's report as one line for users: field, value, and what it must be.
 
-    Credentials are left out, and control characters are escaped.
+    Credentials are omitted, and control characters are escaped.
     """
     lines: list[str] = []
-    told: dict[str, int] = {}
+    line_of_field: dict[str, int] = {}
     for item in error.errors(include_url=False, include_context=False):
         parts = [str(part) for part in item["loc"]]
-        # Of a setting that takes one thing or another pydantic tells why it is neither: that is one line.
+        # For a setting with alternatives, pydantic reports an error per alternative: they share one line.
         alternative = bool(parts) and parts[-1].startswith(ALTERNATIVES)
         field = ".".join(parts[:-1] if alternative else parts) or "the configuration"
-        if alternative and field in told:
+        if alternative and field in line_of_field:
             message = item["msg"]
-            lines[told[field]] += f", or {message[:1].lower()}{message[1:]}"
+            lines[line_of_field[field]] += f", or {message[:1].lower()}{message[1:]}"
             continue
-        told[field] = len(lines)
+        line_of_field[field] = len(lines)
         lines.append(_sentence(item, field))
     return shown("; ".join(lines))

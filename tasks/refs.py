@@ -1,4 +1,4 @@
-"""What tasks hand each other: small frozen values that name things."""
+"""References and reports that tasks pass to each other: small frozen models."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Ref(BaseModel):
-    """A frozen name of something that exists outside the process."""
+    """A frozen reference to something outside the process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -17,9 +17,9 @@ class TableRef(Ref):
     path: str
     version: int
     table_id: str = ""
-    """Delta's own id of the table: one made anew at the same path has another. Empty where it is not known."""
+    """Delta's own id of the table: a table recreated at the same path has another. Empty if unknown."""
     source: str = ""
-    """Where the table's images come from, by its property; empty for a table that the flow etl did not make."""
+    """Source of the table's images, by its property; empty for a table that the flow etl did not create."""
 
     def is_version(self, other: "TableRef") -> bool:
         """Return whether both name the same version of the same table."""
@@ -27,7 +27,7 @@ class TableRef(Ref):
 
 
 class EtlReport(Ref):
-    """The tables an ETL run left, and how many files of the source have each outcome."""
+    """The tables after an ETL run, and the number of source files by outcome."""
 
     images: TableRef
     files: TableRef
@@ -35,15 +35,15 @@ class EtlReport(Ref):
     duplicates: int
     quarantined: int
     read: int
-    """New or changed files that this run read."""
+    """Number of new or changed files that this run read."""
     changed: bool
-    """False where nothing was new and nothing was committed."""
+    """False if nothing was new and nothing was committed."""
     classes: dict[str, dict[str, int]]
-    """Stored pictures by label and split."""
+    """Number of stored images by label and split."""
 
 
 class CacheRef(Ref):
-    """One materialised cache: its folder and the digest of its manifest."""
+    """One materialised training cache: its folder and the digest of its manifest."""
 
     url: str
     digest: str
@@ -56,7 +56,7 @@ class RunRef(Ref):
 
 
 class ModelRef(Ref):
-    """One registered model version and the run it came from."""
+    """One registered model version and the MLflow run that logged it."""
 
     name: str
     version: int
@@ -64,35 +64,35 @@ class ModelRef(Ref):
 
 
 class Promotion(Ref):
-    """The champion after a promotion, and why it is that one."""
+    """The champion after a promotion, and the reason for it."""
 
     champion: ModelRef
     outcome: Literal["promoted", "kept", "unchanged"]
-    """Unchanged: the best run is the champion already."""
+    """unchanged: the best run is already the champion."""
     challenger: RunRef
-    """The best of the runs."""
+    """The best of the candidate runs."""
     challenger_accuracy: float
-    """Share of right test images, 0-1."""
+    """Accuracy on the split `test`, 0-1."""
     champion_accuracy: float | None
-    """Of the champion before; None where there was none."""
+    """Accuracy of the previous champion, 0-1; None if there was none."""
     challenger_images: int | None
-    """Test images that the challenger was measured on; None where its run does not say."""
+    """Number of test images of the challenger; None if its run does not record it."""
     champion_images: int | None
     reason: str
 
     @property
     def sentence(self) -> str:
-        """Return the decision in a sentence."""
+        """The decision as a sentence."""
         champion = f"{self.champion.name} version {self.champion.version}"
-        said = {"promoted": "is the champion", "kept": "stays the champion", "unchanged": "is the champion already"}
-        return f"{champion} {said[self.outcome]}: {self.reason}"
+        outcomes = {"promoted": "is the champion", "kept": "stays the champion", "unchanged": "is the champion already"}
+        return f"{champion} {outcomes[self.outcome]}: {self.reason}"
 
 
 class PredictedImage(Ref):
-    """The prediction of one image, for a person to look at."""
+    """The prediction of one image, for display."""
 
     path: str
-    """In the source; the sha256 where no file is known."""
+    """Path in the source, or the SHA-256 if no file is known."""
     label: str | None
     probability: float | None
     error: str | None
@@ -106,13 +106,13 @@ class PredictReport(Ref):
     predicted: int
     errors: int
     seconds: float
-    """Wall time of inference and write, session start excluded."""
-    least_sure: tuple[PredictedImage, ...] = Field((), repr=False)
-    """A sample of all predictions by this model: errors first, then the least probable."""
+    """Wall time of inference and write, without the start of the Spark session."""
+    least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
+    """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 
 
 class TableMaintenance(Ref):
-    """What maintenance did to one table."""
+    """Result of the maintenance of one table."""
 
     table: TableRef
     files_compacted: int
@@ -120,57 +120,57 @@ class TableMaintenance(Ref):
     files_deleted: int
     bytes_deleted: int
     retention_hours: int
-    """Versions younger than this were kept, whatever they are needed for."""
+    """Versions younger than this were kept in any case."""
     kept_versions: list[int]
     """Versions that registered models were trained from."""
 
 
 class MaintenanceReport(Ref):
-    """What maintenance did, table by table."""
+    """Result of a maintenance run, by table."""
 
     tables: list[TableMaintenance]
 
 
 class TrialReport(Ref):
-    """What came of one trial of a search for hyper-parameters, or of a training that was none."""
+    """Result of one trial of a hyper-parameter search, or of a training run outside a search."""
 
     number: int | None
     state: Literal["complete", "pruned"]
     value: float | None
-    """Of the metric that `train.monitor` names; None where the training diverged before its first epoch ended."""
+    """Value of the metric `train.monitor`; None if training diverged before the end of the first epoch."""
     run_id: str | None
-    """Its MLflow run."""
+    """MLflow run of the trial."""
 
 
 class OverfitReport(Ref):
-    """How the loss of one batch fell."""
+    """Loss of one batch while it was overfitted."""
 
     losses: list[float]
-    """Mean cross-entropy before each step, nats; the last one is that after the last step."""
-    pictures: int
-    """Pictures of the batch."""
+    """Mean cross-entropy before each step and after the last one, in nats."""
+    num_images: int
+    """Number of images in the batch."""
 
 
 class ParameterGradient(Ref):
-    """What the gradients of one trained parameter were over some batches."""
+    """Gradients of one trained parameter over some batches."""
 
     name: str
     elements: int
     norm: float | None
-    """The greatest norm over the batches; None where no gradient ever came."""
+    """The largest norm over the batches; None if there was never a gradient."""
     finite: bool
-    """Whether every value of every gradient was a number."""
+    """True if all values of all gradients were finite."""
 
 
 class GradientReport(Ref):
-    """The gradients of every trained parameter."""
+    """Gradients of all trained parameters."""
 
     parameters: list[ParameterGradient]
     batches: int
 
 
 class MetricPair(Ref):
-    """One metric of a run and of its repetition; None where one of them has it not."""
+    """One metric of a run and of its repetition; None for a run that lacks it."""
 
     metric: str
     before: float | None
@@ -178,21 +178,21 @@ class MetricPair(Ref):
 
     @property
     def agrees(self) -> bool:
-        """Whether both have it, to the last digit."""
+        """True if both runs have the metric, with exactly the same value."""
         return self.before is not None and self.before == self.now
 
 
 class RepeatReport(Ref):
-    """A repeated training beside the first."""
+    """Comparison of a repeated training run with the original one."""
 
     run_id: str
-    """The MLflow run of the repetition."""
+    """MLflow run of the repetition."""
     repeat_of: str
-    """The MLflow run that was repeated."""
+    """MLflow run that was repeated."""
     differences: list[str]
-    """What was not as it was: packages, code, device, weights, settings; a sentence each."""
+    """Differences in packages, code, device, weights and settings, one sentence for each."""
     metrics: list[MetricPair]
-    """Of the splits val and test."""
+    """Metrics of the splits val and test."""
     metrics_agree: bool
     weights_equal: bool
-    """Whether the trained weights are the same, bit for bit."""
+    """True if the trained weights are bitwise equal."""

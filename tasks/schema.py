@@ -1,4 +1,4 @@
-"""Column names and types, written once.
+"""Column names and types of all tables, defined once.
 
 Shape legend, used as suffix of names: B batch, C channels (3), H height, W width, K classes, F features.
 """
@@ -35,9 +35,9 @@ IMAGES = StructType(
         StructField("ingested_at", TimestampType(), nullable=False),
     ]
 )
-"""One row a picture; sha256 is that of the original file, width and height (pixels) the original's.
+"""One row per image; sha256 is that of the original file, width and height (pixels) are the original's.
 
-dhash is the perceptual hash by which near-duplicates are found: 64 bits as a signed integer.
+dhash is the perceptual hash for the detection of near-duplicates: 64 bits as a signed integer.
 """
 
 FILES = StructType(
@@ -54,9 +54,9 @@ FILES = StructType(
         StructField("seen_at", TimestampType(), nullable=False),
     ]
 )
-"""The ledger: one row a source file; path is relative to the source, size in bytes.
+"""The ledger: one row per source file; path is relative to the source, size in bytes.
 
-A file that cannot be used has a split only where its path or the label file gives it one.
+An unusable file has a split only if its path or the label file assigns one.
 """
 
 IMAGES_ARROW = to_arrow_schema(IMAGES)
@@ -69,7 +69,7 @@ PREDICTION = StructType(
         StructField("error", StringType()),
     ]
 )
-"""What a model says of one picture: its label and probability (0-1), or why there is none."""
+"""Prediction of one image: its label and probability (0-1), or the error."""
 
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 
@@ -82,7 +82,7 @@ PREDICTIONS = StructType(
         StructField("predicted_at", TimestampType(), nullable=False),
     ]
 )
-"""One row a picture and model version."""
+"""One row per image and model version."""
 
 LISTING_ARROW = pa.schema(
     [
@@ -93,10 +93,10 @@ LISTING_ARROW = pa.schema(
         ("modified_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What the listing of a source knows of a file before it is read; split is null where the content decides it."""
+"""Columns of a source's listing, before a file is read; split is null where the content determines it."""
 
-HELD_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
-"""What says that a file and a row of `images` are the same picture."""
+IMAGE_KEYS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
+"""Columns that identify a file and a row of `images` as the same image."""
 
 READ_ARROW = pa.schema(
     [
@@ -107,20 +107,20 @@ READ_ARROW = pa.schema(
         ("detail", pa.string()),
     ]
 )
-"""What reading and decoding a file adds; `part` names the file with its picture.
+"""Columns after a file was read and decoded; `part` names the file that contains the image.
 
-Where reason is set, part is null, and else split is not.
+If reason is set, part is null; otherwise split is not null.
 """
 
 
 def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] = "pixels") -> pa.Schema:
-    """Return the columns of a cache file; padding has label and row -1.
+    """Return the schema of a cache file; padding rows have label -1 and row -1.
 
-    Nothing is nullable and raw contents have one width, so that a column is a plain block of bytes in the file.
+    No column is nullable and raw contents have a fixed width, so that a column is a plain block of bytes in the file.
 
     Args:
-        row_bytes: Size of one picture's uint8 HWC pixels or float32 features; None where the column holds JPEG files.
-        content: What the first column holds.
+        row_bytes: Size of one image's uint8 HWC pixels or float32 features, in bytes; None for JPEG files.
+        content: Name and contents of the first column.
     """
     kind = pa.binary() if row_bytes is None else pa.binary(row_bytes)
     columns = [(content, kind), ("label", pa.int64()), ("row", pa.int64())]
@@ -137,4 +137,4 @@ CACHE_PART_ARROW = pa.schema(
         ("sha256", pa.string()),
     ]
 )
-"""What a Spark task says of the cache file it wrote; rows count no padding."""
+"""Columns of a Spark task's report on the cache file that it wrote; rows does not count padding."""

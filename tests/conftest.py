@@ -1,4 +1,4 @@
-"""Data made by the tests, and where real data may be found."""
+"""Fixtures of all tests: generated images, storage, log messages and the folder of real data."""
 
 import os
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 
 
-def write_pictures(folder: Path, per_class: int, side: int = 24, first: int = 0) -> None:
-    """Write noisy one-colour pictures into three class folders; no two are equal."""
+def write_images(folder: Path, per_class: int, side: int = 24, first: int = 0) -> None:
+    """Write noisy images of one colour per class into three class folders; no two are equal."""
     for label, colour in COLOURS.items():
         (folder / label).mkdir(parents=True, exist_ok=True)
         for number in range(first, first + per_class):
@@ -26,11 +26,11 @@ def write_pictures(folder: Path, per_class: int, side: int = 24, first: int = 0)
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Callable[..., Path]:
-    """Return a maker of source folders with three classes."""
+def make_images(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that creates a source folder with three classes."""
 
     def make(per_class: int = 20, side: int = 24, name: str = "source") -> Path:
-        write_pictures(tmp_path / name, per_class, side)
+        write_images(tmp_path / name, per_class, side)
         return tmp_path / name
 
     return make
@@ -38,13 +38,13 @@ def pictures(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """Return the storage of a run of its own."""
+    """Return a storage in a temporary home."""
     return resolve_storage(StorageConfig(home=str(tmp_path / "home")))
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """Return a reader of what one logger said: a thread that an earlier test left behind may still be heard."""
+def messages_of(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """Return a function that returns the messages of one logger, since threads of earlier tests may log to others."""
 
     def read(logger: str) -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == logger]
@@ -54,8 +54,8 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """Return the folder with photos and weights, which is no part of the project."""
-    named = os.environ.get("LAKEVISION_TEST_DATA")
-    if not named or not (Path(named) / "photos").is_dir() or not (Path(named) / "weights").is_dir():
-        pytest.skip("LAKEVISION_TEST_DATA names no folder with photos/ and weights/")
-    return Path(named).resolve()
+    """Return the folder with photos and weights, which is not part of the project."""
+    folder = os.environ.get("LAKEVISION_TEST_DATA")
+    if not folder or not (Path(folder) / "photos").is_dir() or not (Path(folder) / "weights").is_dir():
+        pytest.skip("LAKEVISION_TEST_DATA is not a folder with photos/ and weights/")
+    return Path(folder).resolve()

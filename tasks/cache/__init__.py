@@ -1,1 +1,1 @@
-"""From one Delta version to decoded pixels that training reads with petastorm."""
+"""The training cache: decoded pixels of one Delta version, read with petastorm."""

@@ -1,4 +1,4 @@
-"""Batches while they are filled: reading threads put each picture where it will leave the loader, in one copy."""
+"""Assembly of batches: reader threads write each image to its place in its batch, in one copy."""
 
 import sys
 import threading
@@ -15,27 +15,27 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Part(NamedTuple):
-    """What this rank wants of one row group."""
+    """The rows of one row group that this rank reads."""
 
     rows_in_group: Integers
-    """Ascending, shape (pictures,)."""
+    """Offsets of the rows in the row group, ascending, shape (images,)."""
     rows: Integers
-    """Their row numbers in the split, to check what was read."""
+    """Row numbers in the split, to check the rows that were read."""
     places: list[Pixels]
-    """Where each picture's pixels go: writable uint8 of shape (pixel bytes,)."""
-    pictures: Integers
-    """Their numbers in the share, to hand the labels over."""
+    """Destination of each image's pixels: writable uint8 of shape (pixel bytes,)."""
+    images: Integers
+    """Image numbers in the share, by which the labels are stored."""
 
 
 class BatchMemory:
-    """Memory for batches: pinned for a GPU, else that of a batch which nobody holds any more.
+    """Memory for batches: pinned for a GPU, else reused from batches without references.
 
-    Fresh memory costs more than the copy into it: the kernel clears it page by page, and a virtual machine may have to
-    ask its host. Pinned memory is torch's own to reuse, for only torch knows when a copy to the GPU is done with it.
+    Fresh memory costs more than the copy into it. The kernel clears it page by page, and a virtual machine may have to
+    request it from its host. Pinned memory is reused by torch, as only torch knows when a copy to the GPU has ended.
 
     Attributes:
-        shape: Of a batch: pictures, and bytes of a picture.
-        pin: Whether what goes to a GPU lies in page-locked memory.
+        shape: Shape of a batch: number of images, bytes per image.
+        pin: Whether batches are allocated in page-locked memory.
     """
 
     def __init__(self, shape: tuple[int, int], max_batches: int, *, pin: bool) -> None:
@@ -47,16 +47,16 @@ class BatchMemory:
 
     @property
     def num_kept(self) -> int:
-        """How many batches' memory is kept for use again."""
+        """Number of batches whose memory is kept for reuse."""
         return len(self._kept)
 
     def take(self) -> torch.Tensor:
-        """Return uint8 memory of `shape` that holds anything."""
+        """Return uninitialized uint8 memory of `shape`."""
         if self.pin:
             return torch.empty(self.shape, dtype=torch.uint8, pin_memory=True)
         with self._lock:
             for pixels in self._kept:
-                # References: the list, the loop's name, the argument. A tensor over it, or a view of one, is a fourth.
+                # References: the list, the loop variable, the argument. A tensor or a view on it adds a fourth.
                 if sys.getrefcount(pixels) == 3:
                     return torch.from_numpy(pixels)
             fresh: Pixels = np.empty(self.shape, dtype=np.uint8)
@@ -66,7 +66,7 @@ class BatchMemory:
 
 
 class Assembly:
-    """The batches of one epoch on one rank, from the first picture placed to the moment they are handed out."""
+    """The batches of one epoch on one rank, from the first image written to the return of the batch."""
 
     def __init__(self, share: Share, rows_per_group: int, memory: BatchMemory) -> None:
         self._share = share
@@ -79,25 +79,25 @@ class Assembly:
 
     @property
     def num_filling(self) -> int:
-        """How many batches are held now."""
+        """Number of batches that are being filled."""
         return len(self._filling)
 
     def part(self, group: int) -> Part:
-        """Return what is wanted of a row group, and make room for it."""
+        """Return the rows to read of a row group, and allocate the batches for them."""
         index = self._index[group]
-        pictures = self._share.pictures[self._share.bounds[index] : self._share.bounds[index + 1]]
-        rows = self._share.rows[pictures]
-        steps, slots = np.divmod(pictures, self._share.batch_size)
+        images = self._share.images[self._share.bounds[index] : self._share.bounds[index + 1]]
+        rows = self._share.rows[images]
+        steps, slots = np.divmod(images, self._share.batch_size)
         batches = {step: self._batch(step) for step in np.unique(steps).tolist()}
         places = [batches[step][slot] for step, slot in zip(steps.tolist(), slots.tolist(), strict=True)]
-        return Part(rows - group * self._rows_per_group, rows, places, pictures)
+        return Part(rows - group * self._rows_per_group, rows, places, images)
 
     def set_labels(self, part: Part, labels: Integers) -> None:
-        """Hand over the labels of a part."""
-        self._labels.numpy()[part.pictures] = labels
+        """Store the labels of a part."""
+        self._labels.numpy()[part.images] = labels
 
     def take(self, step: int) -> tuple[torch.Tensor, torch.Tensor, Integers]:
-        """Give a whole batch away: pixels (B, pixel bytes), labels and row numbers (B,)."""
+        """Return a complete batch and drop it: pixels (B, pixel bytes), labels and row numbers (B,)."""
         begin = step * self._share.batch_size
         count = self._share.count(step)
         if not count:
@@ -116,7 +116,7 @@ class Assembly:
 
 
 def runs(rows: Integers, longest: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the runs of consecutive numbers, none longer than `longest`."""
+    """Yield begin and end of each run of consecutive numbers, none longer than `longest`."""
     ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     begin = 0
     for end in ends:

@@ -1,4 +1,4 @@
-"""Where the bytes of a cache file lie: columns that are one plain page a row group, to be read without a decoder."""
+"""Byte layout of a cache file: one plain page per column and row group, read without a decoder."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 from tasks.cache.manifest import CacheDamaged
 
 MAX_HEADER_BYTES = 64
-"""A data page's header without statistics is under 40 bytes."""
+"""Upper bound of a data page's header, which has under 40 bytes without statistics."""
 
 
 class PlainColumn(NamedTuple):
-    """One column of one row group: a page header, then `num_values` values of `width` bytes, and nothing else."""
+    """One column of one row group: a page header, then `num_values` values of `width` bytes each."""
 
     offset: int
     header_bytes: int
@@ -20,10 +20,10 @@ class PlainColumn(NamedTuple):
     width: int
 
     def check_header(self, header: bytes, path: str) -> None:
-        """Refuse a page that is not exactly the values.
+        """Check that the page holds exactly the values.
 
         Raises:
-            CacheDamaged: Names the file.
+            CacheDamaged: The header differs; the message names the file.
         """
         size = _varint(2 * self.num_values * self.width)  # zigzag
         # Thrift compact protocol, parquet.thrift PageHeader: type DATA_PAGE, uncompressed size, compressed size.
@@ -42,12 +42,12 @@ def _varint(number: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def plain_columns(path: str, row_bytes: int) -> tuple[dict[str, PlainColumn], ...]:
-    """Return by row group where the columns of a local file of raw contents lie: content, label and row.
+    """Return, per row group, the layout of the columns of a local file of raw contents: content, label and row.
 
-    Remembered, since each epoch asks again: a cache file never changes, and one built anew has another name.
+    The result is cached for later epochs: a cache file never changes, and a rebuilt file has another name.
 
     Raises:
-        CacheDamaged: A column is not laid out as `tasks.cache.write` does.
+        CacheDamaged: A column does not have the layout that `tasks.cache.write` writes.
     """
     footer = pq.read_metadata(path)
     columns = {footer.schema.column(number).name: number for number in range(footer.num_columns)}

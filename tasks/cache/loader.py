@@ -1,4 +1,4 @@
-"""From a cache to batches: petastorm reads row groups straight into the batches of an order that is known before."""
+"""The loader of a cache: petastorm reads row groups directly into the batches of a predetermined order."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,36 +12,35 @@ import torch
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import Share, count_steps, epoch_order, share_of
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.reader import open_reader
-from tasks.cache.use import CacheUse
 from tasks.cache.worker import Work
 from tasks.errors import WrongInput
-from tasks.storage import local_path
+from tasks.paths import local_path
 
 
 class Batch(NamedTuple):
-    """Pictures of one step on one rank; padding is already left out, so that B may be less than asked for, or 0."""
+    """Images of one step on one rank, without padding: B may be less than the batch size, or 0."""
 
     inputs: torch.Tensor
-    """Pictures: uint8, shape (B, H, W, 3). Features of a frozen backbone: float32, shape (B, F)."""
+    """Images: uint8, shape (B, H, W, 3). Features of a frozen backbone: float32, shape (B, F)."""
     labels_B: torch.Tensor
-    """int64 class indices, shape (B,)."""
+    """Class indices, int64, shape (B,)."""
     rows_B: npt.NDArray[np.int64]
-    """Numbers of the rows in the split, shape (B,)."""
+    """Row numbers in the split, int64, shape (B,)."""
 
 
 def _file_url(url: str, name: str) -> str:
     path = local_path(url)
-    # A folder stays a path: in a URL its spaces and umlauts would be escaped, and petastorm does not unescape.
+    # A local folder stays a path: a URL would escape spaces and umlauts, and petastorm does not unescape them.
     return f"{url.rstrip('/')}/{name}" if path is None else str(path.absolute() / name)
 
 
 class CacheLoader:
-    """Batches of one split for one rank: the same number of steps on every rank, nothing dropped or doubled.
+    """Batches of one split for one rank: the same number of steps on every rank, no image dropped or repeated.
 
-    The order of an epoch is the same on any number of ranks. A position counts its pictures over all ranks, so that
-    a training may go on from one with another number of ranks or another batch size, and still sees every picture
-    exactly once: see `epoch`.
+    The order of an epoch is the same on any number of ranks. A position counts images over all ranks: a resumed run
+    may have another number of ranks or another batch size, and still sees every image exactly once (see `epoch`).
     """
 
     def __init__(
@@ -58,76 +57,75 @@ class CacheLoader:
         workers_count: int = 2,
         pin_memory: bool | None = None,
     ) -> None:
-        """Prepare to read: no file is opened yet, but the cache is held, so that no sweep removes it.
+        """Take the read lock of the cache, so that no sweep removes it; no file is opened yet.
 
         Args:
             url: Folder or URL of the cache.
-            manifest: What `open_cache` returned for it.
+            manifest: Its manifest, as returned by `open_cache`.
             split: train, val or test.
-            batch_size: Pictures a step on this rank.
-            seed: Shuffle, differently in each epoch, identically for the same seed; None keeps the order.
+            batch_size: Images per step on this rank.
+            seed: Seed of the shuffling, which differs per epoch; None keeps the order of the rows.
             rank: This rank.
             num_ranks: Number of ranks.
-            pool_megabytes: Memory of the batches that are being filled, whatever the size of the split; half of it is
-                the window within which pictures are mixed. Another value is another order.
-            workers_count: petastorm's reading threads, which decode as well.
-            pin_memory: Batches in page-locked memory, from which a copy to a GPU need not be waited for; None where
-                there is a GPU.
+            pool_megabytes: Memory of the batches that are being filled, independent of the size of the split. Half of
+                it is the window within which images are shuffled: another value gives another order.
+            workers_count: Number of petastorm's reader threads, which also decode.
+            pin_memory: Allocate batches in page-locked memory, for asynchronous copies to a GPU; None means if there
+                is a GPU.
         """
-        self._use = CacheUse(url)
-        self._given = (url, manifest, split)
+        self._read_lock = CacheReadLock(url)
+        self._source = (url, manifest, split)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
         self._local = local_path(url) is not None
         self._jpeg = manifest.settings.format == "jpeg" and manifest.features is None
         self._row_bytes = manifest.row_bytes
         self._shape: tuple[int, ...] = (manifest.image_size, manifest.image_size, 3)
-        self._kind = torch.uint8
+        self._dtype = torch.uint8
         if manifest.features is not None:
-            self._shape, self._kind = (manifest.features.num_features,), torch.float32
+            self._shape, self._dtype = (manifest.features.num_features,), torch.float32
         self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed = seed
         self.rank = rank
         self._num_ranks = num_ranks
         self._workers_count = workers_count
-        # One window is handed out while the next one is read.
+        # One window is consumed while the next one is read.
         self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._row_bytes) // 2)
-        # In the cache's own order a batch needs its neighbours only: enough is read ahead to keep the workers busy.
+        # Unshuffled, a batch needs adjacent row groups only: read ahead just enough to keep the workers busy.
         self._ahead = max(2 * workers_count, 0 if seed is None else self.window)
-        most = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
-        self._memory = BatchMemory(
-            (batch_size, self._row_bytes), most, pin=torch.cuda.is_available() if pin_memory is None else pin_memory
-        )
+        max_batches = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
+        pin = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._memory = BatchMemory((batch_size, self._row_bytes), max_batches, pin=pin)
 
     def in_order(self) -> "CacheLoader":
         """Return a loader of the whole split in the order of its rows."""
-        return CacheLoader(*self._given, 256, pin_memory=False)
+        return CacheLoader(*self._source, 256, pin_memory=False)
 
     @property
     def num_rows(self) -> int:
-        """Pictures of the split, over all ranks."""
+        """Number of images of the split, over all ranks."""
         return self._split.rows
 
     @property
     def num_steps(self) -> int:
-        """Steps an epoch, the same on every rank."""
+        """Number of steps per epoch, the same on every rank."""
         return self.steps_from(0)
 
     def steps_from(self, start: int) -> int:
-        """Return how many steps are left of an epoch from position `start` on."""
+        """Return the number of steps that remain of an epoch from position `start`."""
         return count_steps(self._split.rows - start, self.batch_size, self._num_ranks)
 
     def position(self, step: int, start: int = 0) -> int:
-        """Return the position in the epoch before step `step` of those from `start` on: pictures of all ranks."""
+        """Return the position before step `step` of an epoch that begins at `start`, in images over all ranks."""
         return min(self._split.rows, start + step * self.batch_size * self._num_ranks)
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return how many pictures all ranks together have in step `step` of an epoch, or of what is left of it."""
+        """Return the number of images of all ranks in step `step` of an epoch that begins at `start`."""
         return self.position(step + 1, start) - self.position(step, start)
 
     def share(self, number: int, start: int = 0) -> Share:
-        """Return what this rank reads of an epoch from position `start` on.
+        """Return the rows that this rank reads of an epoch from position `start`.
 
         Raises:
             WrongInput: `start` is outside the epoch.
@@ -135,7 +133,7 @@ class CacheLoader:
         split = self._split
         if not 0 <= start <= split.rows:
             raise WrongInput(
-                f"start is {start}, an epoch of {split.rows} pictures has no such position: give 0 to its size"
+                f"start is {start}, which is outside an epoch of {split.rows} images: give 0 to {split.rows}"
             )
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
         return share_of(order, self.batch_size, self.rank, self._num_ranks, start)
@@ -144,13 +142,13 @@ class CacheLoader:
         """Yield the batches of one epoch, exactly `steps_from(start)` of them.
 
         Args:
-            number: Number of the epoch, which with the seed draws its order.
-            start: Position in the epoch to begin at. The pictures before it and those that come are the whole epoch,
-                each once, with any number of ranks and any batch size, before and after.
+            number: Number of the epoch, which determines its order together with the seed.
+            start: Position in the epoch to begin at. The images before and after it are together the whole epoch, each
+                once, with any number of ranks and any batch size on either side.
 
         Raises:
             WrongInput: `start` is outside the epoch.
-            CacheDamaged: What is read is not what was written.
+            CacheDamaged: The rows that were read are not those that were written.
         """
         share = self.share(number, start)
         assembly = Assembly(share, self._split.rows_per_group, self._memory)
@@ -158,7 +156,7 @@ class CacheLoader:
             reader: Iterator[int] = iter(())
             if len(share.groups):
                 work = Work(assembly, self.image_size, self._row_bytes, jpeg=self._jpeg, local=self._local)
-                # A new reader each epoch: petastorm's order cannot be changed later.
+                # A new reader per epoch: the order of a petastorm reader is fixed.
                 reader = stack.enter_context(
                     open_reader(
                         self._urls, work, share.groups.tolist(), workers_count=self._workers_count, ahead=self._ahead
@@ -170,5 +168,5 @@ class CacheLoader:
                     num_read += 1
                 assert num_read >= share.whole_after[step], f"step {step} lacks row groups after {num_read}"
                 content, labels, rows = assembly.take(step)
-                yield Batch(content.view(self._kind).view(-1, *self._shape), labels, rows)
-                del content  # The memory goes to a later batch once the caller has let go of it too.
+                yield Batch(content.view(self._dtype).view(-1, *self._shape), labels, rows)
+                del content  # Its memory is reused once the caller has dropped the batch as well.

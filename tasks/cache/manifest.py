@@ -1,4 +1,4 @@
-"""The manifest of a cache: what it holds and what it was made from. Written last, it is the commit."""
+"""The manifest of a cache: its contents and provenance; writing it commits the cache."""
 
 import glob
 import hashlib
@@ -9,13 +9,14 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.config import CacheConfig
-from tasks.cores import num_cores
+from tasks.config.cache import CacheConfig
+from tasks.paths import local_path
 from tasks.refs import CacheRef, TableRef
-from tasks.storage import local_path
+from tasks.system.cores import num_cores
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -24,7 +25,7 @@ FORMAT = 2
 
 
 class CacheFile(BaseModel):
-    """One Parquet file; rows count no padding."""
+    """One Parquet file of a cache; `rows` does not count padding."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,33 +52,33 @@ class CacheSplit(BaseModel):
 
     @property
     def padding(self) -> int:
-        """Number of rows that are no picture."""
+        """Number of padding rows."""
         return self.row_groups * self.rows_per_group - self.rows
 
 
 class FeatureSettings(BaseModel):
-    """What features were made from: rows of the cache `source`, by a backbone."""
+    """Provenance of cached features: the rows of the cache `source`, computed by a backbone."""
 
     model_config = ConfigDict(frozen=True)
 
     source: str
-    """Digest of the cache with the pictures."""
+    """Digest of the cache with the images."""
     backbone: str
     """Digest of architecture and weights."""
     precision: str
     device: str
-    """Type of the device that computed them: another one rounds otherwise."""
+    """Type of the device that computed them: rounding differs between devices."""
     transform: tuple[tuple[float, ...], ...]
     """Mean and standard deviation of the channels that the backbone's inputs were normalized with."""
     num_features: int
     form: int = 1
-    """Number of the form in which the backbone computed: another one rounds otherwise."""
+    """Version of the backbone's computation: rounding differs between versions."""
 
 
 class CacheManifest(BaseModel):
-    """What a cache holds; `classes` are the sorted labels, a row's label is an index into them.
+    """Contents of a cache; `classes` are the sorted labels, and a row's label is an index into them.
 
-    Where `features` is set, its rows are float32 features of a backbone in place of pixels.
+    Where `features` is set, the rows are float32 features of a backbone instead of pixels.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,30 +98,30 @@ class CacheManifest(BaseModel):
 
     @property
     def image_size(self) -> int:
-        """Side of the pictures, in pixels."""
+        """Side of the images, in pixels."""
         return self.settings.image_size
 
     @property
     def pixel_bytes(self) -> int:
-        """Size of one picture's pixels, uint8 HWC."""
+        """Size of one image's pixels, uint8 HWC."""
         return self.settings.pixel_bytes
 
     @property
     def digest(self) -> str:
-        """sha256 of what the cache holds: classes, settings and the content of its files, whatever they are called."""
-        held = {
+        """SHA-256 of the contents: classes, settings and the content of the files, independent of the files' names."""
+        content = {
             "format": self.format,
             "settings": self.settings.decisive(),
             "classes": self.classes,
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
         if self.features is not None:
-            held["features"] = self.features.model_dump()
-        return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+            content["features"] = self.features.model_dump()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class CacheDamaged(RuntimeError):
-    """A cache whose files are not what its manifest says; building it again mends it."""
+    """A cache whose files do not match its manifest; a rebuild repairs it."""
 
 
 def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
@@ -128,7 +129,7 @@ def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
     filesystem, root = fsspec.core.url_to_fs(url)
     text = manifest.model_dump_json(indent=2)
     if local_path(url) is not None:
-        # A rename, for readers on this machine; an object store shows a whole object or none.
+        # An atomic rename, for concurrent readers; an object store shows a complete object or none.
         partial = f"{root}/.{MANIFEST}.{uuid.uuid4().hex}"
         filesystem.pipe_file(partial, text.encode())
         os.replace(partial, f"{root}/{MANIFEST}")
@@ -138,7 +139,7 @@ def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
 
 
 def read_manifest(url: str) -> CacheManifest | None:
-    """Return the manifest at `url`, or None where no whole cache is."""
+    """Return the manifest at `url`, or None without a complete cache there."""
     filesystem, root = fsspec.core.url_to_fs(url)
     try:
         content = json.loads(filesystem.cat_file(f"{root}/{MANIFEST}"))
@@ -150,10 +151,10 @@ def read_manifest(url: str) -> CacheManifest | None:
 
 
 def check_files(url: str, manifest: CacheManifest) -> None:
-    """Check sizes and footers of every file.
+    """Check the size and the footer of every file.
 
     Raises:
-        CacheDamaged: Names the file and what is wrong with it.
+        CacheDamaged: A file is missing, unreadable or does not match; the message names it and the difference.
     """
     filesystem, root = fsspec.core.url_to_fs(url)
     for split in manifest.splits.values():
@@ -165,8 +166,10 @@ def check_files(url: str, manifest: CacheManifest) -> None:
                     raise CacheDamaged(f"{path} has {size} bytes, its manifest says {file.bytes}")
                 with filesystem.open(path, "rb") as handle:
                     footer = pq.ParquetFile(handle).metadata
-            except FileNotFoundError:  # Lost, or another run's sweep was quicker.
+            except FileNotFoundError:  # Lost, or removed by another run's sweep.
                 raise CacheDamaged(f"{path} is missing") from None
+            except pa.ArrowInvalid as error:
+                raise CacheDamaged(f"{path} is not a Parquet file: {error}") from None
             groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
             if groups != [split.rows_per_group] * file.row_groups:
                 wanted = f"{file.row_groups} of {split.rows_per_group}"
@@ -174,10 +177,10 @@ def check_files(url: str, manifest: CacheManifest) -> None:
 
 
 def verify_files(url: str, manifest: CacheManifest) -> None:
-    """Check every file in full: sizes, footers and sha256.
+    """Check the size, the footer and the SHA-256 of every file.
 
     Raises:
-        CacheDamaged: Names every file whose content is not what was written.
+        CacheDamaged: Files do not match; the message names each of them.
     """
     check_files(url, manifest)
     filesystem, root = fsspec.core.url_to_fs(url)
@@ -191,19 +194,18 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
             else f"{root}/{file.name} has the sha256 {sha256}, its manifest says {file.sha256}"
         )
 
-    # Hashing lets go of Python's lock.
+    # Hashing releases the GIL.
     with ThreadPoolExecutor(max_workers=num_cores()) as pool:
-        found = [
-            said for said in pool.map(damage, (f for part in manifest.splits.values() for f in part.files)) if said
-        ]
-    if found:
-        raise CacheDamaged("; ".join(found))
+        files = (file for part in manifest.splits.values() for file in part.files)
+        problems = [problem for problem in pool.map(damage, files) if problem]
+    if problems:
+        raise CacheDamaged("; ".join(problems))
 
 
 def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) -> CacheRef | None:
-    """Return the cache at `url` if it is whole, undamaged and of these settings (and of `table`, if given), or None.
+    """Return the cache at `url` if it is complete, undamaged and of these settings (and of `table`, if given), or None.
 
-    Files are checked by sizes and footers, and in full where `settings.verify` asks for it.
+    Files are checked by size and footer, and with `settings.verify` by SHA-256 as well.
     """
     manifest = read_manifest(url)
     if manifest is None or manifest.settings.decisive() != settings.decisive() or manifest.features is not None:
@@ -219,27 +221,27 @@ def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) 
 
 
 def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
-    """Return the whole and undamaged cache of exactly this table version and these settings below `folder`, or None."""
+    """Return the complete, undamaged cache of exactly this table version and these settings in `folder`, or None."""
     filesystem, root = fsspec.core.url_to_fs(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
         name = path.split("/")[-2]
         if name.startswith("."):
-            continue  # On its way out: `tasks.cache.sweep` removes it, whoever reads it.
+            continue  # Being removed by `tasks.cache.sweep`, even if it has readers.
         if found := whole_cache(f"{folder.rstrip('/')}/{name}", settings, table):
             return found
     return None
 
 
 def open_cache(ref: CacheRef) -> CacheManifest:
-    """Return the manifest of the cache, its files checked by sizes and footers.
+    """Return the manifest of the cache, its files checked by size and footer.
 
     Raises:
-        CacheDamaged: No whole cache is there, another one is, or a file is damaged.
+        CacheDamaged: The cache is missing or incomplete, or another one, or a file is damaged.
     """
     manifest = read_manifest(ref.url)
     if manifest is None:
-        raise CacheDamaged(f"{ref.url} holds no whole cache")
+        raise CacheDamaged(f"{ref.url} contains no complete cache")
     if manifest.digest != ref.digest:
-        raise CacheDamaged(f"{ref.url} holds the cache {manifest.digest}, not {ref.digest}")
+        raise CacheDamaged(f"{ref.url} contains the cache {manifest.digest}, not {ref.digest}")
     check_files(ref.url, manifest)
     return manifest

@@ -1,4 +1,4 @@
-"""From one Delta version to a cache: decoded pixels in Parquet files of exactly equal row groups, and a manifest."""
+"""The build of a cache from a Delta version: decoded pixels in Parquet files of equal row groups."""
 
 import hashlib
 import json
@@ -19,28 +19,29 @@ from tasks.cache.manifest import (
     whole_cache,
     write_manifest,
 )
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.sizes import FILE_BYTES, cache_bytes, check_disk, rows_per_group
 from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
-from tasks.cache.use import CacheUse
 from tasks.cache.write import make_writer
-from tasks.config import CacheConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.cache import CacheConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
-from tasks.spark import BROADCAST_ROWS, spark_session
-from tasks.spark_progress import count_ended_tasks, num_tasks
+from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.session import BROADCAST_ROWS, spark_session
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
+from tasks.tables import snapshots
 
 logger = logging.getLogger("lakevision.cache")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a Delta version holds: a digest of sha256, label and split of every row, the classes, the rows by split."""
+    """Contents of a Delta version: a digest of all rows' sha256, label and split, the classes, the rows per split."""
 
     digest: str
     classes: tuple[str, ...]
@@ -48,10 +49,10 @@ class Content:
 
 
 def read_content(images: DataFrame) -> Content:
-    """Digest the rows of a version; the order of rows and the layout of files do not matter.
+    """Return the contents of a version, with a digest independent of the order of rows and the layout of files.
 
-    The digest is the exclusive or of the rows' sha256 (240 bits of it), by split and label: rows are distinct by key,
-    so none can cancel another.
+    The digest is the exclusive or of the rows' SHA-256 (240 bits of it), per split and label: rows are distinct by
+    key, so that no row can cancel another.
     """
     hashed = F.sha2(F.concat_ws("|", "sha256", "label", "split"), 256)
     parts = [
@@ -71,10 +72,10 @@ def read_content(images: DataFrame) -> Content:
 
 
 def check_content(content: Content, table: TableRef) -> None:
-    """Refuse a table that nothing can be trained on.
+    """Check that a classifier can be trained on the table.
 
     Raises:
-        WrongInput: Fewer than two classes, or an empty split.
+        WrongInput: There are fewer than two classes, or a split is empty.
     """
     if len(content.classes) < 2:
         raise WrongInput(
@@ -84,24 +85,24 @@ def check_content(content: Content, table: TableRef) -> None:
     for split, rows in content.rows.items():
         if rows == 0:
             raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no pictures: add pictures (where "
+                f"the split '{split}' of '{table.path}' version {table.version} has no images: add images (where "
                 f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
             )
 
 
-def cache_key(content: Content, cache: CacheConfig) -> str:
-    """Name a cache by what decides its bytes: content and settings, not the version, which OPTIMIZE changes as well."""
-    decisive = {"format": FORMAT, "content": content.digest, "settings": cache.decisive()}
+def cache_key(content: Content, cache_config: CacheConfig) -> str:
+    """Return the name of a cache: a hash of content and settings, not of the version, which OPTIMIZE changes too."""
+    decisive = {"format": FORMAT, "content": content.digest, "settings": cache_config.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig) -> DataFrame:
-    """Return split, file, row, label_index and content: each picture's place in the cache.
+def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache_config: CacheConfig) -> DataFrame:
+    """Return each image's position in the cache: split, file, row, label_index and content.
 
-    Pictures are ordered by sha256, which is as good as shuffled and the same on every machine.
+    Images are sorted by sha256, an order that is as good as shuffled and the same on every machine.
     """
-    groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    per_file = {split: max(1, FILE_BYTES // (rows * cache.pixel_bytes)) * rows for split, rows in groups.items()}
+    groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
+    per_file = {split: max(1, FILE_BYTES // (rows * cache_config.pixel_bytes)) * rows for split, rows in groups.items()}
     sizes = spark.createDataFrame(list(per_file.items()), "split string, rows_per_file long")
     classes = spark.createDataFrame(list(enumerate(content.classes)), "label_index long, label string")
     numbered = (
@@ -120,67 +121,69 @@ def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache
 
 
 def materialize_cache(
-    cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig
+    cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig
 ) -> tuple[CacheRef, bool]:
-    """Build the cache of one Delta version, or find it built; then sweep the other ones.
+    """Build the cache of one Delta version unless it exists, then sweep the other caches.
 
     Returns:
-        The cache, and whether it was built now.
+        The cache, and whether this call built it.
 
     Raises:
-        WrongInput: Fewer than two classes, an empty split, too small a disk, or one that cannot be written to.
-        DiskFull: The disk was full before the cache was whole; nothing of it is left.
+        WrongInput: Fewer than two classes, an empty split, or a disk that is too small or not writable.
+        DiskFull: The disk was full before the cache was complete; the partial cache is removed.
     """
-    ref, built = _find_or_build(cache, table, storage, config)
-    with CacheUse(ref.url):
-        sweep_caches(storage.cache, cache)
+    ref, built = _find_or_build(cache_config, table, storage, spark_config)
+    with CacheReadLock(ref.url):
+        sweep_caches(storage.cache, cache_config)
     return ref, built
 
 
-def _find_or_build(cache: CacheConfig, table: TableRef, storage: Storage, config: SparkConfig) -> tuple[CacheRef, bool]:
-    if found := find_cache(storage.cache, table, cache):
-        logger.info("%s is there already: nothing to build", found.url)
+def _find_or_build(
+    cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig
+) -> tuple[CacheRef, bool]:
+    if found := find_cache(storage.cache, table, cache_config):
+        logger.info("%s exists already: nothing to build", found.url)
         return found, False
     check_writable(storage.home, "storage.home")
     check_writable(storage.cache, "storage.cache")
-    with spark_session(config, storage) as spark:
+    with spark_session(spark_config, storage) as spark:
         images = snapshots.read_version(spark, table)
         content = read_content(images.select("sha256", "label", "split"))
         check_content(content, table)
-        url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache)}"
+        url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache_config)}"
         filesystem, root = fsspec.core.url_to_fs(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
-        # One builds, the others wait, then find its cache.
-        with take_turn(url, spark), full_disk_named(storage.cache, storage.home):
-            if found := whole_cache(url, cache):
-                logger.info("%s is there already: nothing to build", url)
+        # One process builds; the others wait for it, then find its cache.
+        with exclusive_lock(url, spark), translate_disk_full(storage.cache, storage.home):
+            if found := whole_cache(url, cache_config):
+                logger.info("%s exists already: nothing to build", url)
                 return found, False
-            check_disk(url, cache_bytes(sum(content.rows.values()), cache))
-            discard(url)  # What a killed or damaged build left.
+            check_disk(url, cache_bytes(sum(content.rows.values()), cache_config))
+            discard(url)  # Left by a killed build, or damaged.
             filesystem.makedirs(root, exist_ok=True)
             try:
-                manifest = _build(spark, images, content, cache, table, url)
+                manifest = _build(spark, images, content, cache_config, table, url)
                 remove_unnamed(url, manifest)
                 ref = write_manifest(url, manifest)
             except BaseException:
-                discard(url)  # A full disk would stay full.
+                discard(url)  # A full disk would otherwise stay full.
                 raise
     logger.info("%s: %s", url, ", ".join(f"{split} {part.rows} rows" for split, part in manifest.splits.items()))
     return ref, True
 
 
 def _build(
-    spark: SparkSession, images: DataFrame, content: Content, cache: CacheConfig, table: TableRef, url: str
+    spark: SparkSession, images: DataFrame, content: Content, cache_config: CacheConfig, table: TableRef, url: str
 ) -> CacheManifest:
-    groups = {split: rows_per_group(rows, cache) for split, rows in content.rows.items()}
-    writer = make_writer(url, cache, groups, count_ended_tasks(spark.sparkContext))
+    groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
+    writer = make_writer(url, cache_config, groups, count_ended_tasks(spark.sparkContext))
     total, cores = sum(content.rows.values()), spark.sparkContext.defaultParallelism
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     numbered = (
-        _number_rows(spark, images, content, cache)
+        _number_rows(spark, images, content, cache_config)
         .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
         .sortWithinPartitions("split", "row")
-        .mapInArrow(writer, schema)  # type: ignore[arg-type]  # an iterator in, as documented
+        .mapInArrow(writer, schema)  # type: ignore[arg-type]  # takes an iterator, as documented
     )
     with counted("cache", total):
         parts = numbered.collect()
@@ -197,7 +200,7 @@ def _build(
         format=FORMAT,
         table=table,
         content_digest=content.digest,
-        settings=cache,
+        settings=cache_config,
         classes=content.classes,
         splits=splits,
     )

@@ -1,7 +1,7 @@
-"""The order of an epoch: a function of seed and epoch alone, cut into steps and shared out to any number of ranks.
+"""The order of an epoch: a function of seed and epoch, split into steps and sharded over any number of ranks.
 
-Row groups are drawn first, then the rows of a window of row groups are mixed, window after window. What the first p
-pictures of an epoch are is therefore known without reading one, whatever the number of ranks: a position is one number.
+Row groups are shuffled first, then the rows within each window of row groups. The first p images of an epoch are
+therefore known before any is read, for any number of ranks: a position is a single number.
 """
 
 from dataclasses import dataclass
@@ -19,35 +19,35 @@ class EpochOrder:
     rows: Integers
     """Row numbers, shape (rows of the split,)."""
     group_places: Integers
-    """At which place each row group is drawn, shape (row groups,)."""
+    """Position of each row group in the order of reading, shape (row groups,)."""
     rows_per_group: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reads of an epoch: its pictures are numbered from 0 in the order they leave the loader."""
+    """The images that one rank reads of an epoch, numbered from 0 in the order in which the loader yields them."""
 
     rows: Integers
-    """Row number of each picture, shape (pictures,)."""
+    """Row number of each image, shape (images,)."""
     batch_size: int
-    """Pictures of every step but the last."""
+    """Number of images in every step but the last."""
     num_steps: int
     groups: Integers
     """Row groups to read, in the order of reading."""
     bounds: Integers
-    """Where the pictures of each row group begin in `pictures`, and the end of the last: shape (row groups + 1,)."""
-    pictures: Integers
-    """Numbers of the pictures by row group, within one by row: shape (pictures,)."""
+    """Offset of each row group's images in `images`, and the end of the last: shape (row groups + 1,)."""
+    images: Integers
+    """Image numbers sorted by row group, then by row: shape (images,)."""
     whole_after: Integers
-    """How many row groups have to be read before a step is whole, shape (steps,)."""
+    """Number of row groups that have to be read before a step is complete, shape (steps,)."""
 
     def count(self, step: int) -> int:
-        """Return how many pictures the rank has in a step."""
+        """Return the number of images of the rank in a step."""
         return max(0, min(self.batch_size, len(self.rows) - step * self.batch_size))
 
 
 def window_sizes(num_groups: int, window: int) -> list[int]:
-    """Return how many row groups are mixed at a time: few at first, for an early first batch, then `window`."""
+    """Return the shuffle windows' sizes in row groups: small at first, for an early first batch, then `window`."""
     sizes, size = [], max(1, window // 8)
     while num_groups > 0:
         sizes.append(min(size, num_groups))
@@ -60,10 +60,10 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
     """Return the order of an epoch.
 
     Args:
-        rows: Pictures of the split; row group g holds the rows from g * rows_per_group on.
-        rows_per_group: Size of a row group.
-        window: Row groups whose rows are mixed.
-        seed: Draws the order; None keeps the order of the rows.
+        rows: Number of images of the split; row group g begins at row g * rows_per_group.
+        rows_per_group: Number of rows per row group.
+        window: Number of row groups whose rows are shuffled together.
+        seed: Seed of the shuffling; None keeps the order of the rows.
         epoch: Number of the epoch.
     """
     num_groups = -(-rows // rows_per_group)
@@ -83,16 +83,16 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
 
 
 def count_steps(rows: int, batch_size: int, num_ranks: int) -> int:
-    """Return how many steps `rows` pictures are, the same on every rank."""
+    """Return the number of steps for `rows` images, the same on every rank."""
     return -(-rows // (batch_size * num_ranks))
 
 
 def share_of(order: EpochOrder, batch_size: int, rank: int, num_ranks: int, start: int = 0) -> Share:
-    """Return what one rank reads from position `start` of the epoch on.
+    """Return the images that one rank reads of the epoch from position `start`.
 
-    A step is the next batch_size * num_ranks pictures of the order, the last one what is left. Within a step, ranks
-    take the pictures by the place of their row group, so that a rank reads about 1 / num_ranks of the row groups and
-    not some rows of each; the pictures of a step, and so its gradient, are the same ones however they are shared.
+    A step is the next batch_size * num_ranks images of the order; the last step has the remaining ones. Within a step,
+    images are sharded in the order of their row groups: a rank reads about 1 / num_ranks of the row groups, not some
+    rows of each. The images of a step, and so its gradient, do not depend on the sharding.
     """
     left = order.rows[start:]
     num_steps = count_steps(len(left), batch_size, num_ranks)
@@ -111,18 +111,18 @@ def share_of(order: EpochOrder, batch_size: int, rank: int, num_ranks: int, star
             ]
         )
     places = order.group_places[left // order.rows_per_group]
-    pictures = np.lexsort((left, places))
-    groups, bounds = _runs(left[pictures] // order.rows_per_group)
-    # By picture the number of row groups up to its own; a step needs the most of its pictures.
+    images = np.lexsort((left, places))
+    groups, bounds = _runs(left[images] // order.rows_per_group)
+    # Per image: the number of row groups read when its own is read. A step needs the maximum over its images.
     needed = np.empty(len(left), dtype=np.int64)
-    needed[pictures] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
+    needed[images] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
     whole_after = np.zeros(num_steps, dtype=np.int64)
     np.maximum.at(whole_after, np.arange(len(left)) // batch_size, needed)
-    return Share(left, batch_size, num_steps, groups, bounds, pictures, whole_after)
+    return Share(left, batch_size, num_steps, groups, bounds, images, whole_after)
 
 
 def _runs(values: Integers) -> tuple[Integers, Integers]:
-    """Return the value of each run of equal ones, and where the runs begin and the last ends."""
+    """Return the value of each run of equal values, the offsets of the runs, and the end of the last."""
     if not len(values):
         return values, np.zeros(1, dtype=np.int64)
     begins = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])

@@ -1,4 +1,4 @@
-"""petastorm's reader, made to read the row groups it is told to, every one of them, in that order."""
+"""A petastorm reader that reads exactly the given row groups, in the given order."""
 
 import logging
 import queue
@@ -17,22 +17,22 @@ from tasks.cache.worker import PlacingWorker, Work
 POLL_SECONDS = 0.05
 
 VENTILATION_SECONDS = 0.001
-"""How often it is looked whether more row groups may be handed out; petastorm's 0.01 starves two quick workers."""
+"""Interval at which the ventilator checks for free slots; petastorm's default of 0.01 starves two fast workers."""
 
 
 class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no types
-    """petastorm's thread pool, with results in the order of the work handed out.
+    """petastorm's thread pool, with results in the order in which the work was ventilated.
 
-    petastorm 0.13.1 asks "is all work done?" before "has all work been handed out?": when the last items are handed
-    out between the two questions, the reader ends early. Measured on 63 row groups: every third epoch lost 3 to 8 of
-    them. It also passes over a worker that has nothing to do yet, which makes the order depend on timing.
-    Item i is worker i mod n's, and yields one result and one message; taking turns strictly is both exact and in order.
+    petastorm 0.13.1 checks "is all work done?" before "has all work been ventilated?": when the last items are
+    ventilated between the two checks, the reader ends early. Measured on 63 row groups: every third epoch lost 3 to 8
+    of them. It also skips a worker that has no result yet, which makes the order depend on timing.
+    Item i belongs to worker i mod n and yields one result and one message; a strict round robin is exact and ordered.
     """
 
     def __init__(self, workers_count: int, results_queue_size: int, work: Work) -> None:
         super().__init__(workers_count, results_queue_size)
         self._work = work
-        self._turn = 0
+        self._next_worker = 0
         self._num_processed = 0
 
     def start(self, worker_class: Any, worker_args: tuple[Any, ...] = (), ventilator: Any = None) -> None:
@@ -43,19 +43,19 @@ class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no t
         """Return the next row group.
 
         Raises:
-            EmptyResultError: All row groups were handed over.
+            EmptyResultError: All row groups have been returned.
         """
         while True:
             if self._ventilator.completed() and self._num_processed == self._ventilated_items:
                 raise EmptyResultError
             try:
-                result = self._results_queues[self._turn].get(timeout=POLL_SECONDS)
+                result = self._results_queues[self._next_worker].get(timeout=POLL_SECONDS)
             except queue.Empty:
                 continue
             if isinstance(result, VentilatedItemProcessedMessage):
                 self._num_processed += 1
                 self._ventilator.processed_item()
-                self._turn = (self._turn + 1) % self.workers_count
+                self._next_worker = (self._next_worker + 1) % self.workers_count
             elif isinstance(result, Exception):
                 self.stop()
                 self.join()
@@ -65,7 +65,7 @@ class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no t
 
 
 class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
-    """petastorm's reader over the row groups it is told to read, in that order, and without its line on stdout."""
+    """petastorm's reader over the given row groups in the given order, without its line on stdout."""
 
     def __init__(
         self, filesystem: Any, paths: list[str], pool: OrderedThreadPool, groups: list[int], ahead: int
@@ -83,10 +83,10 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
             is_batched_reader=True,
         )
 
-    def _filter_row_groups(self, *_how: Any) -> tuple[list[int], None]:
+    def _filter_row_groups(self, *_args: Any) -> tuple[list[int], None]:
         return self._groups, None
 
-    def _create_ventilator(self, groups: list[int], *_how: Any) -> ConcurrentVentilator:
+    def _create_ventilator(self, groups: list[int], *_args: Any) -> ConcurrentVentilator:
         items = [
             {"piece_index": group, "worker_predicate": None, "shuffle_row_drop_partition": (0, 1)} for group in groups
         ]
@@ -99,20 +99,20 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
         )
 
     def cleanup_cache(self) -> None:
-        """Do nothing: row groups are not cached a second time."""
+        """Do nothing: this reader caches no row groups."""
 
 
 def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count: int, ahead: int) -> Any:
-    """Return a petastorm reader that fills the batches of `work`, and yields the number of each row group it has read.
+    """Return a petastorm reader that fills the batches of `work` and yields the number of each row group it has read.
 
     Args:
-        urls: The Parquet files, absolute paths or URLs, in the order that numbers their row groups.
-        work: Where the pictures go.
+        urls: The Parquet files, absolute paths or URLs, in the order in which their row groups are numbered.
+        work: The batches to fill.
         groups: The row groups to read, in this order.
-        workers_count: Reading threads.
-        ahead: Row groups read before they are asked for.
+        workers_count: Number of reader threads.
+        ahead: Number of row groups to read ahead.
     """
-    # petastorm touches what pyarrow calls legacy on every access; the lock keeps a pyarrow that still has it.
+    # petastorm uses deprecated pyarrow APIs on every access; uv.lock pins a pyarrow that still has them.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     logging.getLogger("petastorm").setLevel(logging.WARNING)
     if work.local:
@@ -120,6 +120,6 @@ def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count
     else:
         filesystem, paths = get_filesystem_and_path_or_paths(urls)
     ahead = max(ahead, workers_count)
-    # Two messages a row group, so that no worker ever waits for room in its queue: `ahead` is the bound.
+    # Two messages per row group: no worker ever waits for room in its queue, and `ahead` is the only bound.
     pool = OrderedThreadPool(workers_count, 2 * (ahead + workers_count), work)
     return OrderedReader(filesystem, paths, pool, groups, ahead)

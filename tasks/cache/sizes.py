@@ -1,50 +1,50 @@
-"""How large the parts of a cache are, and whether a disk has room for it."""
+"""Sizes of a cache and its row groups, and the check of the disk space."""
 
 import shutil
 
-from tasks.config import CacheConfig
-from tasks.disk import existing_folder
+from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
+from tasks.system.disk import existing_folder
 
 FILE_BYTES = 64 << 20
-"""Size of one cache file, so that many tasks write and many ranks read at once."""
+"""Size of one cache file, small enough for many tasks to write and many ranks to read in parallel."""
 
 FEATURE_GROUP_BYTES = 4 << 20
 """Size of a row group of features."""
 
 MIN_ROW_GROUPS = 64
-"""Row groups a split is cut into at least, where it has the rows: room for shuffling, and for as many ranks."""
+"""Minimum number of row groups of a split with as many rows, for shuffling and for as many ranks."""
 
 JPEG_SHARE = 0.25
-"""A JPEG picture's bytes beside its pixels', taken for the disk space needed: photos take 0.1, noisy ones more."""
+"""Size of a JPEG image relative to its pixels, for the estimate of the disk space: photos take 0.1, noisy ones more."""
 
 
 def rows_in_group(rows: int, row_bytes: int, group_bytes: int) -> int:
-    """Return how many of a split's rows a row group has: bounded by its size, and few enough for MIN_ROW_GROUPS."""
+    """Return the number of rows per row group of a split: bounded by its size, and few enough for MIN_ROW_GROUPS."""
     return max(1, min(group_bytes // row_bytes, rows // MIN_ROW_GROUPS))
 
 
-def rows_per_group(rows: int, cache: CacheConfig) -> int:
-    """Return how many of a split's pictures a row group has."""
-    return rows_in_group(rows, cache.pixel_bytes, cache.row_group_megabytes << 20)
+def rows_per_group(rows: int, cache_config: CacheConfig) -> int:
+    """Return the number of images per row group of a split."""
+    return rows_in_group(rows, cache_config.pixel_bytes, cache_config.row_group_megabytes << 20)
 
 
-def cache_bytes(rows: int, cache: CacheConfig) -> int:
-    """Return about how many bytes the cache of `rows` pictures takes, padding included."""
-    picture_bytes = cache.pixel_bytes * (1 if cache.format == "uint8" else JPEG_SHARE)
-    return int(rows * picture_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
+def cache_bytes(rows: int, cache_config: CacheConfig) -> int:
+    """Return an estimate of the bytes of the cache of `rows` images, including padding."""
+    image_bytes = cache_config.pixel_bytes * (1 if cache_config.format == "uint8" else JPEG_SHARE)
+    return int(rows * image_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
 
 
 def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -> None:
-    """Refuse a cache that the disk cannot hold.
+    """Check that the disk has room for a cache.
 
     Args:
-        url: Where it is to be; the folder need not be there.
-        needed: Its bytes.
-        smaller: What a person can set so that less is needed.
+        url: Folder or URL of the cache; the folder need not exist.
+        needed: Size of the cache in bytes.
+        smaller: The setting to change for a smaller cache, as it is named in the error message.
 
     Raises:
-        WrongInput: Says how much is needed and how much is free.
+        WrongInput: It has not; the message gives the space needed and the space that is free.
     """
     folder = existing_folder(url)
     if folder is None:

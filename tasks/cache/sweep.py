@@ -1,6 +1,6 @@
-"""Old caches and what killed builds left, removed: never a cache in use, never one that is being built.
+"""Removal of old caches and of leftovers of killed builds, never of a cache that is in use or being built.
 
-Only local folders are swept, and in them only what has the name of a cache. Object stores have rules of their own.
+Only local folders are swept, and in them only folders named like a cache. Object stores have lifecycle rules.
 """
 
 import fcntl
@@ -19,9 +19,9 @@ import filelock
 import fsspec
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
-from tasks.cache.use import use_file
-from tasks.config import CacheConfig
-from tasks.storage import local_path
+from tasks.cache.read_lock import lock_file
+from tasks.config.cache import CacheConfig
+from tasks.paths import local_path
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -31,21 +31,21 @@ SWEPT_NAME = re.compile(r"\.[0-9a-f]{16}\.swept-[0-9a-f]{32}")
 DAY_SECONDS = 86_400
 
 
-class _Held(NamedTuple):
+class _CacheUse(NamedTuple):
     last_used: float
     path: Path
     bytes: int
 
 
-def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> list[str]:
-    """Remove what killed builds left, then whole caches by age, then by size, the longest unused first.
+def sweep_caches(folder: str, cache_config: CacheConfig, now: float | None = None) -> list[str]:
+    """Remove leftovers of killed builds, then complete caches by age and by total size, least recently used first.
 
-    A cache stays while a reader holds it or a builder has it, and for a day after its last use in any case: between
-    the build and the training that it was built for nobody holds it.
+    A cache that is locked by a reader or a builder stays. So does every cache for a day after its last use: it is not
+    locked between its build and the training run that it was built for.
 
     Args:
         folder: Folder or URL of the caches.
-        cache: `keep_days` and `keep_gigabytes`.
+        cache_config: `keep_days` and `keep_gigabytes`.
         now: Seconds since 1970; None is now.
 
     Returns:
@@ -55,46 +55,46 @@ def sweep_caches(folder: str, cache: CacheConfig, now: float | None = None) -> l
     if root is None or not root.is_dir() or not os.access(root, os.W_OK):
         return []
     now = time.time() if now is None else now
-    removed, whole = [], []
+    removed, complete = [], []
     for path in sorted(root.iterdir()):
         if SWEPT_NAME.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)  # A sweep was killed; another one may be at it as well.
+            shutil.rmtree(path, ignore_errors=True)  # Left by a killed sweep; a concurrent one may remove it as well.
         elif CACHE_NAME.fullmatch(path.name) and path.is_dir():
             if (path / MANIFEST).exists():
-                with suppress(FileNotFoundError):  # Another run's sweep was quicker.
-                    whole.append(_held(path))
+                with suppress(FileNotFoundError):  # Removed by another run's sweep.
+                    complete.append(_cache_use(path))
             elif _remove(path, half_built=True):
                 removed.append(path.name)
-    total = sum(held.bytes for held in whole)
-    allowed = None if cache.keep_gigabytes is None else cache.keep_gigabytes * 1e9
-    for held in sorted(whole):
-        idle_days = (now - held.last_used) / DAY_SECONDS
-        too_old = cache.keep_days > 0 and idle_days > cache.keep_days
+    total = sum(use.bytes for use in complete)
+    allowed = None if cache_config.keep_gigabytes is None else cache_config.keep_gigabytes * 1e9
+    for use in sorted(complete):
+        idle_days = (now - use.last_used) / DAY_SECONDS
+        too_old = cache_config.keep_days > 0 and idle_days > cache_config.keep_days
         too_much = allowed is not None and total > allowed
-        if idle_days > 1 and (too_old or too_much) and _remove(held.path, half_built=False):
-            removed.append(held.path.name)
-            total -= held.bytes
-            logger.info("%s removed: %.1f GB, unused for %.0f days", held.path, held.bytes / 1e9, idle_days)
+        if idle_days > 1 and (too_old or too_much) and _remove(use.path, half_built=False):
+            removed.append(use.path.name)
+            total -= use.bytes
+            logger.info("%s removed: %.1f GB, unused for %.0f days", use.path, use.bytes / 1e9, idle_days)
     return removed
 
 
 def discard(url: str) -> None:
-    """Remove the folder of a cache that we have to ourselves, if it is there."""
+    """Remove the folder of a cache, if it exists; the caller holds its exclusive lock."""
     path = local_path(url)
     if path is None:
         filesystem, root = fsspec.core.url_to_fs(url)
         if filesystem.exists(root):
             filesystem.rm(root, recursive=True)
     elif path.exists():
-        # Gone in one step: a reader finds a whole cache or none, also when this is killed half-way, and a Spark task
-        # that outlives its job has no folder to write to.
+        # Atomic: a reader finds a complete cache or none, even if this process is killed here. A Spark task that
+        # outlives its job has no folder to write to.
         swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
         path.rename(swept)
-        shutil.rmtree(swept, ignore_errors=True)  # Another run's sweep may be at it as well; the next one ends it.
+        shutil.rmtree(swept, ignore_errors=True)  # A concurrent sweep may remove it as well; the next one finishes it.
 
 
 def remove_unnamed(url: str, manifest: CacheManifest) -> None:
-    """Remove files that no manifest names from a cache just built: what Spark tasks that were tried again left."""
+    """Remove files that the manifest does not name from a new cache: leftovers of retried Spark tasks."""
     root = local_path(url)
     if root is None:
         return
@@ -104,16 +104,16 @@ def remove_unnamed(url: str, manifest: CacheManifest) -> None:
             path.unlink()
 
 
-def _held(path: Path) -> _Held:
-    used = use_file(str(path))
-    marks = [file.stat().st_mtime for file in (path / MANIFEST, used) if file is not None and file.exists()]
-    return _Held(max(marks, default=0.0), path, sum(file.stat().st_size for file in path.iterdir()))
+def _cache_use(path: Path) -> _CacheUse:
+    files = (path / MANIFEST, lock_file(str(path)))
+    times = [file.stat().st_mtime for file in files if file is not None and file.exists()]
+    return _CacheUse(max(times, default=0.0), path, sum(file.stat().st_size for file in path.iterdir()))
 
 
 @contextmanager
-def _nobody_reads(path: Path) -> Iterator[bool]:
-    """Say whether no reader holds the cache, and let none in meanwhile."""
-    file = use_file(str(path))
+def _readers_excluded(path: Path) -> Iterator[bool]:
+    """Try to acquire the read lock exclusively; yield whether it was acquired."""
+    file = lock_file(str(path))
     assert file is not None
     descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -126,19 +126,19 @@ def _nobody_reads(path: Path) -> Iterator[bool]:
 
 
 def _remove(path: Path, *, half_built: bool) -> bool:
-    """Remove a cache that nobody builds or reads; say whether it was."""
+    """Remove a cache unless it is being built or read; return whether it was removed."""
     lock = filelock.FileLock(f"{path}.lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        return False  # Its builder lives.
+        return False  # It is being built.
     try:
-        with _nobody_reads(path) as free:
-            if not free or not path.exists() or (half_built and (path / MANIFEST).exists()):
+        with _readers_excluded(path) as is_free:
+            if not is_free or not path.exists() or (half_built and (path / MANIFEST).exists()):
                 return False
             discard(str(path))
             path.with_name(f"{path.name}.used").unlink(missing_ok=True)
         return True
     finally:
-        # The lock file stays: one that another process waits for must not be replaced by a new one of its name.
+        # The lock file stays: another process may wait for it, and a new file of this name would be another lock.
         lock.release()

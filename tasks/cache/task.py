@@ -7,20 +7,21 @@ from prefect.context import TaskRunContext
 
 from tasks.cache.manifest import find_cache
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, SparkConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import Storage
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache"])
-    # With the place: the same data cached under another home is another result.
+    found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache_config"])
+    # Includes the URL: the same data cached under another home is another result.
     return None if found is None else f"cache-{hashlib.sha256(f'{found.url}|{found.digest}'.encode()).hexdigest()}"
 
 
 @stage("cache", cache_key=_key)
-def materialize(cache: CacheConfig, table: TableRef, storage: Storage, spark: SparkConfig) -> CacheRef:
-    """Build the training cache of one Delta version, or find it built."""
-    ref, built = materialize_cache(cache, table, storage, spark)
-    return ref if built else skipped(ref, f"{ref.url} is there already")
+def materialize(cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig) -> CacheRef:
+    """Build the training cache of one Delta version unless it exists."""
+    ref, built = materialize_cache(cache_config, table, storage, spark_config)
+    return ref if built else skipped(ref, f"{ref.url} exists already")

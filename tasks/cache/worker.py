@@ -1,4 +1,4 @@
-"""petastorm's workers, made to read a row group straight into the batches it is going to be part of."""
+"""petastorm workers that read each row group directly into the batches that it belongs to."""
 
 import os
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from tasks.cache.manifest import CacheDamaged
 from tasks.cache.order import Integers
 
 IOV_MAX = 1024
-"""Buffers of one read, the bound of Linux."""
+"""Maximum number of buffers of one `preadv` on Linux."""
 
 
 class Work(NamedTuple):
-    """What the workers of one reader are for."""
+    """Batches and row format that the workers of one reader work on."""
 
     assembly: Assembly
     image_size: int
@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 
 class _GroupNumbers:
-    """Hands on the number of each row group that was read; the pixels are in their batches already."""
+    """Results reader that returns the number of each row group read; the pixels are already in their batches."""
 
     batched_output = True
 
@@ -45,7 +45,7 @@ class _GroupNumbers:
 
 
 class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has no types
-    """Reads the rows that are wanted of a row group, each to its place in its batch."""
+    """Worker that reads the requested rows of a row group, each to its place in its batch."""
 
     def __init__(self, worker_id: int, publish_func: Any, args: tuple[Any, ...]) -> None:
         super().__init__(worker_id, publish_func, args[:-1])
@@ -53,14 +53,14 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
 
     @staticmethod
     def new_results_queue_reader() -> _GroupNumbers:
-        """Return what turns the pool's results into what the reader yields."""
+        """Return the object that converts the pool's results to the items of the reader."""
         return _GroupNumbers()
 
     def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
         """Read one row group.
 
         Raises:
-            CacheDamaged: What is there is not what was written.
+            CacheDamaged: The rows that were read are not those that were written.
         """
         piece = self._split_pieces[piece_index]
         part = self._work.assembly.part(piece_index)
@@ -72,7 +72,7 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
             try:
                 labels, rows = self._place(table, part)
             except (RuntimeError, ValueError) as error:
-                raise CacheDamaged(f"{piece.path} has a damaged picture in row group {piece.row_group}") from error
+                raise CacheDamaged(f"{piece.path} has a damaged image in row group {piece.row_group}") from error
         if not np.array_equal(rows[part.rows_in_group], part.rows):
             raise CacheDamaged(f"{piece.path} has other rows in row group {piece.row_group} than were written")
         self._work.assembly.set_labels(part, labels[part.rows_in_group])
@@ -93,20 +93,20 @@ class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has n
 
 def decode_into(content: Any, place: Pixels, side: int) -> None:
     """Decode a JPEG file of side x side pixels; torchvision's libjpeg gives PIL's pixels in two thirds of the time."""
-    # A copy: torch warns of memory that it may not write to.
+    # A copy: torch warns about read-only memory.
     encoded = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
     image_CHW = decode_jpeg(encoded, mode=ImageReadMode.RGB)
     place.reshape(side, side, 3)[:] = image_CHW.permute(1, 2, 0).numpy()
 
 
 def read_plain(path: str, row_group: int, part: Part, row_bytes: int) -> tuple[Integers, Integers]:
-    """Read raw pixels or features of a local file: the kernel copies each row from its page cache to its place.
+    """Read raw pixels or features of a local file: the kernel copies each row from the page cache to its place.
 
     Returns:
         Labels and row numbers of the whole row group.
 
     Raises:
-        CacheDamaged: The file ends early, or a page is not as written.
+        CacheDamaged: The file is truncated, or the header of a page differs.
     """
     columns = plain_columns(path, row_bytes)[row_group]
     descriptor = os.open(path, os.O_RDONLY)
@@ -115,7 +115,7 @@ def read_plain(path: str, row_group: int, part: Part, row_bytes: int) -> tuple[I
         content.check_header(os.pread(descriptor, content.header_bytes, content.offset), path)
         for begin, end in runs(part.rows_in_group, IOV_MAX):
             offset = content.offset + content.header_bytes + int(part.rows_in_group[begin]) * row_bytes
-            places: list[Any] = part.places[begin:end]  # typeshed knows no array as a buffer
+            places: list[Any] = part.places[begin:end]  # typeshed does not declare arrays as buffers
             if os.preadv(descriptor, places, offset) != (end - begin) * row_bytes:
                 raise CacheDamaged(f"{path} ends within its row group {row_group}: build the cache again")
         return _integers(descriptor, columns["label"], path), _integers(descriptor, columns["row"], path)

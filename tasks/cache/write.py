@@ -1,4 +1,4 @@
-"""What a Spark task does to write cache files: decode, group exactly, pad the last group, digest."""
+"""Writing of cache files in a Spark task: decoding, exact row groups, padding of the last group, digest."""
 
 import hashlib
 import os
@@ -16,18 +16,18 @@ from PIL import Image
 from pyspark import Accumulator
 
 from tasks.cache.manifest import CacheFile
-from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels, encode_jpeg
+from tasks.config.cache import CacheConfig
+from tasks.decode import decode_pixels, encode_jpeg
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.spark_progress import EndedParts
-from tasks.worker_log import WorkerCount, say
+from tasks.spark.progress import EndedParts
+from tasks.spark.worker_log import WorkerCount, log_from_worker
 
 PADDING = -1
-"""Label and row number of a row that is no picture."""
+"""Label and row number of a padding row."""
 
 
 class _DigestingFile:
-    """A binary file that takes the sha256 of what is written through it, in order."""
+    """A binary file that computes the SHA-256 of the bytes written to it."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -56,26 +56,26 @@ class _DigestingFile:
         self._handle.close()
 
     def abandon(self) -> None:
-        """Close the file as it is; what is written from now on goes nowhere."""
+        """Close the file as it is; later writes are discarded."""
         self._abandoned = True
-        with suppress(OSError):  # Of a full disk, on which what was buffered has no place either.
+        with suppress(OSError):  # The buffered bytes may not fit on a full disk.
             self._handle.close()
 
 
 class RowFileWriter:
-    """Writes one Parquet file of row groups of exactly `rows_per_group` rows: contents, labels, row numbers."""
+    """Writer of one Parquet file with row groups of exactly `rows_per_group` rows: contents, labels, row numbers."""
 
     def __init__(self, url: str, split: str, number: int, schema: pa.Schema, rows_per_group: int) -> None:
-        # The name is this attempt's own: a retried or speculative task never writes into another's file, and what
-        # no manifest names is no part of the cache.
+        # The name is unique per attempt: a retried or speculative task never writes to the file of another attempt.
+        # Files that no manifest names do not belong to the cache.
         self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
         self.split = split
         self._rows_per_group = rows_per_group
         self._schema = schema
         filesystem, root = fsspec.core.url_to_fs(url)
         self._file = _DigestingFile(filesystem.open(f"{root}/{self.name}", "wb"))
-        # No codec or dictionary earns its time on pixels, and no reader asks for statistics. A row group's column is
-        # one page: raw pixels then lie in the file as they lie in memory.
+        # Compression and dictionaries do not pay off on pixels, and no reader uses statistics. A column of a row group
+        # is one page, so that raw pixels have the same layout in the file as in memory.
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             self._schema,
@@ -108,7 +108,7 @@ class RowFileWriter:
         self._contents, self._labels, self._rows = [], [], []
 
     def close(self) -> CacheFile:
-        """Pad the last group, close the file, and return what the manifest says of it."""
+        """Pad the last group, close the file, and return its entry in the manifest."""
         if self._rows:
             missing = self._rows_per_group - len(self._rows)
             kind = self._schema.field(0).type
@@ -127,46 +127,46 @@ class RowFileWriter:
         )
 
     def abandon(self) -> None:
-        """Let go of a file that will never be whole, and of its place on the disk once it is removed."""
+        """Close an incomplete file without a footer, so that its disk space is freed once it is removed."""
         self._file.abandon()
-        # It would write a footer when Python collects it.
+        # Otherwise it would write a footer when it is garbage-collected.
         self._writer.close()
 
 
 class CacheFileWriter(RowFileWriter):
-    """Writes the pictures of one cache file in the cache's format."""
+    """Writer of the images of one cache file in the format of the cache."""
 
-    def __init__(self, url: str, split: str, number: int, cache: CacheConfig, rows_per_group: int) -> None:
-        schema = cache_schema(cache.pixel_bytes if cache.format == "uint8" else None)
+    def __init__(self, url: str, split: str, number: int, cache_config: CacheConfig, rows_per_group: int) -> None:
+        schema = cache_schema(cache_config.pixel_bytes if cache_config.format == "uint8" else None)
         super().__init__(url, split, number, schema, rows_per_group)
-        self._cache = cache
+        self._cache = cache_config
 
     def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
-        """Append one picture, uint8 HWC."""
+        """Append one image, uint8 HWC."""
         self.add_content(self._encode(pixels), label, row)
 
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
         if self._cache.format == "uint8":
             return pixels.tobytes()
-        # Chroma is halved, as in nearly every photo that comes in.
+        # Chroma subsampling as in nearly every photo that is read.
         return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
 
 
 def _part(writer: CacheFileWriter) -> dict[str, Any]:
-    """Close the file, and return its row of CACHE_PART_ARROW."""
+    """Close the file and return its row of CACHE_PART_ARROW."""
     return {"split": writer.split} | writer.close().model_dump()
 
 
 def make_writer(
     url: str,
-    cache: CacheConfig,
+    cache_config: CacheConfig,
     rows_per_group: Mapping[str, int],
     ended: Accumulator[EndedParts] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`.
 
-    In go batches of (split, file, row, label_index, content) sorted by split and row, a file's rows all in one task;
-    out comes one row of CACHE_PART_ARROW a file written. `ended` is told of each task that ends.
+    It takes batches of (split, file, row, label_index, content), sorted by split and row, with all rows of a file in
+    one task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
     """
     driver = os.getpid()
 
@@ -176,21 +176,21 @@ def make_writer(
         current: tuple[str, int] | None = None
         parts: list[dict[str, Any]] = []
         for batch in batches:
-            for picture in batch.to_pylist():
-                place = (picture["split"], picture["file"])
+            for image in batch.to_pylist():
+                place = (image["split"], image["file"])
                 if writer is None or place != current:
                     if writer is not None:
                         parts.append(_part(writer))
-                    writer = CacheFileWriter(url, *place, cache, rows_per_group[place[0]])
+                    writer = CacheFileWriter(url, *place, cache_config, rows_per_group[place[0]])
                     current = place
-                pixels = decode_pixels(picture["content"], cache.image_size)
-                writer.add(pixels, picture["label_index"], picture["row"])
+                pixels = decode_pixels(image["content"], cache_config.image_size)
+                writer.add(pixels, image["label_index"], image["row"])
                 count.add(1)
         if writer is not None:
             parts.append(_part(writer))
         count.close()
         if parts:
-            say(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} pictures")
+            log_from_worker(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
             yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
 
     return write

@@ -1,1 +1,1 @@
-"""What a run that is being cancelled does, and what its page shows of it."""
+"""Cancellation of Prefect runs: their final states, and those of their tasks."""

@@ -1,4 +1,4 @@
-"""A run that is being cancelled ends as Cancelled, and so do its tasks."""
+"""The final state Cancelled of a flow run that is being cancelled, and of its tasks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,13 +13,13 @@ from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-_BEGUN: ContextVar[list[UUID] | None] = ContextVar("task runs begun by the current call of a stage", default=None)
+_STARTED: ContextVar[list[UUID] | None] = ContextVar("task runs started by the current call of a stage", default=None)
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the Prefect run that this belongs to was cancelled, of which its process hears some seconds later.
+    """Return whether the current Prefect run was cancelled; its process gets the signal only seconds later.
 
-    A server that does not answer says of none that it was, and of a run that was deleted nobody can.
+    Returns False if the server does not answer, or if the run was deleted.
     """
     found = flow_run.get_id()
     if found is None:
@@ -33,9 +33,9 @@ def is_being_cancelled() -> bool:
 
 
 def finish_cancellation() -> None:
-    """Set the current flow run to Cancelled, if it is being cancelled, once all that it started has ended.
+    """Set the current flow run to Cancelled if it is being cancelled; call this once all its work has ended.
 
-    Its worker does so too, but only after it has imported the flow in another process, to look for hooks.
+    Its worker does so too, but only after it has imported the flow in another process to look for hooks.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or not is_being_cancelled():
@@ -46,10 +46,10 @@ def finish_cancellation() -> None:
         context.flow_run.state = state
 
 
-def signal_behind(error: BaseException) -> TerminationSignal | None:
-    """Return the signal that ended this process's work, also where the cleanup after it failed, or None.
+def causing_signal(error: BaseException) -> TerminationSignal | None:
+    """Return the signal that caused an error, also where only the cleanup after the signal failed, or None.
 
-    A cancelled run's JVM gets the signal as well, and what is left to say to it is then an error of its own.
+    The JVM of a cancelled run gets the signal as well, so later calls to it raise errors of their own.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, TerminationSignal):
@@ -58,28 +58,28 @@ def signal_behind(error: BaseException) -> TerminationSignal | None:
 
 
 def note_task_run() -> None:
-    """Remember the current task run for the call of the stage that it belongs to."""
-    begun, context = _BEGUN.get(), TaskRunContext.get()
-    if begun is not None and context is not None:
-        begun.append(context.task_run.id)
+    """Record the current task run for the call of its stage."""
+    started, context = _STARTED.get(), TaskRunContext.get()
+    if started is not None and context is not None:
+        started.append(context.task_run.id)
 
 
 @contextmanager
 def cancelled_task_run() -> Iterator[None]:
-    """Set the task run of a stage to Cancelled where a signal cancels the flow run outside of the stage's function.
+    """Set the task run of a stage to Cancelled if a signal cancels the flow run outside the stage's function.
 
-    Prefect takes such a signal for a crash: it waits there, minutes long, before a failed task is tried again.
+    Prefect would report a crash. Such signals come, for instance, in the minutes of delay before a retry.
     """
-    begun: list[UUID] = []
-    token = _BEGUN.set(begun)
+    started: list[UUID] = []
+    token = _STARTED.set(started)
     try:
         yield
     except TerminationSignal:
-        if begun and is_being_cancelled():
-            _cancel_task_run(begun[-1])
+        if started and is_being_cancelled():
+            _cancel_task_run(started[-1])
         raise
     finally:
-        _BEGUN.reset(token)
+        _STARTED.reset(token)
 
 
 def _cancel_task_run(task_run: UUID) -> None:

@@ -1,8 +1,8 @@
-"""The JSON schema that Prefect's form is drawn from: what is shown first, what lies folded, and in which words.
+"""The JSON schema of Prefect's form: order, folding and descriptions of the settings.
 
-Both of Prefect's user interfaces draw every property of an object at once. Alternatives (`anyOf`) they draw as tabs, of
-which the one that fits the value is open: a group with an empty alternative before its own stays folded until a user
-opens it. Neither reads `if` and `then`, which the server validates with before it creates a run.
+Both of Prefect's user interfaces render all properties of an object at once. They render alternatives (`anyOf`) as
+tabs, and open the tab that fits the value. A group with an empty alternative before its own therefore stays folded
+until a user opens it. Neither interface evaluates `if` and `then`, which the server validates before it creates a run.
 """
 
 from collections.abc import Container, Mapping
@@ -36,7 +36,7 @@ def number_bounds(schema: Mapping[str, Any]) -> str:
 
 
 def length_bounds(schema: Mapping[str, Any]) -> str:
-    """Return the bounds of a text's or a list's length in words, or an empty string."""
+    """Return the bounds of the length of a string or list in words, or an empty string."""
     for unit, least_name, most_name in (("characters", "minLength", "maxLength"), ("entries", "minItems", "maxItems")):
         least, most = schema.get(least_name, 0), schema.get(most_name)
         if most is not None:
@@ -47,7 +47,7 @@ def length_bounds(schema: Mapping[str, Any]) -> str:
 
 
 def bounds(schema: Mapping[str, Any]) -> str:
-    """Return what a property may be in words: its bounds, and choices that its description does not name."""
+    """Return the bounds of a property in words, and its choices if its description does not name them all."""
     description = schema.get("description", "")
     parts = [
         text
@@ -62,9 +62,9 @@ def bounds(schema: Mapping[str, Any]) -> str:
 
 
 def without_null(schema: Schema) -> Schema:
-    """Return a property that is None by default without the alternative None: in a form it is left empty.
+    """Return a property without the alternative None if that is its default, so that the form shows an empty field.
 
-    Prefect's server takes None for every property without a default, so a run that names it is valid still.
+    Prefect's server accepts None for every property without a default, so a run that passes None remains valid.
     """
     alternatives = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     if len(alternatives) != 1 or schema.get("default", ...) is not None:
@@ -73,20 +73,20 @@ def without_null(schema: Schema) -> Schema:
     return {**alternatives[0], **kept}
 
 
-def in_words(schema: Schema) -> Schema:
-    """Return a property whose description ends with its bounds."""
-    said = bounds(schema)
-    return schema | {"description": f"{schema['description']} ({said})"} if said and "description" in schema else schema
+def with_bounds(schema: Schema) -> Schema:
+    """Return a property with its bounds at the end of its description."""
+    text = bounds(schema)
+    return schema | {"description": f"{schema['description']} ({text})"} if text and "description" in schema else schema
 
 
 def describe(properties: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Return a model's properties with bounds in their descriptions, and without None where it is the default."""
+    """Return a model's properties with bounds in their descriptions, and without None if it is the default."""
     described = {}
     for name, schema in properties.items():
-        if "$ref" in schema:  # a group: the interfaces would show the name of its class
+        if "$ref" in schema:  # a group, which the interfaces would otherwise title with the name of its class
             described[name] = {key: value for key, value in schema.items() if key != "default"} | {"title": title(name)}
         else:
-            described[name] = in_words(without_null(schema))
+            described[name] = with_bounds(without_null(schema))
     return described
 
 
@@ -96,12 +96,12 @@ def title(name: str) -> str:
 
 
 def folded(name: str, reference: Schema, group: Schema, elsewhere: frozenset[str]) -> Schema:
-    """Return a group that the form leaves folded.
+    """Return the schema of a group that the form shows folded.
 
     Args:
-        name: Of the group.
-        reference: Refers to the group's definition, by which its values are validated.
-        group: The group's definition.
+        name: Name of the group.
+        reference: Reference to the group's definition, which validates its values.
+        group: Definition of the group.
         elsewhere: Settings that the form shows outside the group.
     """
     shown = {key: deepcopy(value) for key, value in group["properties"].items() if key not in elsewhere}
@@ -112,7 +112,7 @@ def folded(name: str, reference: Schema, group: Schema, elsewhere: frozenset[str
             {"title": FOLDED, "type": "object", "properties": {}},
             {"title": OPEN, "type": "object", "properties": shown},
         ],
-        # No alternative refuses anything: what is wrong is said of the field and not of the group.
+        # The alternatives accept any value, so that an error concerns the field and not the group.
         **always({"$ref": reference["$ref"]}),
     }
 
@@ -123,25 +123,25 @@ def first_screen(
     first: Mapping[str, tuple[str, str]],
     required: Container[str],
 ) -> dict[str, Schema]:
-    """Return a flow's properties in the order of its form: settings that most users change, single ones, groups.
+    """Return a flow's properties in the order of its form: frequently changed settings, other single ones, groups.
 
     Args:
-        properties: Of the flow's model.
-        groups: Definitions of those that are groups.
-        first: Settings that are shown first by the name they have there, with their group and their name in it.
-        required: Those of them that a flow run has to name.
+        properties: Properties of the flow's model.
+        groups: Definitions of the properties that are groups.
+        first: Settings shown first, by their name in the form, with their group and their name in it.
+        required: Names of those settings that a flow run must give.
     """
     shown = {}
     for name, (group, field) in first.items():
         schema = deepcopy(groups[group]["properties"][field])
         default = schema.pop("default", None)
-        schema.pop("minLength", None)  # a deployment may leave it to the user: a rule refuses its run
-        said = (
+        schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
+        default_text = (
             ""
             if default is None or name in required
             else f"; by default {str(default).lower() if isinstance(default, bool) else default}"
         )
-        shown[name] = schema | {"title": title(name), "description": schema["description"] + said}
+        shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):
         moved = frozenset(field for group, field in first.values() if group == name)
@@ -150,41 +150,41 @@ def first_screen(
 
 
 def _has(field: str, condition: Schema) -> Schema:
-    # Said without `required`, which the server leaves out of the schema when a deployment is changed.
+    # Expressed without `required`, which the server removes from the schema when a deployment is updated.
     return {"not": {"properties": {field: {"not": condition}}}}
 
 
 def always(then: Schema) -> Schema:
-    """Return a rule without a condition."""
+    """Return an unconditional rule."""
     return {"if": {}, "then": then}
 
 
 def when(field: str, value: str | bool, then: Schema) -> Schema:
-    """Return the rule that holds where `field` is given and has a value."""
+    """Return the rule that applies if `field` is given and has this value."""
     return {"if": _has(field, {"const": value}), "then": then}
 
 
 def when_given(field: str, then: Schema) -> Schema:
-    """Return the rule that holds where `field` is given and neither empty nor None."""
+    """Return the rule that applies if `field` is given and neither empty nor None."""
     return {"if": _has(field, {"minLength": 1, "minItems": 1, "not": {"type": "null"}}), "then": then}
 
 
 def must_be(field: str, value: str | bool) -> Schema:
-    """Return the condition that `field` is given and has a value."""
+    """Return the condition that `field` is given and has this value."""
     return {"required": [field], "properties": {field: {"const": value}}}
 
 
 def unless_given(group: str, field: str, rule: Schema) -> Schema:
-    """Return a rule that holds only where a group leaves one of its settings out."""
+    """Return a rule that applies only if a group omits one of its settings."""
     absent: Schema = {"properties": {group: {"properties": {field: {"not": {}}}}}}
     return {"if": {"allOf": [rule["if"], absent]}, "then": rule["then"]}
 
 
-def must_be_said(name: str, what: str, group: str, field: str) -> Schema:
-    """Return the rule that a flow run names a setting: at the top and not empty, or in its group.
+def require_setting(name: str, description: str, group: str, field: str) -> Schema:
+    """Return the rule that a flow run gives a setting: at the top level and not empty, or in its group.
 
-    What is required has a name that no setting has, so that an empty one is refused as a missing one is. The server
-    leaves `required` out when it validates a deployment, but not where it stands below a list such as `allOf`.
+    The required property has a name that no setting has, so that an empty value is refused like a missing one. The
+    server removes `required` when it validates a deployment, except below a list such as `allOf`.
     """
-    left_out = {"properties": {name: {"const": ""}, group: {"properties": {field: {"not": {}}}}}}
-    return {"if": left_out, "then": {"required": [f"{name} ({what})"]}}
+    omitted = {"properties": {name: {"const": ""}, group: {"properties": {field: {"not": {}}}}}}
+    return {"if": omitted, "then": {"required": [f"{name} ({description})"]}}

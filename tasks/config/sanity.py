@@ -1,28 +1,28 @@
-"""What a person fills in on the checks of a model and its data before a long training."""
+"""Parameters of the sanity checks before a long training run."""
 
 from pydantic import Field
 
-from tasks.config.runs import TrainRun
-from tasks.config.storage import Settings
+from tasks.config.frozen import FrozenConfig
+from tasks.config.train import TrainRun
 
 
-class OverfitConfig(Settings):
-    """A training on one batch alone, which a model that can learn at all learns by heart."""
+class OverfitConfig(FrozenConfig):
+    """Overfitting of a single batch, which any model that is able to learn achieves."""
 
-    max_steps: int = Field(200, ge=1, le=100_000, description="Steps on the one batch at most")
-    loss_share: float = Field(
-        0.1, gt=0.0, lt=1.0, description="The loss has to fall below this share of what it was before the first step"
+    max_steps: int = Field(200, ge=1, le=100_000, description="Maximum number of training steps on the batch")
+    target_loss_ratio: float = Field(
+        0.1, gt=0.0, lt=1.0, description="Fraction of the initial loss below which the loss must fall"
     )
 
 
-class GradientConfig(Settings):
-    """A look at the gradients of the first batches."""
+class GradientConfig(FrozenConfig):
+    """Inspection of the gradients of the first batches."""
 
     num_batches: int = Field(
         2,
         ge=1,
         le=1000,
-        description="Batches to train on; a layer that begins with zeros lets no gradient through in the first",
+        description="Number of batches to train on; in the first, a layer initialised with zeros passes no gradient on",
     )
 
 

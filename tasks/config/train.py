@@ -1,167 +1,188 @@
-"""What a person fills in on a training."""
+"""Parameters of a training run."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.form import Schema, when
-from tasks.config.storage import Settings
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays
+from tasks.config.cache import IMAGE_SIZE, CacheRun
+from tasks.config.form import Schema, must_be, unless_given, when
+from tasks.config.frozen import FrozenConfig
+from tasks.config.run import SparkRun
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId
 
 
-class AugmentationConfig(Settings):
-    """Random changes of the training pictures, made on the training device; the other splits are never changed."""
+class AugmentationConfig(FrozenConfig):
+    """Random augmentation of the training images on the training device; other splits are not augmented."""
 
-    flip: bool = Field(False, description="Mirror half of the pictures, left to right")
+    flip: bool = Field(False, description="Flip half of the images horizontally")
     resized_crop: float = Field(
-        1.0, gt=0.0, le=1.0, description="Least share of a picture's area that is cut out and scaled up; 1: no crops"
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Minimum area of a random resized crop as a fraction of the image; 1: no crop",
     )
     rand_augment: int = Field(
-        0, ge=0, le=10, description="Random changes of colour and shape a picture (RandAugment); 0: none"
+        0, ge=0, le=10, description="Number of RandAugment operations (colour and geometry) per image; 0: none"
     )
-    mixup: float = Field(0.0, ge=0.0, le=10.0, description="Alpha of MixUp: pictures and labels are blended; 0: none")
+    mixup: float = Field(0.0, ge=0.0, le=10.0, description="Alpha of MixUp, which blends images and labels; 0: none")
     cutmix: float = Field(
-        0.0, ge=0.0, le=10.0, description="Alpha of CutMix: a patch comes from another picture; 0: none"
+        0.0, ge=0.0, le=10.0, description="Alpha of CutMix, which pastes a patch of another image; 0: none"
     )
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is changed."""
+        """True if any augmentation is enabled."""
         return self != AugmentationConfig()
 
 
-class FineTuneStage(Settings):
-    """A stage after the frozen backbone's: it begins with the best weights so far."""
+class FineTunePhase(FrozenConfig):
+    """A fine-tuning phase after the training of the head, starting from the best weights so far."""
 
     unfreeze_from: str = Field(
         min_length=1,
-        description="First layer that learns, by torchvision's name (features.14, layer4), with all behind it; "
+        description="First layer to unfreeze, by torchvision's name (features.14, layer4), with all layers after it; "
         "all: every layer",
     )
-    learning_rate: float = Field(1e-4, gt=0.0, le=10.0, description="Learning rate of one rank in this stage")
-    max_epochs: int = Field(5, ge=1, le=10_000, description="Upper bound of this stage's epochs")
+    learning_rate: float = Field(1e-4, gt=0.0, le=10.0, description="Learning rate per rank in this phase")
+    max_epochs: int = Field(5, ge=1, le=10_000, description="Maximum number of epochs in this phase")
 
 
-class TrainConfig(Settings):
-    """One training run, on one process or on many ranks."""
+class TrainConfig(FrozenConfig):
+    """One training run, in a single process or on several ranks."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
-        # Where it is left out here, it may stand beside the group.
+        # If freeze_backbone is omitted here, it may be given outside the group.
         when("weights", "none", {"properties": {"freeze_backbone": {"const": False}}}),
         when("freeze_backbone", False, {"properties": {"fine_tune": {"maxItems": 0}}}),
         when("schedule", "one_cycle", {"properties": {"warmup_epochs": {"enum": [0, None]}}}),
     )
 
-    model: str = Field("mobilenet_v2", min_length=1, description="Any classifier torchvision.models.get_model knows")
+    model: str = Field("mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model")
     weights: str = Field(
         "DEFAULT",
         min_length=1,
-        description="none, DEFAULT (torchvision's pretrained weights, downloaded), or the path of a state dict",
+        description="Initial weights: none, DEFAULT (torchvision's pretrained weights, downloaded), or the path of a "
+        "state dict",
     )
-    freeze_backbone: bool = Field(True, description="Train the new head only; needs pretrained weights")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd runs with momentum 0.9")
-    learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate of one rank")
+    freeze_backbone: bool = Field(
+        True, description="Freeze the backbone and train only the new head; requires pretrained weights"
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimizer; sgd uses momentum 0.9")
+    learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate per rank")
     schedule: Literal["cosine", "constant", "one_cycle", "plateau"] = Field(
         "cosine",
-        description="Learning rate over the epochs: falls to 0 at max_epochs along a cosine, stays, rises and falls, "
-        "or falls to a tenth after plateau_epochs without improvement",
+        description="Learning rate schedule. `cosine`: decay to 0 at max_epochs. `constant`: no decay. `one_cycle`: "
+        "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement",
     )
     plateau_epochs: int = Field(
         2,
         ge=1,
         le=10_000,
-        description="Epochs without improvement after which the learning rate falls (schedule plateau)",
+        description="Epochs without improvement after which the learning rate is reduced (schedule plateau)",
     )
-    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay (AdamW: decoupled)")
+    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay, decoupled with adamw")
     label_smoothing: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Share of a target's probability that all classes get alike"
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of the target probability that is spread evenly over all classes",
     )
     max_gradient_norm: float | None = Field(
         None,
         gt=0.0,
         le=1e9,
-        description="Norm above which the gradients of a step are scaled down to it; empty: no bound",
+        description="Maximum norm to which the gradients of a step are clipped; empty: no clipping",
     )
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="balanced: a class counts in the training loss by how rare it is"
+        "none", description="Class weights in the training loss; balanced: inversely proportional to class frequency"
     )
     augmentation: AugmentationConfig = AugmentationConfig()
-    fine_tune: list[FineTuneStage] = Field(
+    fine_tune: list[FineTunePhase] = Field(
         default_factory=list,
         max_length=100,
-        description="Stages after the frozen backbone's, each with more layers that learn",
+        description="Phases after the training of the head, each with more trainable layers",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        32, description="Pictures a step on each rank; auto: the largest that fits the device's memory"
+        32, description="Images per step on each rank; auto: the largest batch that fits into the device's memory"
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="How the learning rate follows the pictures a step on a rank: 32 have train.learning_rate, more "
-        "have a higher one, fewer a lower one",
+        description="Scaling of the learning rate with the batch size per rank, relative to 32; sqrt: with its square "
+        "root",
     )
     warmup_epochs: float | None = Field(
         None,
         ge=0.0,
         le=10_000.0,
-        description="Epochs over which the learning rate of each stage rises at first: to one that is scaled up from "
-        "that of 32 pictures, else from a hundredth; empty: where the batch scales it up 5, at most a quarter of the "
-        "stage, else 0",
+        description="Epochs of linear warm-up at the start of each phase. It begins with the unscaled learning rate if "
+        "that is scaled up, else with a hundredth. Empty: 5 epochs if the batch size scales the learning rate up, but "
+        "at most a quarter of the phase; else 0",
     )
-    max_epochs: int = Field(20, ge=1, le=10_000, description="Upper bound of epochs")
+    max_epochs: int = Field(20, ge=1, le=10_000, description="Maximum number of epochs, without those of fine_tune")
     max_seconds: int | None = Field(
         None,
         ge=1,
         le=YEAR_SECONDS,
-        description="Budget of all epochs over all starts, in seconds: the step that uses it up is the last (on many "
-        "ranks one within about a second), its epoch is validated. Training and validation count; starting, making "
-        "features, checkpoints, the evaluation at the end and what a killed process did after its last checkpoint do "
-        "not; empty: no bound",
+        description="Time budget of all epochs, including those before a restart, in seconds; empty: no limit. The "
+        "step that exceeds it is the last (with several ranks, one within about a second), and its epoch is validated. "
+        "Training and validation count. Startup, feature extraction, checkpoints, the final evaluation and work that a "
+        "killed process lost do not",
     )
     patience: int = Field(
-        3, ge=1, le=10_000, description="Stop after this many epochs without improvement; the best weights are restored"
+        3,
+        ge=1,
+        le=10_000,
+        description="Epochs without improvement after which training stops early; the best weights are restored",
     )
-    min_delta: float = Field(0.0, ge=0.0, le=1e9, description="The least change that counts as improvement")
+    min_delta: float = Field(
+        0.0, ge=0.0, le=1e9, description="Minimum change of the monitored metric that counts as an improvement"
+    )
     monitor: Literal["val_accuracy", "val_loss", "val_macro_f1", "val_top5_accuracy"] = Field(
         "val_accuracy",
-        description="Metric that early stopping watches; val_macro_f1 counts each class alike, however small",
+        description="Metric monitored by early stopping; val_macro_f1 gives all classes the same weight, whatever "
+        "their size",
     )
-    seed: int = Field(1, ge=1, lt=2**32, description="Seed of weights, shuffling and dropout")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    seed: int = Field(1, ge=1, lt=2**32, description="Seed of weight initialisation, shuffling and dropout")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Training device; auto: a GPU if available")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
-        description="Number format of the network's sums; auto: bf16 where the device computes in it, on a CPU for "
-        "pictures of 128 pixels or more; tf32: fp32 with shorter factors, on GPUs",
+        description="Numeric precision of the computation. `auto`: bf16 if the device supports it, on a CPU only for "
+        "images of 128 pixels or more. `tf32`: fp32 with TensorFloat-32 products, on GPUs",
     )
     compile: bool = Field(
-        False, description="Compile the network (torch.compile): minutes at the start, faster steps; needs a compiler"
+        False,
+        description="Compile the network with torch.compile: minutes at startup, faster steps; requires a C++ compiler",
     )
     feature_cache: bool = Field(
-        True, description="Run a frozen backbone once a picture and train the head on what it gave"
+        True, description="Run a frozen backbone once per image and train the head on the cached features"
     )
     checkpoint_seconds: int = Field(
         300,
         ge=1,
         le=YEAR_SECONDS,
-        description="A checkpoint is written after this many seconds, beside that of every epoch",
+        description="Time between two checkpoints, in seconds; one is also written after every epoch",
     )
-    keep_checkpoints: int = Field(2, ge=1, le=100, description="Checkpoints that are kept while it trains")
+    keep_checkpoints: int = Field(2, ge=1, le=100, description="Number of checkpoints to keep during training")
     keep_checkpoint_days: KeepDays = Field(
         30,
-        description="Checkpoints of other training runs, abandoned for so many days, are removed when this one "
-        "begins; 0: none is removed",
+        description="Days after which the checkpoints of other, abandoned training runs are removed at the start of "
+        "this one; 0: never",
     )
     timeout_seconds: int = Field(
         86_400,
         ge=1,
         le=YEAR_SECONDS,
-        description="The training is ended after this many seconds; run again, it goes on where it was",
+        description="Timeout of the training run, in seconds; when it is run again, it resumes",
     )
     num_threads: int = Field(
-        0, ge=0, le=MAX_THREADS, description="Compute threads a rank; 0 shares the machine's cores among its ranks"
+        0,
+        ge=0,
+        le=MAX_THREADS,
+        description="Compute threads per rank; 0: divide the machine's cores among its ranks and concurrent trials",
     )
 
     @model_validator(mode="after")
-    def _freeze_only_what_was_trained(self) -> Self:
+    def _check_frozen_backbone(self) -> Self:
         if self.freeze_backbone and self.weights == "none":
             raise ValueError(
                 "freeze_backbone is true with weights 'none', which would train a head on random features: "
@@ -170,48 +191,80 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _fine_tune_what_is_frozen(self) -> Self:
+    def _check_fine_tune(self) -> Self:
         if self.fine_tune and not self.freeze_backbone:
             raise ValueError(
-                f"fine_tune has {len(self.fine_tune)} stages, but freeze_backbone is false and every layer learns from "
-                "the start: leave fine_tune out, or set freeze_backbone to true"
+                f"fine_tune has {len(self.fine_tune)} phases, but freeze_backbone is false and every layer is trained "
+                "from the start: leave fine_tune out, or set freeze_backbone to true"
             )
         return self
 
     @model_validator(mode="after")
-    def _stop_before_the_plateau_is_no_use(self) -> Self:
+    def _check_plateau(self) -> Self:
         if self.schedule == "plateau" and self.plateau_epochs >= self.patience:
             raise ValueError(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
-                "learning rate falls: make patience larger than plateau_epochs"
+                "learning rate is reduced: make patience larger than plateau_epochs"
             )
         return self
 
     @model_validator(mode="after")
-    def _warm_up_once(self) -> Self:
+    def _check_warmup(self) -> Self:
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise ValueError(
-                f"schedule is 'one_cycle', whose rise is a warm-up of its own, and warmup_epochs is "
+                f"schedule is 'one_cycle', which has a warm-up of its own, and warmup_epochs is "
                 f"{self.warmup_epochs:g}: leave warmup_epochs out, or choose another schedule"
             )
         return self
 
     @property
     def total_epochs(self) -> int:
-        """Upper bound of the epochs of all stages."""
-        return self.max_epochs + sum(stage.max_epochs for stage in self.fine_tune)
+        """Maximum number of epochs over all phases."""
+        return self.max_epochs + sum(phase.max_epochs for phase in self.fine_tune)
 
     @property
     def makes_features(self) -> bool:
-        """Whether the first stage may learn from features made once: those of augmented pictures change each epoch."""
+        """True if the first phase trains on cached features; those of augmented images change every epoch."""
         return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on
 
     @property
-    def is_head_alone(self) -> bool:
-        """Whether the head learns from features that are made once, in every stage."""
+    def trains_head_only(self) -> bool:
+        """True if every phase trains only the head, on cached features."""
         return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that decide the result: all but when it is saved and how long it may take."""
+        """Return the settings that determine the result: all except which checkpoints are kept, and the timeout."""
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         return self.model_dump(exclude=kept | {"timeout_seconds"})
+
+
+NETWORK = {
+    "model": ("train", "model"),
+    "weights": ("train", "weights"),
+    "freeze_backbone": ("train", "freeze_backbone"),
+}
+
+
+DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
+
+
+NETWORK_RULES: tuple[Schema, ...] = (
+    unless_given("train", "freeze_backbone", when("weights", "none", must_be("freeze_backbone", False))),
+    when("freeze_backbone", False, {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}}),
+)
+"""Rules of TrainConfig between settings that the form shows first and settings within the group."""
+
+
+class TrainRun(CacheRun):
+    """Parameters of the flow `train`."""
+
+    first = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
+    rules: ClassVar[tuple[Schema, ...]] = NETWORK_RULES
+
+    train: TrainConfig = TrainConfig()
+
+
+class RepeatRun(SparkRun):
+    """Parameters of the flow `repeat`."""
+
+    run_id: RunId | None = Field(None, description="MLflow run to repeat; empty: the newest finished training run")

@@ -1,4 +1,4 @@
-"""What a person fills in on a search for hyper-parameters: the space, the trials, and where these run."""
+"""Parameters of a hyper-parameter search: the space, the trials, and where they run."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
@@ -7,48 +7,48 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
+from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, always, when, when_given
-from tasks.config.runs import DEVICE_AND_EPOCHS, IMAGE_SIZE, NETWORK, NETWORK_RULES, TrainRun
-from tasks.config.storage import Settings
-from tasks.config.train import TrainConfig
+from tasks.config.frozen import FrozenConfig
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
 
 NOT_SEARCHED = {
     "monitor": "trials are compared by it",
-    "max_epochs": "it is what a pruned trial gets less of (tune.max_epochs bounds the trials')",
+    "max_epochs": "pruning reduces it (tune.max_epochs limits the epochs of a trial)",
     "weights": "they belong to one model",
-    "augmentation": "it is a group of settings and no number or name",
-    "fine_tune": "it is a list of stages and no number or name",
-    "device": "it decides where a training runs and not how good it gets",
-    "num_threads": "it decides how fast a training runs and not how good it gets",
-    "timeout_seconds": "it decides when a training is ended and not how good it gets",
-    "max_seconds": "it would make a trial's result depend on how busy the machine is",
-    "checkpoint_seconds": "it decides what is kept of a training and not how good it gets",
-    "keep_checkpoints": "it decides what is kept of a training and not how good it gets",
-    "keep_checkpoint_days": "it decides what is kept of a training and not how good it gets",
-    "feature_cache": "it decides how fast a training runs and not how good it gets",
-    "compile": "it decides how fast a training runs and not how good it gets",
+    "augmentation": "it is a group of settings and not a number or name",
+    "fine_tune": "it is a list of phases and not a number or name",
+    "device": "it determines where a training run executes and not its result",
+    "num_threads": "it determines the speed of a training run and not its result",
+    "timeout_seconds": "it determines when a training run is stopped and not its result",
+    "max_seconds": "it would make a trial's result depend on the load of the machine",
+    "checkpoint_seconds": "it determines the checkpoints of a training run and not its result",
+    "keep_checkpoints": "it determines the checkpoints of a training run and not its result",
+    "keep_checkpoint_days": "it determines the checkpoints of a training run and not its result",
+    "feature_cache": "it determines the speed of a training run and not its result",
+    "compile": "it determines the speed of a training run and not its result",
 }
-"""Settings of a training that no search varies, and why."""
+"""Settings of a training run that a search does not vary, and the reason."""
 
 SEARCHED = TrainConfig.model_fields.keys() - NOT_SEARCHED.keys()
 
-MOST_CORNERS = 20_000
-"""Combinations of extreme values that are checked before the search, a second's work; a trial checks its own again."""
+MAX_CORNERS = 20_000
+"""Combinations of extreme values checked before the search, in about a second; a trial checks its own again."""
 
 
-class Range(Settings):
-    """Numbers from `low` to `high`, both included; whole ones where the setting takes no other."""
+class Range(FrozenConfig):
+    """Numbers from `low` to `high`, both included; integers if the setting takes only integers."""
 
     rules: ClassVar[tuple[Schema, ...]] = (when("log", True, {"properties": {"low": {"exclusiveMinimum": 0}}}),)
 
-    low: float = Field(description="The least value")
-    high: float = Field(description="The greatest value")
-    log: bool = Field(False, description="Draw on a logarithmic scale, as suits a learning rate")
+    low: float = Field(description="Lower bound, included")
+    high: float = Field(description="Upper bound, included")
+    log: bool = Field(False, description="Sample on a logarithmic scale, as is usual for a learning rate")
 
     @model_validator(mode="after")
-    def _go_from_low_to_high(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.low >= self.high:
             raise ValueError(f"low is {self.low} and high is {self.high}: make low the smaller one")
         if self.log and self.low <= 0:
@@ -56,17 +56,17 @@ class Range(Settings):
         return self
 
 
-class Choices(Settings):
-    """Values of which one is chosen."""
+class Choices(FrozenConfig):
+    """Values to sample from."""
 
     choices: list[bool | int | float | str | None] = Field(
-        min_length=2, max_length=100, description="Values of which one is chosen: numbers, names, true and false"
+        min_length=2, max_length=100, description="Values to sample from: numbers, names, true and false"
     )
 
     @model_validator(mode="after")
-    def _have_each_once(self) -> Self:
+    def _check_duplicates(self) -> Self:
         if len(set(self.choices)) < len(self.choices):
-            raise ValueError(f"choices are {self.choices}, where a value is twice: leave one of the two out")
+            raise ValueError(f"choices are {self.choices}, where a value occurs twice: leave one of the two out")
         return self
 
 
@@ -75,9 +75,9 @@ def _kind(given: object) -> str:
     return "choices" if "choices" in names else "range"
 
 
-# Told apart by the name `choices`, so that what is said of a wrong one is said of that one alone.
+# Discriminated by the name `choices`, so that an error concerns the alternative that was given, and not both.
 Space = Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_kind)]
-"""What one setting may become."""
+"""Values that a search may give to one setting."""
 
 DEFAULT_BATCH_SIZES = (16, 32, 64)
 DEFAULT_SEARCH: dict[str, Space] = {
@@ -86,98 +86,100 @@ DEFAULT_SEARCH: dict[str, Space] = {
 }
 
 
-class TuneConfig(Settings):
-    """A search for the best settings of a training."""
+class TuneConfig(FrozenConfig):
+    """Search for the best hyper-parameters of a training run."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
         always({"properties": {"search": {"propertyNames": {"enum": sorted(SEARCHED)}}}}),
     )
 
-    # Empty and not filled in: options of the command line are laid over a default, and a default cannot be taken out.
+    # Empty by default: command-line options are merged into the default, and could not remove entries from it.
     search: dict[str, Space] = Field(
         default_factory=dict,
-        description="Settings of `train` by name, and what each may become: {low, high, log} or {choices}; empty: "
+        description="Search space: settings of `train` by name, each with {low, high, log} or {choices}. Empty: "
         "learning_rate from 0.0001 to 0.1, and batch_size 16, 32 or 64, halved until the largest fits the data",
     )
-    num_trials: int = Field(20, ge=1, le=100_000, description="Trainings to try, those of earlier runs among them")
-    parallel: int = Field(1, ge=1, le=1024, description="Trials at once")
+    num_trials: int = Field(
+        20, ge=1, le=100_000, description="Number of trials, including those of earlier runs of the search"
+    )
+    parallel: int = Field(1, ge=1, le=1024, description="Number of trials that run in parallel")
     timeout_seconds: int | None = Field(
         None,
         ge=1,
         le=YEAR_SECONDS,
-        description="No trial begins later than this after the search began, in seconds; empty: no bound",
+        description="Time limit for the start of trials, in seconds after the start of the search; empty: no limit",
     )
     max_epochs: int | None = Field(
         None,
         ge=1,
         le=10_000,
-        description="Upper bound of a trial's epochs, not together with train.fine_tune; empty: as many as the best "
-        "settings get in any case",
+        description="Maximum number of epochs per trial, not allowed with train.fine_tune; empty: the epochs of the "
+        "final training run with the best settings",
     )
-    min_epochs: int = Field(1, ge=1, le=10_000, description="Epochs that a trial gets before it may be pruned")
+    min_epochs: int = Field(1, ge=1, le=10_000, description="Number of epochs before a trial may be pruned")
     reduction_factor: int = Field(
-        3, ge=2, le=10, description="Of so many trials one goes on when a bracket of Hyperband is thinned out"
+        3, ge=2, le=10, description="Reduction factor of Hyperband: of this many trials in a bracket, one continues"
     )
-    seed: int = Field(1, ge=0, lt=2**32, description="Seed of what is tried; that of the trainings is train.seed")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of the sampler; the seed of the training runs is train.seed")
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
-        description="auto submits trials to the work pool where a Prefect server is configured, and else trains in "
-        "place",
+        description="work_pool: submit trials to the work pool; in_place: train where the flow runs. auto: work_pool "
+        "if a Prefect server is configured, else in_place",
     )
-    work_pool: str = Field("gpu", min_length=1, description="The deployment's work pool, whose workers run the trials")
+    work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose workers run the trials")
     deployment: str = Field(
-        "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, flow/deployment"
+        "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, as flow/deployment"
     )
     submit_timeout_seconds: int = Field(
         300,
         ge=1,
         le=YEAR_SECONDS,
-        description="How long a submitted trial may wait while no worker polls the pool, in seconds",
+        description="Maximum time that a submitted trial waits while no worker polls the pool, in seconds",
     )
     run_timeout_seconds: int = Field(
-        86_400, ge=1, le=YEAR_SECONDS, description="How long a submitted trial may take, in seconds"
+        86_400, ge=1, le=YEAR_SECONDS, description="Timeout of a submitted trial, in seconds"
     )
 
     @property
     def space(self) -> dict[str, Space]:
-        """What is searched."""
+        """Search space: `search`, or the default one if it is empty."""
         return self.search or DEFAULT_SEARCH
 
     def trial_epochs(self, train: TrainConfig) -> int:
-        """Return the upper bound of the epochs of all stages of a trial."""
+        """Return the maximum number of epochs of a trial over all phases."""
         return self.max_epochs or train.total_epochs
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that decide what is tried and how trials are judged; the others may change on the way."""
+        """Return the settings that determine sampling and pruning; the others may change when a search resumes."""
         space = {name: space.model_dump() for name, space in self.space.items()}
         return {"search": space} | self.model_dump(include={"min_epochs", "reduction_factor", "seed"})
 
 
 def number_type(name: str) -> type[int] | type[float] | None:
-    """Return the type of a setting of `train` that takes numbers, or None."""
+    """Return the type of the numbers that a setting of `train` takes, or None if it takes other values."""
     annotation = TrainConfig.model_fields[name].annotation
-    # Alternatives may have bounds of their own, and a word may stand beside the numbers.
+    # Alternatives may have bounds of their own, and a literal may be an alternative to a number.
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    types = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts if not _is_word(part)}
+    types = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts if not _is_literal(part)}
     types -= {NoneType}
     return int if types == {int} else float if types == {float} else None
 
 
-def _is_word(annotation: object) -> bool:
+def _is_literal(annotation: object) -> bool:
     return get_origin(annotation) is Literal
 
 
 def with_values(train: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """Return the settings with other values in them.
+    """Return the settings with these values in place of their own.
 
     Raises:
-        ValidationError: They cannot be.
+        ValidationError: The result is invalid.
     """
     return TrainConfig.model_validate(train.model_dump() | dict(values))
 
 
 def _ends(name: str, space: Space) -> list[Any]:
-    """Return the extreme values of a space; where these can be, what lies between them can be, too."""
+    """Return the extreme values of a space; if they are valid, so are all values between them."""
     if isinstance(space, Choices):
         return list(space.choices)
     return [int(end) if number_type(name) is int else end for end in (space.low, space.high)]
@@ -191,7 +193,7 @@ def corners(search: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
 
 def _check_setting(name: str, space: Space) -> None:
     if name not in TrainConfig.model_fields:
-        raise ValueError(f"tune.search has '{name}', which is no setting of train: check its spelling, or remove it")
+        raise ValueError(f"tune.search has '{name}', which is not a setting of train: check its spelling, or remove it")
     if name in NOT_SEARCHED:
         raise ValueError(f"tune.search has '{name}', which is not searched, since {NOT_SEARCHED[name]}: remove it")
     if isinstance(space, Choices):
@@ -199,13 +201,13 @@ def _check_setting(name: str, space: Space) -> None:
     number = number_type(name)
     if number is None:
         raise ValueError(
-            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} takes no numbers: "
+            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} does not take numbers: "
             "give choices"
         )
     if number is int and not (space.low.is_integer() and space.high.is_integer()):
         raise ValueError(
-            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} takes whole numbers: "
-            "give such"
+            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} takes integers: "
+            "give integers"
         )
 
 
@@ -229,30 +231,30 @@ class TuneRun(TrainRun):
     tune: TuneConfig = TuneConfig()
 
     @model_validator(mode="after")
-    def _search_what_can_be_trained(self) -> Self:
+    def _check_search(self) -> Self:
         for name, space in self.tune.space.items():
             _check_setting(name, space)
-        for values in islice(corners(self.tune.space), MOST_CORNERS):
+        for values in islice(corners(self.tune.space), MAX_CORNERS):
             try:
                 with_values(self.train, values)
             except ValidationError as error:
                 raise ValueError(
-                    f"tune.search can draw {values}, which train refuses ({explain(error)}): take that out of it"
+                    f"tune.search can draw {values}, which train refuses ({explain(error)}): remove it from the search"
                 ) from None
         return self
 
     @model_validator(mode="after")
-    def _leave_epochs_to_prune(self) -> Self:
+    def _check_epochs(self) -> Self:
         bound, epochs = self.tune.max_epochs, self.tune.trial_epochs(self.train)
         if bound is not None and self.train.fine_tune:
             raise ValueError(
-                f"tune.max_epochs is {bound}, and train.fine_tune has {len(self.train.fine_tune)} stages, of which a "
-                "shorter trial would say too little: leave one of the two out"
+                f"tune.max_epochs is {bound}, and train.fine_tune has {len(self.train.fine_tune)} phases, which a "
+                "shorter trial cannot assess: leave one of the two out"
             )
         if bound is not None and bound > self.train.max_epochs:
             raise ValueError(
-                f"tune.max_epochs is {bound}, more than train.max_epochs {self.train.max_epochs}, which the best "
-                "settings are trained for in the end: lower the one or raise the other"
+                f"tune.max_epochs is {bound}, more than train.max_epochs {self.train.max_epochs}, the limit of the "
+                "final training run: lower the one or raise the other"
             )
         if self.tune.min_epochs > epochs:
             raise ValueError(
@@ -262,23 +264,21 @@ class TuneRun(TrainRun):
 
 
 class TrialRun(TrainRun):
-    """Parameters of the flow `train-trial`: one training of a search, which reports to its study."""
+    """Parameters of the flow `train-trial`: one trial of a search, which reports to its study."""
 
     rules = (*NETWORK_RULES, {"dependentRequired": {"study": ["number"], "number": ["study"]}})
 
-    tune: TuneConfig = Field(TuneConfig(), description="The search, by whose rules the trial is pruned")
+    tune: TuneConfig = Field(TuneConfig(), description="Search that the trial belongs to, with its rules of pruning")
     study: str | None = Field(
-        None, description="Name of the study below storage.home; empty: a training that is no trial"
+        None, description="Name of the study below storage.home; empty: a training run outside a search"
     )
     number: int | None = Field(None, ge=0, lt=2**31, description="Number of the trial in its study")
-    parent_run_id: RunId | None = Field(
-        None, description="MLflow run of the search, which the trial's run is shown under"
-    )
+    parent_run_id: RunId | None = Field(None, description="MLflow run of the search, the parent of the trial's run")
 
     @model_validator(mode="after")
-    def _name_study_and_number(self) -> Self:
+    def _check_study_and_number(self) -> Self:
         if (self.study is None) != (self.number is None):
             raise ValueError(
-                f"study is {self.study!r} and number is {self.number!r}: give both for a trial, neither for a training"
+                f"study is {self.study!r} and number is {self.number!r}: give both for a trial, neither otherwise"
             )
         return self

@@ -1,4 +1,4 @@
-"""Types of single values in settings: what cannot work is refused in one sentence, before any work starts."""
+"""Types of single values in settings, whose validators refuse invalid values before any work starts."""
 
 import re
 from typing import Annotated
@@ -9,13 +9,13 @@ from tasks.credentials import check_url
 from tasks.errors import shown
 
 MAX_CHARACTERS = 4096
-"""Of a text; Linux has no longer paths."""
+"""Maximum length of a string, that of a path on Linux."""
 
 YEAR_SECONDS = 366 * 86_400
-"""Upper bound of every timeout; clocks and locks overflow far above it."""
+"""Maximum of every timeout, far below the overflow of clocks and locks."""
 
 MAX_THREADS = 4096
-"""Upper bound of threads and cores on one machine."""
+"""Maximum number of threads and cores on one machine."""
 
 MIN_HEAP_BYTES, MAX_HEAP_BYTES = 512 << 20, 16 << 40
 """Spark refuses a heap of less than 450 MB; no machine has the memory for more than 16 TB."""
@@ -30,16 +30,16 @@ _CLUSTER_MASTER = (
     rf"yarn|spark://{_SPARK}(,{_SPARK})*|k8s://(https?://{_KUBERNETES}(:{_PORT})?|{_KUBERNETES}:{_PORT})(/\S*)?"
 )
 _MASTER = f"^({_LOCAL_MASTER}|{_CLUSTER_MASTER})$"
-"""Read by browsers and jsonschema as well: no named groups."""
+"""Pattern of a Spark master, without named groups: browsers and jsonschema read it, too."""
 
 _MODEL_NAME = r"^\w([\w .()-]*[\w)-])?$"
 
 
 def check_text(text: str) -> str:
-    """Return a text as it is, unless it is too long, or has a control character or credentials in it.
+    """Return a string unchanged if it is short enough and has neither control characters nor credentials.
 
     Raises:
-        ValueError: Says which.
+        ValueError: It is too long, or has a control character or credentials in it.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters: give at most {MAX_CHARACTERS:,}")
@@ -48,10 +48,10 @@ def check_text(text: str) -> str:
 
 
 def check_no_control(text: str) -> str:
-    """Return a text as it is, unless it has a control character in it.
+    """Return a string unchanged if it has no control characters.
 
     Raises:
-        ValueError: It has one, which no path may have (NUL) or which would begin another line (a line break).
+        ValueError: It has one, which is not allowed in a path (NUL) or would start a new line (a line break).
     """
     if found := _CONTROL.search(text):
         raise ValueError(f"it is '{shown(text)}', which has the control character {found[0]!r} in it: leave that out")
@@ -59,10 +59,10 @@ def check_no_control(text: str) -> str:
 
 
 def check_master(master: str) -> str:
-    """Return a Spark master as it is.
+    """Return a valid Spark master unchanged.
 
     Raises:
-        ValueError: Spark knows no such master.
+        ValueError: It is not a URL of a Spark master.
     """
     check_url(master)
     local = re.fullmatch(_LOCAL_MASTER, master)
@@ -78,15 +78,15 @@ def check_master(master: str) -> str:
 
 
 def memory_bytes(memory: str) -> int:
-    """Return the bytes of a size as Java writes it, such as 3g."""
+    """Return a memory size in Java's notation, such as 3g, in bytes."""
     return int(memory[:-1]) << {"k": 10, "m": 20, "g": 30, "t": 40}[memory[-1]]
 
 
 def check_memory(memory: str) -> str:
-    """Return the size of a Java heap as it is.
+    """Return a valid size of a Java heap unchanged.
 
     Raises:
-        ValueError: It is not written as Java does, or Spark cannot run with it.
+        ValueError: It is not in Java's notation, or Spark cannot run with it.
     """
     if not re.fullmatch(r"[0-9]{1,15}[kmgt]", memory):
         raise ValueError(
@@ -98,10 +98,10 @@ def check_memory(memory: str) -> str:
 
 
 def check_model_name(name: str) -> str:
-    """Return the name of a registered model as it is.
+    """Return a valid name of a registered model unchanged.
 
     Raises:
-        ValueError: MLflow's registry refuses it, or cannot find it again: in its searches a quote ends the name.
+        ValueError: MLflow's registry refuses it, or cannot search for it: in a search, a quote ends the name.
     """
     check_url(name)
     if len(name) > 250 or not re.fullmatch(_MODEL_NAME, name):
@@ -119,13 +119,13 @@ ModelName = Annotated[str, AfterValidator(check_model_name), Field(json_schema_e
 """The name of a registered model."""
 
 SparkMaster = Annotated[str, AfterValidator(check_master), Field(json_schema_extra={"pattern": _MASTER})]
-"""Where Spark runs."""
+"""The URL of a Spark master."""
 
 Memory = Annotated[str, AfterValidator(check_memory), Field(json_schema_extra={"pattern": "^[0-9]+[kmgt]$"})]
 """The size of a Java heap."""
 
 KeepDays = Annotated[int, BeforeValidator(lambda given: 0 if given is None else given), Field(ge=0, le=36_500)]
-"""After how many days something unused is removed, 0 for never; older deployments and runs have None for that."""
+"""Days after which something unused is removed, 0 for never; older deployments and runs have None for that."""
 
 TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 """A version of a Delta table; a form's numbers are exact up to 2^53."""

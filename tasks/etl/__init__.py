@@ -1,1 +1,1 @@
-"""From a folder of images to the Delta tables `images` and `files`."""
+"""ETL: ingestion of a folder of images into the Delta tables `images` and `files`."""

@@ -1,33 +1,33 @@
-"""What data validation found in a version of the tables, as figures and as rows for a person."""
+"""Results of data validation for one version of the tables, as metrics and as rows of a report."""
 
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from tasks.printable import printable
 from tasks.refs import TableRef
 from tasks.schema import SPLITS
+from tasks.text.printable import printable
 
 NUM_LISTED = 20
-"""Near-duplicates and quarantined files that are listed; all of them are counted."""
+"""Maximum number of near-duplicates and of quarantined files that are listed; all of them are counted."""
 
 
-Shown = Annotated[str, AfterValidator(printable)]
+Printable = Annotated[str, AfterValidator(printable)]
 """A name as tables, logs and artifacts show it to a user."""
 
 
 class NearPair(BaseModel):
-    """Two pictures in different splits that look alike; paths are relative to the source."""
+    """Two similar images in different splits; paths are relative to the source."""
 
     model_config = ConfigDict(frozen=True)
 
     bits: int
-    """In how many of 64 bits their hashes differ."""
-    path: Shown
-    label: Shown
+    """Hamming distance of their 64-bit hashes."""
+    path: Printable
+    label: Printable
     split: str
-    other_path: Shown
-    other_label: Shown
+    other_path: Printable
+    other_label: Printable
     other_split: str
 
 
@@ -36,13 +36,13 @@ class BadFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    path: Shown
+    path: Printable
     reason: str
-    detail: Shown | None
+    detail: Printable | None
 
 
 class DataChecks(BaseModel):
-    """What one version of the tables holds. Sizes are in pixels, of the original pictures."""
+    """Results of data validation for one version of the tables; sizes are those of the original images in pixels."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,34 +54,34 @@ class DataChecks(BaseModel):
     widths: dict[str, int]
     heights: dict[str, int]
     leaked: int
-    """Contents in more than one split."""
+    """Number of distinct contents that are in more than one split."""
     near_duplicates: int
-    """Pairs of pictures in different splits that look alike."""
+    """Number of pairs of similar images in different splits."""
     near_duplicates_complete: bool
     near_duplicate_bits: int
     nearest: list[NearPair]
     quarantined: list[BadFile]
-    """The first by path, NUM_LISTED at most."""
+    """The first NUM_LISTED quarantined files, ordered by path."""
 
     @property
     def class_sizes(self) -> dict[str, int]:
-        """Pictures by label, over all splits."""
+        """Number of images by label, over all splits."""
         return {label: sum(counts.values()) for label, counts in self.classes.items()}
 
     @property
     def imbalance_ratio(self) -> float:
-        """The largest class as a multiple of the smallest."""
+        """Size of the largest class divided by the size of the smallest."""
         sizes = self.class_sizes.values()
         return max(sizes) / min(sizes) if sizes else 1.0
 
     @property
     def quarantined_fraction(self) -> float:
-        """Share of the files that are there."""
+        """Fraction of the source's files that are quarantined."""
         total = sum(self.outcomes.values())
         return sum(self.reasons.values()) / total if total else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by name, for a tracking server."""
+        """Return the metrics by name, as they are logged to the tracking server."""
         return {
             "images": sum(self.class_sizes.values()),
             "classes": len(self.classes),
@@ -93,12 +93,12 @@ class DataChecks(BaseModel):
         }
 
     def rows(self) -> list[dict[str, str]]:
-        """Return the checks for a person, a row each."""
+        """Return one row per check for display: its name, value and detail."""
         sizes = self.class_sizes
         smallest, largest = (choose(sizes, key=lambda label: sizes[label], default="") for choose in (min, max))
         by_split = {split: sum(counts.get(split, 0) for counts in self.classes.values()) for split in SPLITS}
         facts = [
-            ("pictures", sum(sizes.values()), _listed(by_split)),
+            ("images", sum(sizes.values()), _listed(by_split)),
             (
                 "classes",
                 len(sizes),
@@ -108,7 +108,7 @@ class DataChecks(BaseModel):
             ("width in pixels", self.widths.get("median", 0), _listed(self.widths)),
             ("height in pixels", self.heights.get("median", 0), _listed(self.heights)),
             ("quarantined", f"{self.quarantined_fraction:.2%}", _listed(self.reasons) or "none"),
-            ("duplicates", self.outcomes.get("duplicate", 0), "files with the content of another one"),
+            ("duplicates", self.outcomes.get("duplicate", 0), "files with the same content as another file"),
             ("leaked", self.leaked, "contents in more than one split"),
             (
                 "near-duplicates",

@@ -1,4 +1,4 @@
-"""The built-in data set: the handwritten digits that come with scikit-learn, as image files in class folders."""
+"""The built-in data set: the handwritten digits of scikit-learn, as image files in class folders."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ NUM_DIGITS = 1797
 
 
 def write_digits(folder: Path) -> None:
-    """Write 1,797 grayscale PNG files of 8x8 pixels into ten class folders; what is there already stays untouched.
+    """Write 1,797 grayscale PNG files of 8x8 pixels into ten class folders; existing files are not touched.
 
     The digits are those of Alpaydin and Kaynak (UCI, 1998) in scikit-learn's copy, levels 0-16 scaled to 0-255.
     """
@@ -25,7 +25,7 @@ def write_digits(folder: Path) -> None:
             continue
         file.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.rint(levels * (255 / 16)).astype(np.uint8)
-        # Written aside and renamed: a killed run leaves no half file that would be quarantined.
+        # Written under another name and renamed: a killed run leaves no truncated file that would be quarantined.
         partial = file.with_suffix(".partial")
         Image.fromarray(pixels).save(partial, format="PNG")
         os.replace(partial, file)

@@ -1,4 +1,4 @@
-"""What a Spark task does with the files it is given: read, decode once, hash, scale down, choose the split."""
+"""Processing of files in Spark tasks: read, decode once, hash, scale down, choose the split."""
 
 import hashlib
 import os
@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark import Accumulator
 
-from tasks.config import EtlConfig
-from tasks.etl.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.config.etl import EtlConfig
+from tasks.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.edges import Edges, draw_of
 from tasks.etl.near_duplicates import dhash
-from tasks.etl.parts import PartTarget, PartWriter
-from tasks.etl.rewriting import Mapper
+from tasks.paths import is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
-from tasks.spark_progress import EndedParts
-from tasks.storage import is_inside
-from tasks.worker_log import WorkerCount, say
+from tasks.spark.progress import EndedParts
+from tasks.spark.worker_log import WorkerCount, log_from_worker
+from tasks.tables.parts import PartTarget, PartWriter
+from tasks.tables.rewriting import Mapper
 
 STORED_QUALITY = 90
-"""Of pictures that are stored scaled down, on libjpeg's scale."""
+"""JPEG quality of images that are stored scaled down, on libjpeg's scale."""
 
 MAX_FILE_BYTES = 256 << 20
-"""A larger file is not read: it is no picture within MAX_PIXELS, and would take a worker's memory."""
+"""Largest file that is read. A larger one cannot be an image within MAX_PIXELS, and could exhaust a worker's memory."""
 
 
 def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) -> str:
-    """Return the split of a picture, a function of its content and the seed alone.
+    """Return the split of an image as a function of its content and the seed only.
 
-    Adding pictures moves none, and neither does another partitioning (as `randomSplit` would).
+    Neither new images nor another partitioning move an image to another split, unlike with `randomSplit`.
     """
     draw = draw_of(sha256, seed)
     if draw < test_fraction:
@@ -39,10 +39,10 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
 
 
 def _read_whole(file: Path) -> bytes:
-    """Return the content of a file that nobody wrote to meanwhile: halves of two pictures are none.
+    """Return the content of a file, if it did not change while it was read.
 
     Raises:
-        OSError: It changed; what it is now, the next run reads. Or it is too large.
+        OSError: The file changed, and the next run reads it; or it is larger than MAX_FILE_BYTES.
     """
     with file.open("rb") as handle:
         before = os.fstat(handle.fileno())
@@ -55,84 +55,87 @@ def _read_whole(file: Path) -> bytes:
     return content
 
 
-def _unlabelled(label: str | None, split: str | None, etl: EtlConfig) -> tuple[Reason, str] | None:
-    """Return the reason and detail why a file, whatever its content, cannot be used, or None."""
+def _missing_label(label: str | None, split: str | None, etl: EtlConfig) -> tuple[Reason, str] | None:
+    """Return reason and detail if a file has no label or predefined split, else None."""
     if label is None:
         details = {
-            "folder": "the file lies in no class folder",
+            "folder": "the file is not in a class folder",
             "pattern": "etl.labels.pattern finds no label in the path",
-            "file": "etl.labels.file names no label for the path",
+            "file": "etl.labels.file has no label for the path",
         }
         return Reason.LABEL_MISSING, details[etl.labels.by]
     if split is None and etl.split_by == "folder":
-        return Reason.SPLIT_MISSING, "the file lies in none of the folders train, val and test"
+        return Reason.SPLIT_MISSING, "the file is not in one of the folders train, val and test"
     return None
 
 
-def read_picture(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
-    """Read one file and examine it as `examine_picture`; `root` is the source's real path."""
+def read_image(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
+    """Read one file and return the row of `examine_image`; `root` is the source's real path."""
     try:
         if not is_inside(str(file), root):
-            raise PermissionError("a link that leads out of the source")
+            raise PermissionError("a symbolic link that points outside the source")
         content = _read_whole(file)
     except OSError as error:
-        return _unreadable(split, str(error))
-    return examine_picture(content, label, split, etl)
+        return _unreadable_row(split, str(error))
+    return examine_image(content, label, split, etl)
 
 
-def _nothing(split: str | None) -> dict[str, Any]:
+def _empty_row(split: str | None) -> dict[str, Any]:
     names = ("sha256", "content", "width", "height", "dhash", "reason", "detail")
     return dict.fromkeys(names) | {"split": split}
 
 
-def _unreadable(split: str | None, detail: str) -> dict[str, Any]:
-    return _nothing(split) | {"reason": Reason.UNREADABLE.value, "detail": detail}
+def _unreadable_row(split: str | None, detail: str) -> dict[str, Any]:
+    return _empty_row(split) | {"reason": Reason.UNREADABLE.value, "detail": detail}
 
 
-def examine_picture(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
+def examine_image(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
     """Return sha256, split, content, width, height and dhash, or the reason why a file is quarantined.
 
-    `split` is the predefined one, or None where the content decides. Where images are dealt (`stratified`) only the
-    driver knows all of them: the split is the one that the content would give, which is right of most images.
+    `split` is the predefined one, or None if it follows from the content. With `stratified` splits, only the driver
+    knows all images and makes the final assignment. The row then has the split that follows from the content, which is
+    correct for most images.
     """
-    row = _nothing(split)
+    row = _empty_row(split)
     row["sha256"] = hashlib.sha256(content).hexdigest()
-    if unlabelled := _unlabelled(label, split, etl):
-        return row | {"reason": unlabelled[0].value, "detail": unlabelled[1]}
+    if missing := _missing_label(label, split, etl):
+        return row | {"reason": missing[0].value, "detail": missing[1]}
     try:
-        stored = store_picture(content, etl.stored_side, etl.max_pixels, etl.min_side)
+        stored = store_image(content, etl.stored_side, etl.max_pixels, etl.min_side)
     except BadImage as bad:
         return row | {"reason": bad.reason.value, "detail": bad.detail}
     row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
     return row | stored._asdict()
 
 
-class StoredPicture(NamedTuple):
-    """What is stored of a picture."""
+class StoredImage(NamedTuple):
+    """An image as it is stored in the table `images`."""
 
     content: bytes
     width: int
-    """Of the file's own picture, upright, in pixels; so is height."""
+    """Width of the original image after EXIF orientation, in pixels."""
     height: int
+    """Height of the original image after EXIF orientation, in pixels."""
     dhash: int
-    """64-bit perceptual hash of the picture as it is stored, as a signed integer."""
+    """64-bit perceptual hash of the image as it is stored, as a signed integer."""
 
 
-def store_picture(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredPicture:
-    """Return what is stored of a file.
+def store_image(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredImage:
+    """Return the image to store for the content of a file.
 
-    Decoded in any case, since only that finds damage; the bytes stay as they are where no side exceeds `stored_side`.
+    The image is always decoded, since only decoding detects damage. If no side exceeds `stored_side`, its bytes are
+    stored unchanged.
 
     Raises:
-        BadImage: The bytes are no usable image.
+        BadImage: The bytes are not a usable image.
     """
     image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
     if max(width, height) > stored_side:
         image = fit_within(image, stored_side)
-        # Whole chroma: half of it would be lost a second time where the picture is scaled down later.
+        # No chroma subsampling: it would be subsampled a second time when the image is scaled down later.
         content = encode_jpeg(image, STORED_QUALITY, "4:4:4")
-    # Of the scaled picture, a few bits at most are others, and it costs a third.
-    return StoredPicture(content, width, height, dhash(image))
+    # The hash of the scaled image differs in a few bits at most, and takes a third of the time.
+    return StoredImage(content, width, height, dhash(image))
 
 
 def make_reader(
@@ -142,10 +145,10 @@ def make_reader(
     edges: Edges | None = None,
     ended: Accumulator[EndedParts] | None = None,
 ) -> Mapper:
-    """Return the function for `mapInArrow`: batches of LISTING_ARROW in, batches of READ_ARROW out.
+    """Return the function for `mapInArrow` that maps batches of LISTING_ARROW to batches of READ_ARROW.
 
-    The pictures themselves go into parts of `target`, those near an edge of two splits into parts of their own.
-    `ended` is told of each task that ends.
+    The images are written into parts of `target`, those near an edge between two splits into separate parts.
+    `ended` counts the tasks that end.
     """
     driver = os.getpid()
 
@@ -153,7 +156,7 @@ def make_reader(
         root = os.path.realpath(source)
 
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
-            return read_picture(source / listed["path"], listed["label"], listed["split"], root, etl)
+            return read_image(source / listed["path"], listed["label"], listed["split"], root, etl)
 
         return _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
 
@@ -163,16 +166,17 @@ def make_reader(
 def make_decoder(
     etl: EtlConfig, target: PartTarget, edges: Edges | None = None, ended: Accumulator[EndedParts] | None = None
 ) -> Mapper:
-    """Return the function for `mapInArrow` where Spark did the reading, otherwise as `make_reader`.
+    """Return the function for `mapInArrow` for files that Spark has read; otherwise as `make_reader`.
 
-    Batches of LISTING_ARROW with the columns content and unreadable (why there is none) in, of READ_ARROW out.
+    It maps batches of LISTING_ARROW plus the columns content and unreadable (the reason if the content is null) to
+    batches of READ_ARROW.
     """
 
     def examine(listed: dict[str, Any]) -> dict[str, Any]:
         content, unreadable = listed.pop("content"), listed.pop("unreadable")
         if unreadable is not None:
-            return _unreadable(listed["split"], unreadable)
-        return examine_picture(content, listed["label"], listed["split"], etl)
+            return _unreadable_row(listed["split"], unreadable)
+        return examine_image(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()
     return lambda batches: _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
@@ -185,20 +189,21 @@ def _examine_all(
     edges: Edges | None,
     count: WorkerCount,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows once all parts are closed: what Spark knows of a picture, it can read."""
+    """Yield the rows after all parts are closed, so that every part that a row names can be read."""
     rows: list[dict[str, Any]] = []
-    with PartWriter(target) as sure, PartWriter(target) as unsure:
+    with PartWriter(target) as inner_writer, PartWriter(target) as edge_writer:
         for batch in batches:
             for listed in batch.to_pylist():
                 count.add(1)
-                row = listed | examine(listed)  # it takes from `listed` what goes no further
+                row = listed | examine(listed)  # make_decoder removes columns of `listed` that the row must not have
                 row["part"] = None
                 if row["content"]:
-                    writer = unsure if edges is not None and edges.has(row["sha256"], row["label"]) else sure
+                    is_near_edge = edges is not None and edges.has(row["sha256"], row["label"])
+                    writer = edge_writer if is_near_edge else inner_writer
                     row["part"] = writer.add({name: row.get(name) for name in IMAGES.names})
                 rows.append({name: row[name] for name in READ_ARROW.names})
     count.close()
     if rows:
         num_bad = sum(row["reason"] is not None for row in rows)
-        say(f"read {len(rows)} files, {num_bad} of them unusable")
+        log_from_worker(f"read {len(rows)} files, {num_bad} of them unusable")
         yield pa.RecordBatch.from_pylist(rows, schema=READ_ARROW)

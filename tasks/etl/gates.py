@@ -1,17 +1,17 @@
-"""What must hold of the files of a source before a table changes: pure decisions on counts."""
+"""Quality gates on the files of a source, checked before a table changes: pure functions of counts."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput, listed
 from tasks.interval import wilson_interval
 from tasks.schema import QUARANTINED, SPLITS, STORED, TEST
 
 NUM_NAMED = 5
-"""Classes that a refusal names; a thousand names help nobody."""
+"""Maximum number of classes that a message names."""
 
 MIN_TEST_IMAGES = 30
 """With fewer test images, the 95 % interval of an accuracy of 0.9 is wider than 0.2."""
@@ -19,13 +19,13 @@ MIN_TEST_IMAGES = 30
 
 @dataclass
 class FileCounts:
-    """How many files of the source there are.
+    """Numbers of files of the source and of images in the table.
 
     Attributes:
-        outcomes: By outcome.
-        reasons: Quarantined ones by reason.
-        images: Pictures that the table `images` will have, by label; a label with unusable files only has 0.
-        classes: The same by label and split, without the zeros.
+        outcomes: Number of files by outcome.
+        reasons: Number of quarantined files by reason.
+        images: Images that the table `images` will have, by label; 0 for a label whose files are all unusable.
+        classes: The same by label and split, without zeros.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -39,14 +39,14 @@ class FileCounts:
         groups: Iterable[tuple[str | None, str | None, str, str | None, int]],
         kept: Iterable[tuple[str, str, int]],
     ) -> Self:
-        """Sum groups of files and pictures kept of deleted files.
+        """Return the sums over groups of files and over the images kept of deleted files.
 
         Args:
-            groups: Label, split, outcome, reason, number of files.
-            kept: Label, split, number of pictures.
+            groups: Label, split, outcome, reason and number of files of each group.
+            kept: Label, split and number of images of each group.
         """
         counts = cls()
-        pictures = list(kept)
+        stored = list(kept)
         for label, split, outcome, reason, number in groups:
             counts.outcomes[outcome] += number
             if outcome == QUARANTINED:
@@ -56,8 +56,8 @@ class FileCounts:
             if outcome == STORED:
                 assert label is not None
                 assert split is not None
-                pictures.append((label, split, number))
-        for label, split, number in sorted(pictures):
+                stored.append((label, split, number))
+        for label, split, number in sorted(stored):
             counts.images[label] += number
             by_split = counts.classes.setdefault(label, {})
             by_split[split] = by_split.get(split, 0) + number
@@ -65,7 +65,7 @@ class FileCounts:
 
 
 def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
-    """Refuse a source with too many unusable files.
+    """Check that the source does not have too many unusable files.
 
     Raises:
         WrongInput: More than `max_bad_fraction` of the files are quarantined.
@@ -75,30 +75,30 @@ def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.reasons.items()))
         raise WrongInput(
             f"{bad} of {total} files cannot be used ({reasons}), more than etl.max_bad_fraction "
-            f"{etl.max_bad_fraction}: mend the source or raise the fraction; the tables are as they were"
+            f"{etl.max_bad_fraction}: fix the source or raise the fraction; the tables are unchanged"
         )
 
 
 def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
-    """Refuse classes with too few pictures to learn or to measure anything.
+    """Check that no class has too few images to train and evaluate on.
 
     Raises:
-        WrongInput: A class has fewer than `min_images_per_class` pictures, over all splits.
+        WrongInput: A class has fewer than `min_images_per_class` images, over all splits.
     """
     small = sorted((number, label) for label, number in counts.images.items() if number < etl.min_images_per_class)
     if small:
         named = listed([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         raise WrongInput(
-            f"{len(small)} of {len(counts.images)} classes have fewer usable pictures than etl.min_images_per_class "
-            f"{etl.min_images_per_class} ({named}): add pictures, take the classes out of the source, or lower "
-            "the bound; the tables are as they were"
+            f"{len(small)} of {len(counts.images)} classes have fewer usable images than etl.min_images_per_class "
+            f"{etl.min_images_per_class} ({named}): add images, remove the classes from the source, or lower "
+            "the bound; the tables are unchanged"
         )
 
 
-def small_splits(counts: FileCounts, etl: EtlConfig) -> list[str]:
-    """Return warnings of splits and classes with so few images that little can be measured on them.
+def small_split_warnings(counts: FileCounts, etl: EtlConfig) -> list[str]:
+    """Return warnings about splits and classes that have too few images for precise metrics.
 
-    These are a split `test` with fewer than MIN_TEST_IMAGES images, and classes with fewer than
+    They concern a split `test` with fewer than MIN_TEST_IMAGES images, and classes with fewer than
     `min_images_per_class` images for each of the three splits.
     """
     warnings = []
@@ -122,7 +122,7 @@ def small_splits(counts: FileCounts, etl: EtlConfig) -> list[str]:
 
 
 def _interval(num_images: int, metric: str) -> str:
-    """Say how far a metric of 0.9 is to be believed."""
+    """Describe the confidence interval of a metric of 0.9 on so many images."""
     if not num_images:
         return "nothing can be measured on them"
     low, high = wilson_interval(0.9 * num_images, num_images)

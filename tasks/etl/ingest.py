@@ -1,4 +1,4 @@
-"""Bring the tables `images` and `files` in line with a source folder, reading only what is new or changed."""
+"""Incremental ingestion: the tables `images` and `files` are synchronized with a source folder or URL."""
 
 import logging
 from dataclasses import dataclass
@@ -9,64 +9,65 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tasks.config import EtlConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
-from tasks.etl import delta, rewriting, snapshots
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
+from tasks.etl.commits import write_files, write_images
 from tasks.etl.edges import Edges
 from tasks.etl.extract import make_decoder, make_reader
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_splits
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_split_warnings
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import PartTarget
-from tasks.etl.relations import Relations
 from tasks.etl.remote import read_remote
-from tasks.etl.settings import (
-    OTHER_TABLES,
-    check_columns,
-    check_properties,
-    continued,
-    source_property,
-    table_properties,
-)
-from tasks.etl.source import Source, list_again_if_old, prepare_source
+from tasks.etl.source import Source, prepare_source, relist_if_outdated
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
-from tasks.etl.tables import write_files, write_images
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
     DUPLICATE,
     FILES,
     FILES_ARROW,
-    HELD_ARROW,
+    IMAGE_KEYS_ARROW,
     IMAGES,
     QUARANTINED,
     READ_ARROW,
     STORED,
 )
-from tasks.spark import NeedsSpark, keep_spark, without_spark_first
-from tasks.spark_progress import count_ended_tasks
+from tasks.spark.progress import count_ended_tasks
+from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
+from tasks.tables import delta, rewriting, snapshots
+from tasks.tables.parts import PartTarget
+from tasks.tables.properties import (
+    OTHER_TABLES,
+    check_columns,
+    check_properties,
+    source_property,
+    table_properties,
+    with_table_split,
+)
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.etl")
 
-FILES_A_TASK = 1024
-"""Files a Spark task reads: few enough to keep all cores busy to the end, enough for a Parquet file of some size."""
+FILES_PER_TASK = 1024
+"""Files per Spark task: few enough that all cores stay busy to the end, enough that Parquet files are not tiny."""
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """The tables as a run finds them.
+    """The tables as they are at the start of a run.
 
     Attributes:
         images: Path of the table `images`.
         files: Path of the table `files`.
         ledger: All rows of `files`.
         held: sha256, label and split of the rows of `images`.
-        versions: The version of each, None where there is none.
-        replaced: Whether the contents come from another source or other labels, and are to be replaced.
-        etl: The settings of the run; what tables that are there decide is as it is there.
-        properties: What tables of these settings remember.
+        versions: Version of each table, None if the table does not exist.
+        replaced: Whether the contents come from another source or other labels, and are replaced.
+        etl: Settings of the run; those that existing tables determine have the tables' values.
+        properties: Table properties that correspond to the settings.
     """
 
     images: str
@@ -80,14 +81,14 @@ class _Tables:
 
 
 def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
-    """Open the tables at their latest versions, and refuse those that this run must not write."""
+    """Open the tables at their latest versions, and check that this run may write to them."""
     found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
-    for there in filter(None, found.values()):
-        etl = continued(etl, there.properties)
-    made_with = next((there.properties for there in found.values() if there is not None), {})
+    for existing in filter(None, found.values()):
+        etl = with_table_split(etl, existing.properties)
+    made_with = next((existing.properties for existing in found.values() if existing is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
-    rows = {"images": HELD_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
+    rows = {"images": IMAGE_KEYS_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
@@ -103,15 +104,15 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
 
 
 def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget) -> pa.Table:
-    """Read the listed files, their pictures into parts of `target`; return columns of READ_ARROW."""
+    """Read the listed files and write their images into parts of `target`; return a table with READ_ARROW's columns."""
     if not listing.num_rows:
         return READ_ARROW.empty_table()
-    # Pictures are decoded once, into parts; both tables are written from what is known of them.
+    # Images are decoded only once, when they are written into parts; both tables are committed from the returned rows.
     cores = spark.sparkContext.defaultParallelism
-    rounds = -(-listing.num_rows // (FILES_A_TASK * cores))
-    tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core waits for another's last task
+    rounds = -(-listing.num_rows // (FILES_PER_TASK * cores))
+    tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core is idle while another runs its last task
     files = spark.createDataFrame(listing).repartition(tasks)
-    # Twice as many parts pay only where copying them does not.
+    # Separate parts near the edges double the number of parts: worthwhile only if copying parts is expensive.
     is_large = (pc.sum(listing["size"]).as_py() or 0) > rewriting.DRIVER_BYTES
     edges = Edges.of(etl, listing) if is_large and etl.split_by == "stratified" else None
     ended = count_ended_tasks(spark.sparkContext)
@@ -125,24 +126,24 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
 
 
 def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
-    """Refuse a source that must not reach the tables; return how many files have each outcome.
+    """Check the source against the quality gates; return the numbers of files and images.
 
     Raises:
-        WrongInput: Too many unusable files, or too small a class.
+        WrongInput: There are too many unusable files, or a class has too few images.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
     check_bad_fraction(counts, etl)
     check_class_sizes(counts, etl)
-    for sentence in small_splits(counts, etl):
+    for sentence in small_split_warnings(counts, etl):
         logger.warning(sentence)
     return counts
 
 
 def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Source:
-    """Refuse what can be refused before anything is read, and list the source.
+    """Check everything that can be checked before files are read, and list the source.
 
     Raises:
-        WrongInput: As `prepare_source`, nothing can be written to the tables, or something else lies at their place.
+        WrongInput: As `prepare_source`; or a table cannot be written to, or its path has something else than a table.
     """
     check_writable(storage.home, "storage.home")
     check_writable(storage.tables, "storage.tables")
@@ -152,49 +153,49 @@ def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
 
 
 def ingest_images(etl: EtlConfig, storage: Storage, config: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the source, as `ingest_source`.
+    """List the source and synchronize the tables `images` and `files` with it, as `ingest_source`.
 
     Raises:
         WrongInput: As `prepare_ingest` and `ingest_source`.
     """
-    with keep_spark():  # a URL is listed by the session that reads it
+    with keep_spark():  # the session that lists a URL also reads its files
         return ingest_source(etl, prepare_ingest(etl, storage, config), storage, config)
 
 
 def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the listed source, one run at a time.
+    """Synchronize the tables `images` and `files` with the listed source, under an exclusive lock.
 
-    Where both are on a local disk and in line with a local folder already, Spark does not start; it does where files
-    are looked at again in every run, those of READ_AGAIN.
+    Spark does not start if the source and both tables are local and the tables are up to date. It does start if there
+    are quarantined files with a reason of READ_AGAIN, which every run reads again.
 
-    `images` is committed first, `files` second; a run killed between the two is repaired by the next, and a run with
-    nothing new commits nothing. A file whose size, time, label and predefined split are in the ledger is not read
+    `images` is committed first, then `files`; if a run is killed in between, the next run completes it. A run without
+    changes commits nothing. A file whose size, time, label and predefined split are those of the ledger is not read
     again.
 
     Raises:
-        WrongInput: Settings or columns other than the tables', too many unusable files, or too small a class; the
-            tables are unchanged.
-        DiskFull: No room was left for the tables or for Spark's temporary files; the tables are unchanged, or `images`
-            is done and the next run does `files`.
-        TableChanged: Another program wrote to one of the tables meanwhile; that is as it left it, and the next run
-            brings both in line.
+        WrongInput: The settings or columns differ from the tables', there are too many unusable files, or a class has
+            too few images; the tables are unchanged.
+        DiskFull: The disk has no space for the tables or Spark's temporary files. The tables are unchanged, or `images`
+            is committed and the next run commits `files`.
+        TableChanged: Another program wrote to one of the tables during the run; its changes are kept, and the next run
+            synchronizes both tables.
     """
 
     def ingest(spark: SparkSession | None) -> EtlReport:
-        nonlocal source  # listed again once, though it may be tried twice
-        with take_turn(storage.table("images"), spark), full_disk_named(storage.tables, storage.home):
-            source = list_again_if_old(spark, etl, source, storage)
+        nonlocal source  # a second attempt uses the listing of the first
+        with exclusive_lock(storage.table("images"), spark), translate_disk_full(storage.tables, storage.home):
+            source = relist_if_outdated(spark, etl, source, storage)
             return _ingest(spark, etl, source, storage)
 
-    return without_spark_first(ingest, config, storage)
+    return try_without_spark(ingest, config, storage)
 
 
 def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
     tables = _open_tables(spark, etl, storage, source)
-    asked, etl = etl.split_by, tables.etl
+    requested, etl = etl.split_by, tables.etl
     paths = (tables.images, tables.files)
-    afresh = None in tables.versions or tables.replaced
-    if spark is None and afresh:
+    from_scratch = None in tables.versions or tables.replaced
+    if spark is None and from_scratch:
         raise NeedsSpark
     with Relations(storage) as relations:
         compared = Comparison(
@@ -207,20 +208,20 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
         )
         num_new = compared.num_new()
-        in_line = not afresh and compared.is_in_line()
-        # What a killed run left is swept only when its JVM is gone, which takes one of ours to know.
-        if spark is None and not (in_line and all(map(is_swept, paths))):
+        up_to_date = not from_scratch and compared.is_up_to_date()
+        # Files of a killed run are removed only after its JVM has ended, which takes a JVM of this run to find out.
+        if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
-        if etl.split_by != asked:
-            # Not refused: forms and deployments write defaults out, so nobody can tell whether a user asked for it.
+        if etl.split_by != requested:
+            # Not an error: forms and deployments write defaults out, so the value need not be a choice of the user.
             logger.info(
-                "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes sides: "
-                "for another split give %s",
-                asked, tables.images, etl.split_by, OTHER_TABLES,
+                "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes its "
+                "split: for another split give %s",
+                requested, tables.images, etl.split_by, OTHER_TABLES,
             )  # fmt: skip
-        if spark is not None and not in_line:
-            counts = _bring_in_line(spark, source, compared, tables)
+        if spark is not None and not up_to_date:
+            counts = _synchronize(spark, source, compared, tables)
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
@@ -252,13 +253,13 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
     return report
 
 
-def _bring_in_line(
+def _synchronize(
     spark: SparkSession,
     source: Source,
     compared: Comparison,
     tables: _Tables,
 ) -> FileCounts:
-    """Read what must be read, and write both tables; return how many files have each outcome."""
+    """Read new and changed files, and write both tables; return the numbers of files and images."""
     images_version, files_version = tables.versions
     etl = tables.etl
     with staged_parts(tables.images, images_version) as target:

@@ -1,4 +1,4 @@
-"""The label and the predefined split of every path: from its folders, a regular expression, or a label file."""
+"""Labels and predefined splits of paths, from folders, a regular expression, or a label file."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
-from tasks.patterns import compile_pattern, find_group
-from tasks.remote_file import check_remote_file, check_resolved, is_url, open_http
+from tasks.paths import local_path
 from tasks.schema import SPLITS
-from tasks.storage import local_path
+from tasks.system.remote_file import check_remote_file, check_resolved, is_url, open_http
 
 logger = logging.getLogger("lakevision.etl")
 
 Named = tuple[str | None, str | None]
-"""Label and split of a path; None where nothing gives it one."""
+"""Label and predefined split of a path, None if it has none."""
 
 
 def split_from_folders(path: str) -> str | None:
@@ -29,55 +29,57 @@ def split_from_folders(path: str) -> str | None:
 
 
 def label_from_folder(path: str, split: str | None = None) -> str | None:
-    """Return the parent folder, where a folder that names the split counts as none: train/1.jpg has no label."""
+    """Return the innermost folder that does not name the split, or None: train/1.jpg has no label."""
     folders = list(PurePosixPath(path).parts[:-1])
     if split is not None:
-        folders.remove(split)  # the first one: in train/test/1.jpg the class is called test
+        folders.remove(split)  # only the first match: the class of train/test/1.jpg is test
     return folders[-1] if folders else None
 
 
 def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
-    """Read a CSV or Parquet file with the columns path and label, and split where it is asked for.
+    """Read a CSV or Parquet file with the columns path and label, and split if `with_split`.
 
     Returns:
         Label and split by path; an empty or null label is None.
 
     Raises:
-        WrongInput: The file is missing or damaged, lacks a column, or says two things of one path.
+        WrongInput: The file is missing or damaged, lacks a column, or has contradictory rows for one path.
     """
-    what = f"etl.labels.file is '{file}'"
+    setting = f"etl.labels.file is '{file}'"
     wanted = ["path", "label", "split"] if with_split else ["path", "label"]
-    table = _read_table(file, what)
+    table = _read_table(file, setting)
     lacking = [name for name in wanted if name not in table.column_names]
     if lacking:
         raise WrongInput(
-            f"{what}, which has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}: "
+            f"{setting}, which has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}: "
             f"name its columns {', '.join(wanted)}"
         )
     try:
         columns = [table[name].cast(pa.string()).to_pylist() for name in wanted]
     except pa.ArrowException as error:
-        raise WrongInput(f"{what}, whose columns are no text ({error}): write {', '.join(wanted)} as text") from None
+        raise WrongInput(
+            f"{setting}, whose columns are not text ({error}): write {', '.join(wanted)} as text"
+        ) from None
     named: dict[str, Named] = {}
     for path, label, *rest in zip(*columns, strict=True):
         split = rest[0] if rest else None
         if not path:
-            raise WrongInput(f"{what}, which has a row without a path (label '{label}'): remove it")
+            raise WrongInput(f"{setting}, which has a row without a path (label '{label}'): remove it")
         if with_split and split not in SPLITS:
-            raise WrongInput(f"{what}, which gives '{path}' the split '{split}': use {', '.join(SPLITS)}")
-        key = str(PurePosixPath(path))  # ./cat/1.jpg is cat/1.jpg
+            raise WrongInput(f"{setting}, which gives '{path}' the split '{split}': use {', '.join(SPLITS)}")
+        key = str(PurePosixPath(path))  # ./cat/1.jpg and cat/1.jpg are the same path
         if named.setdefault(key, (label or None, split)) != (label or None, split):
-            raise WrongInput(f"{what}, which says two things of '{key}': leave one row for it")
+            raise WrongInput(f"{setting}, which has contradictory rows for '{key}': keep one of them")
     return named
 
 
 def _open(file: str, path: Path | None) -> Any:
     if path is not None:
-        return path.expanduser().open("rb")  # not by fsspec, for which a name with :: is a chain
+        return path.expanduser().open("rb")  # not with fsspec, which takes a name with :: for a chain of URLs
     return open_http(file) if file.lower().startswith("http") else fsspec.open(file, "rb")
 
 
-def _read_table(file: str, what: str) -> pa.Table:
+def _read_table(file: str, setting: str) -> pa.Table:
     path = None if is_url(file) else local_path(file)
     if path is None:
         try:
@@ -88,14 +90,14 @@ def _read_table(file: str, what: str) -> pa.Table:
         with _open(file, path) as opened:
             if file.lower().endswith(".parquet"):
                 return pyarrow.parquet.read_table(opened)
-            # As text: the class 007 is not the class 7, and one called NA or null is a class.
+            # Read as text: class 007 differs from class 7, and NA and null are valid class names.
             names = ("path", "label", "split")
             options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             return pyarrow.csv.read_csv(opened, convert_options=options)
     except FileNotFoundError:
-        raise WrongInput(f"{what}, which does not exist: check the path") from None
-    except Exception as error:  # Each file system and format fails in its own way.
-        raise WrongInput(f"{what}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
+        raise WrongInput(f"{setting}, which does not exist: check the path") from None
+    except Exception as error:  # Each file system and format raises its own exceptions.
+        raise WrongInput(f"{setting}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
 
 
 def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
@@ -107,8 +109,8 @@ def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
     return label_from_folder
 
 
-def name_paths(paths: Sequence[str], etl: EtlConfig) -> list[Named]:
-    """Return label and predefined split of each path (relative to the source), by the settings.
+def label_paths(paths: Sequence[str], etl: EtlConfig) -> list[Named]:
+    """Return label and predefined split of each path (relative to the source) according to the settings.
 
     Raises:
         WrongInput: As `read_label_file`.

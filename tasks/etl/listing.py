@@ -1,4 +1,4 @@
-"""What a source folder holds, before anything is read: local folders, and what every listing has in common."""
+"""Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
 import os
 import stat
@@ -7,11 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.labels import name_paths
+from tasks.etl.labels import label_paths
+from tasks.paths import is_inside
 from tasks.schema import LISTING_ARROW, SPLITS
-from tasks.storage import is_inside
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
 
@@ -25,7 +25,7 @@ def _is_image(name: str) -> bool:
 
 
 def is_image_path(path: str) -> bool:
-    """Say whether a path below a source is listed: an image by its extension, and in no hidden folder."""
+    """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
     return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
 
 
@@ -39,10 +39,10 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
             if _is_hidden(entry.name):
                 continue
             if entry.is_symlink() and not is_inside(entry.path, root):
-                # Links are followed inside the source only: what lies outside was not handed to us.
+                # Links are followed only inside the source: the user gave no access to files outside it.
                 continue
             if entry.is_dir():
-                # A link to a folder above would walk in circles; its files are found at their own place.
+                # A link to a parent folder would recurse without end; its files are listed at their own path.
                 if not entry.is_symlink():
                     yield from _walk(entry.path, root)
             elif _is_image(entry.name):
@@ -50,27 +50,27 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
 
 
 def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """List the image files below `source`, hidden ones left out, with their label and predefined split.
+    """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
     Returns:
-        Table with the columns of LISTING_ARROW, ordered by path; label and split are null where nothing names them.
+        Table with the columns of LISTING_ARROW, ordered by path; label and split are null where a file has none.
 
     Raises:
-        WrongInput: The folder is missing, not a folder, or holds no image file; or the label file is not usable.
+        WrongInput: The folder is missing, not a folder, or has no image files; or the label file is not usable.
     """
     if not source.is_dir():
-        what = "is not a folder" if source.exists() else "does not exist"
-        raise WrongInput(f"source is '{source}', which {what}: give a folder of class folders with images")
+        problem = "is not a folder" if source.exists() else "does not exist"
+        raise WrongInput(f"source is '{source}', which {problem}: give a folder of class folders with images")
     root = os.path.realpath(source)
     files: list[tuple[str, int, int]] = []
     for entry in _walk(str(source), root):
         try:
             status = entry.stat()
         except OSError:
-            continue  # A broken link, or gone since the folder was read: as if never there.
+            continue  # A broken link, or a file deleted since the folder was read: ignored.
         if not stat.S_ISREG(status.st_mode):
             continue
-        # A name that is no UTF-8 is shown escaped; no file has the escaped name, so it ends as unreadable.
+        # A name that is not valid UTF-8 is escaped; no file has the escaped name, so the file becomes unreadable.
         path = os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace")
         files.append((path, status.st_size, status.st_mtime_ns // 1000))
     return make_listing(files, str(source), etl)
@@ -81,16 +81,16 @@ def make_listing(files: Sequence[tuple[str, int, int]], source: str, etl: EtlCon
 
     Args:
         files: Path below the source, size in bytes and time of the last change in microseconds since 1970 (UTC).
-        source: Folder or URL that the sentence names.
-        etl: What names labels and splits.
+        source: Folder or URL, for the error message.
+        etl: Settings for labels and splits.
 
     Raises:
-        WrongInput: There is no file, or the label file is not usable.
+        WrongInput: `files` is empty, or the label file is not usable.
     """
     if not files:
         raise WrongInput(f"source is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path")
     paths, sizes, times = zip(*files, strict=True)
-    named = name_paths(paths, etl)
+    named = label_paths(paths, etl)
     columns = {
         "path": paths,
         "label": [label for label, _ in named],
@@ -102,7 +102,7 @@ def make_listing(files: Sequence[tuple[str, int, int]], source: str, etl: EtlCon
 
 
 def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """Refuse a folder that nothing can be trained on; return its listing.
+    """Check that a folder can be trained on; return its listing.
 
     Raises:
         WrongInput: As `list_images` and `check_labels`.
@@ -113,10 +113,10 @@ def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
 
 
 def check_labels(listing: pa.Table, source: str, etl: EtlConfig) -> None:
-    """Refuse a listing that nothing can be trained on.
+    """Check that a listing has at least two labels, and a split folder if the folders name the splits.
 
     Raises:
-        WrongInput: Fewer than two labels, or predefined splits of which there is none.
+        WrongInput: There are fewer than two labels, or no path has a split folder.
     """
     labels = sorted(set(listing["label"].to_pylist()) - {None})
     if len(labels) < 2:
@@ -132,10 +132,10 @@ def check_labels(listing: pa.Table, source: str, etl: EtlConfig) -> None:
 
 
 def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
-    """Refuse predefined splits that a training cannot use, before anything is ingested for it.
+    """Check that predefined splits can be used for training, before files are ingested.
 
     Raises:
-        WrongInput: One of the three splits has no file.
+        WrongInput: One of the three splits has no files.
     """
     if etl.split_by in {"stratified", "content"}:
         return

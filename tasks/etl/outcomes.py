@@ -1,13 +1,16 @@
-"""What became of every file: the source compared with the tables, and the outcome of each file, order aside."""
+"""Comparison of a source with the tables, and the outcome of each file.
+
+The outcomes are stored, duplicate, quarantined and deleted.
+"""
 
 from datetime import datetime
 
 import pyarrow as pa
 
-from tasks.etl.decode import Reason
-from tasks.etl.relations import Relations
-from tasks.etl.stratify import Counts, SplitRule, deal_classes
-from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, HELD_ARROW, LISTING_ARROW, QUARANTINED, STORED
+from tasks.decode import Reason
+from tasks.etl.stratify import Counts, SplitRule, apportion_classes
+from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, QUARANTINED, STORED
+from tasks.tables.relations import Relations
 
 READ_AGAIN = (
     Reason.LABEL_CONFLICT.value,
@@ -16,7 +19,7 @@ READ_AGAIN = (
     Reason.TOO_MANY_PIXELS.value,
     Reason.TOO_SMALL.value,
 )
-"""Reasons that something other than the file can settle: its other side, its permissions, a setting."""
+"""Reasons that may disappear without a change of the file: by a change of another file, permissions, or a setting."""
 
 COMPARE = """
 CREATE OR REPLACE TABLE compared AS
@@ -25,7 +28,7 @@ paths AS (
     SELECT coalesce(l.path, k.path) AS path, l, k,
         CASE WHEN l.path IS NULL THEN 'gone'
              WHEN l.size = k.size AND l.modified_at = k.modified_at AND l.label IS NOT DISTINCT FROM k.label
-                  -- Where the content decides, the listing has no split and the ledger's holds.
+                  -- If the split follows from the content, the listing has none and the ledger's is valid.
                   AND coalesce(l.split, k.split) IS NOT DISTINCT FROM k.split THEN 'unchanged'
              ELSE 'new' END AS found,
         EXISTS (FROM held h WHERE (h.sha256, h.label, h.split) = (k.sha256, k.label, k.split)) AS is_held
@@ -35,7 +38,7 @@ SELECT path,
     CASE WHEN found = 'unchanged' AND k.outcome = $stored AND NOT is_held THEN 'new'
          WHEN found = 'unchanged' AND k.reason IN $read_again THEN 'again'
          ELSE found END AS status,
-    -- Of what is read the source says it, of the rest the ledger: it has the split that the content decided.
+    -- Files to read have the listing's values, others the ledger's, which has the split that follows from the content.
     CASE WHEN status IN ('new', 'again') THEN l.label ELSE k.label END AS label,
     CASE WHEN status IN ('new', 'again') THEN l.split ELSE k.split END AS split,
     coalesce(l.size, k.size) AS size, coalesce(l.modified_at, k.modified_at) AS modified_at,
@@ -54,7 +57,7 @@ contents AS (
     SELECT sha256, min(path) AS first, min(label) <> max(label) AS two_labels, min(split) <> max(split) AS two_splits
     FROM files WHERE reason IS NULL GROUP BY sha256
 ),
--- Only of the few that need them, lists are made.
+-- Lists are built only for the few contents that are in conflict.
 conflicts AS (
     SELECT sha256, string_agg(DISTINCT label, ', ' ORDER BY label) AS labels,
         string_agg(DISTINCT split, ', ' ORDER BY split) AS splits
@@ -75,10 +78,10 @@ FROM files f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
     LEFT JOIN conflicts x ON c.sha256 = x.sha256
 """
 
-REMEMBERED = """
-CREATE OR REPLACE TABLE remembered AS
--- The table knows best; of an image that was deleted, or is in conflict, the ledger knows. A content that neither knows
--- is mostly an edit of what its path held: on the same side, so that the original finds its own when it is restored.
+KNOWN_SPLITS = """
+CREATE OR REPLACE TABLE known_splits AS
+-- The table takes precedence; the ledger has the splits of deleted images and of images in conflict. A content that is
+-- in neither is usually an edited image: it gets the split of its path, so that the original keeps it when restored.
 SELECT sha256, arg_min(split, rank || split) AS split FROM (
     SELECT sha256, split, '0' AS rank FROM held
     UNION ALL
@@ -89,33 +92,38 @@ SELECT sha256, arg_min(split, rank || split) AS split FROM (
 ) SEMI JOIN (FROM staged WHERE reason IS NULL) staged USING (sha256) GROUP BY sha256
 """
 
-READ_AS_REMEMBERED = """
+READ_WITH_KNOWN_SPLITS = """
 CREATE OR REPLACE TEMP VIEW read AS
 SELECT s.* REPLACE (CASE WHEN reason IS NULL THEN r.split END AS split)
-FROM staged s LEFT JOIN remembered r ON s.sha256 = r.sha256
+FROM staged s LEFT JOIN known_splits r ON s.sha256 = r.sha256
 """
 
-UNDEALT = """
-CREATE OR REPLACE TABLE undealt AS
+UNASSIGNED = """
+CREATE OR REPLACE TABLE unassigned AS
 SELECT sha256, label,
     row_number() OVER (PARTITION BY label ORDER BY sha256(concat($seed, ':', sha256)), sha256) - 1 AS rank
 FROM outcomes WHERE outcome = $stored AND split IS NULL
 """
 
-HAVE_SPLITS = """
+SPLIT_COUNTS = """
 SELECT label, split, count(*) FROM (FROM stored WHERE split IS NOT NULL UNION ALL FROM kept) GROUP BY ALL
 """
 
-DEAL = """
-UPDATE outcomes SET split = got.split
-FROM (SELECT sha256, d.split FROM undealt u JOIN dealt d ON u.label = d.label AND rank >= d.first AND rank < d.last) got
-WHERE outcomes.sha256 = got.sha256 AND outcomes.split IS NULL AND outcomes.reason IS NULL
+ASSIGN = """
+UPDATE outcomes SET split = assignment.split
+FROM (
+    SELECT sha256, a.split FROM unassigned u JOIN assigned a
+        ON u.label = a.label AND rank >= a.first AND rank < a.last
+) assignment
+WHERE outcomes.sha256 = assignment.sha256 AND outcomes.split IS NULL AND outcomes.reason IS NULL
 """
 
-DEALT_ARROW = pa.schema([("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())])
-"""Which split the images of a class get, by the rank of the first and the last (excluded)."""
+ASSIGNED_ARROW = pa.schema(
+    [("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())]
+)
+"""Assignment of a class's images to splits, by the rank of the first image and of the last (excluded)."""
 
-STORED_PICTURES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
+STORED_IMAGES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS
@@ -145,18 +153,18 @@ SELECT (SELECT count(*) FROM staged WHERE part IS NOT NULL)
 WHOLE_PARTS = "SELECT part, count(*), NULL FROM staged WHERE part IS NOT NULL GROUP BY part ORDER BY part"
 
 PARTS = """
--- Two predefined splits of one content are a conflict, of which nothing is stored: without them a picture is the same.
-WITH pictures AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
-firsts AS (SELECT sha256, label, min(part) AS part FROM pictures GROUP BY ALL),
+-- A content with two predefined splits is in conflict and not stored, so sha256 and label identify an image.
+WITH images AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
+firsts AS (SELECT sha256, label, min(part) AS part FROM images GROUP BY ALL),
 missing AS (FROM stored ANTI JOIN held USING (sha256, label, split)),
 wanted AS (FROM firsts SEMI JOIN missing USING (sha256, label))
 SELECT part, count(*),
     CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
-FROM pictures LEFT JOIN wanted w USING (sha256, label, part)
+FROM images LEFT JOIN wanted w USING (sha256, label, part)
 GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
 """
 
-DEALT_OTHERWISE = """
+REASSIGNED = """
 SELECT part, list(sha256), list(split) FROM (
     SELECT DISTINCT s.part, s.sha256, o.split FROM staged s JOIN stored o ON s.sha256 = o.sha256 AND s.label = o.label
     WHERE s.part IS NOT NULL AND s.split <> o.split
@@ -165,11 +173,11 @@ SELECT part, list(sha256), list(split) FROM (
 
 
 MOVED = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
-"""sha256 of the rows of `images` that have another label or split now."""
+"""Query of the sha256 of rows of `images` whose label or split changes."""
 
 
 class Comparison:
-    """The files of a source, as they are listed, as the tables know them, and as they were read."""
+    """Comparison of a source's listing with the tables: the outcome of each file, and the changes to write."""
 
     def __init__(
         self,
@@ -182,19 +190,19 @@ class Comparison:
         keep_deleted: bool,
         rule: SplitRule | None = None,
     ) -> None:
-        """Give every path of the listing or the ledger its status.
+        """Compute the status of every path of the listing or the ledger.
 
-        That is new, again (unchanged, but read again), unchanged, or gone.
+        The status is new, again (unchanged, but read again), unchanged, or gone.
 
         Args:
-            relations: Where it is done.
-            listing: Columns of LISTING_ARROW. Another label or predefined split than the ledger's makes a file new.
-            ledger: Columns of FILES_ARROW; without a row where there is no table.
-            held: sha256, label and split of every row of `images`. A file that the ledger calls stored and whose
-                picture is not there is new: a run was killed between its two commits, or somebody lost the table.
-            replaced: Whether the ledger is of another source, where equal paths and times mean nothing.
-            keep_deleted: Whether pictures stay though their files are deleted.
-            rule: How images that have no split yet are dealt; None where a file's content or the listing decides.
+            relations: Database for the queries.
+            listing: Columns of LISTING_ARROW. A file is new if its label or predefined split differs from the ledger's.
+            ledger: Columns of FILES_ARROW; empty if the table does not exist.
+            held: sha256, label and split of every row of `images`. A file with outcome stored whose image is missing
+                is new: a run was killed between its two commits, or the table was lost.
+            replaced: Whether the ledger belongs to another source, so that equal paths and times have no meaning.
+            keep_deleted: Whether the images of deleted files are kept.
+            rule: Assignment of images without a split; None if splits follow from the content or the listing.
         """
         self._rule = rule
         self._replaced = replaced
@@ -208,11 +216,11 @@ class Comparison:
         self._relations.run(KEPT, {"keep": self._keep})
 
     def num_new(self) -> int:
-        """Return how many files are new or changed."""
+        """Return the number of new and changed files."""
         return int(self._relations.rows("SELECT count(*) FROM compared WHERE status = 'new'")[0][0])
 
-    def is_in_line(self) -> bool:
-        """Say whether every file is unchanged, every picture held, and nothing held that nothing stands for."""
+    def is_up_to_date(self) -> bool:
+        """Return whether all files are unchanged and `images` has exactly the rows of the stored and kept images."""
         query = """
             SELECT (SELECT count(*) FROM compared WHERE status <> 'unchanged') = 0
                AND (SELECT count(*) FROM compared WHERE outcome = $stored AND is_held)
@@ -221,85 +229,86 @@ class Comparison:
         return bool(self._relations.rows(query, {"stored": STORED})[0][0])
 
     def to_read(self) -> pa.Table:
-        """Return the columns of LISTING_ARROW of the files to read, by path."""
+        """Return the columns of LISTING_ARROW of the files to read, ordered by path."""
         query = """
             SELECT path, label, split, size, modified_at FROM compared WHERE status IN ('new', 'again') ORDER BY path
         """
         return self._relations.table(query, LISTING_ARROW)
 
     def resolve(self, read: pa.Table) -> None:
-        """Give every file of the source its outcome; it does not depend on the order in which files arrived.
+        """Compute the outcome of every file of the source, independently of the order in which files were read.
 
-        Of sound files with one content, label and split the first by path is stored and the others are duplicates;
-        with more than one label or split all are quarantined.
+        Among usable files with the same content, label and split, the first by path is stored and the others are
+        duplicates. If their labels or splits differ, all are quarantined.
 
         Args:
-            read: Columns of READ_ARROW of the files that were to be read. Where images are dealt, their split is what
-                a worker wrote into their part, and nothing else depends on it.
+            read: Columns of READ_ARROW of the files from `to_read`. With a split rule, the column split is only the
+                value that a worker wrote into the part, and does not affect the assignment.
         """
         self._relations.add("staged", read)
         if self._rule is None:
             self._relations.run("CREATE OR REPLACE TEMP VIEW read AS FROM staged")
         else:
-            self._relations.run(REMEMBERED, {"replaced": self._replaced})
-            self._relations.run(READ_AS_REMEMBERED)
+            self._relations.run(KNOWN_SPLITS, {"replaced": self._replaced})
+            self._relations.run(READ_WITH_KNOWN_SPLITS)
         names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
         conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}
         self._relations.run(RESOLVE, names | conflicts)
-        # Where the content of a deleted file is back, the files that have it decide.
+        # An image of a deleted file is not kept if a file of the source has the same content: that file's label counts.
         self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
         self._relations.run(KEPT, {"keep": self._keep})
-        self._relations.run(STORED_PICTURES)
+        self._relations.run(STORED_IMAGES)
         if self._rule is not None:
-            self._deal(self._rule)
+            self._assign_splits(self._rule)
 
-    def _deal(self, rule: SplitRule) -> None:
-        """Give the images that have no split yet their own, in the order of a hash of seed and content."""
-        self._relations.run(UNDEALT, {"seed": rule.seed, "stored": STORED})
-        new = dict(self._relations.rows("SELECT label, count(*) FROM undealt GROUP BY label"))
+    def _assign_splits(self, rule: SplitRule) -> None:
+        """Assign splits to the images without one, in the order of a hash of seed and content."""
+        self._relations.run(UNASSIGNED, {"seed": rule.seed, "stored": STORED})
+        new = dict(self._relations.rows("SELECT label, count(*) FROM unassigned GROUP BY label"))
         if not new:
             return
         held: dict[str, Counts] = {}
-        for label, split, number in self._relations.rows(HAVE_SPLITS):
+        for label, split, number in self._relations.rows(SPLIT_COUNTS):
             held.setdefault(label, {})[split] = number
-        dealt = [dict(zip(DEALT_ARROW.names, row, strict=True)) for row in deal_classes(held, new, rule)]
-        self._relations.add("dealt", pa.Table.from_pylist(dealt, schema=DEALT_ARROW))
-        self._relations.run(DEAL)
+        assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in apportion_classes(held, new, rule)]
+        self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
+        self._relations.run(ASSIGN)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
-        """Return label, split, outcome, reason and number of the source's files."""
+        """Return label, split, outcome, reason and number of files of each group of the source's files."""
         return self._relations.rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
 
     def kept_groups(self) -> list[tuple[str, str, int]]:
-        """Return label, split and number of the pictures that stay though their files are deleted."""
+        """Return label, split and number of images of each group of the images kept of deleted files."""
         return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
 
     def parts(self) -> list[tuple[str, int, list[str] | None]]:
-        """Return name and number of rows of every part with rows to insert, and where these are not all, their sha256.
+        """Return name, number of rows and sha256 of the rows to insert of every part that has such rows.
 
-        A row is not to be inserted that is a duplicate in another part, of a conflict, or in the table already.
+        The sha256 are None if all rows of the part are to be inserted. Rows that are a duplicate in another part, in
+        conflict, or in the table already are not inserted.
         """
-        # Then every file that was read is a picture to insert, since every such picture was read.
+        # With equal counts, every image in a part is to be inserted, since every image to insert is in a part.
         ((all_are,),) = self._relations.rows(ALL_ARE_INSERTED)
         return self._relations.rows(WHOLE_PARTS if all_are else PARTS)
 
-    def dealt_otherwise(self) -> dict[str, tuple[list[str], list[str]]]:
-        """Return, by part, sha256 and split of the pictures that were dealt another split than is written there."""
+    def reassigned(self) -> dict[str, tuple[list[str], list[str]]]:
+        """Return, by part, sha256 and assigned split of the images whose split differs from the one in the part."""
         if self._rule is None:
             return {}
-        return {part: (contents, splits) for part, contents, splits in self._relations.rows(DEALT_OTHERWISE)}
+        return {part: (contents, splits) for part, contents, splits in self._relations.rows(REASSIGNED)}
 
     def surplus(self) -> pa.Table:
-        """Return sha256 of the rows of `images` that no file and no picture to keep stands for."""
+        """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""
         query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
-        return self._relations.table(query, pa.schema([HELD_ARROW.field("sha256")]))
+        return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
     def moved(self) -> pa.Table:
-        """Return sha256 of the rows of `images` that have another label or split now."""
-        return self._relations.table(MOVED, pa.schema([HELD_ARROW.field("sha256")]))
+        """Return sha256 of the rows of `images` whose label or split changes."""
+        return self._relations.table(MOVED, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
     def parts_with_moved(self) -> set[str]:
-        """Return the names of the parts with a picture that has another label or split in the table."""
+        """Return the names of the parts with an image whose label or split differs from the table's."""
         query = f"""
             SELECT DISTINCT min(part) FROM staged SEMI JOIN ({MOVED}) USING (sha256)
             WHERE part IS NOT NULL GROUP BY sha256, label
@@ -307,9 +316,9 @@ class Comparison:
         return {part for (part,) in self._relations.rows(query)}
 
     def ledger_changes(self, seen_at: datetime) -> tuple[pa.Table, bool]:
-        """Return the rows (columns of FILES_ARROW) that the ledger lacks, and whether all of them are of new paths.
+        """Return the new and changed rows of the ledger (columns of FILES_ARROW), and whether all have new paths.
 
-        A file that is gone is called deleted.
+        Files that are no longer in the source have the outcome deleted.
         """
         changes = self._relations.table(CHANGES, FILES_ARROW, {"deleted": DELETED, "seen_at": seen_at})
         self._relations.add("changes", changes)

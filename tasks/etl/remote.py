@@ -1,36 +1,35 @@
-"""Sources on any Hadoop file system: listed on the driver and read by Spark's tasks, through Hadoop's own API.
+"""Sources on any Hadoop file system, listed by the driver and read by Spark tasks with Hadoop's API.
 
-Its connectors bring the credentials, retries and requests of each store, and are configured once for everything that
-Spark does.
+Hadoop's connectors handle credentials, retries and requests of each store, and are configured once for all of Spark.
 """
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.listing import is_image_path, make_listing
-from tasks.file_systems import check_folder, hadoop_files
+from tasks.spark.file_systems import check_folder, hadoop_files
 
-FILES_A_PAGE = 10_000
-"""Files that one call brings from the JVM: a megabyte of text."""
+FILES_PER_PAGE = 10_000
+"""Number of files that one call returns from the JVM: about a megabyte of text."""
 
 
 def list_remote(spark: SparkSession, url: str, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """List the image files below a URL, hidden ones left out, as `list_images` does for a folder.
+    """List the image files below a URL as `list_images` does for a folder; hidden files are ignored.
 
     Returns:
         Table with the columns of LISTING_ARROW, ordered by path.
 
     Raises:
-        WrongInput: As `check_folder`, the URL holds no image file, or the label file is not usable.
+        WrongInput: As `check_folder`; or the URL has no image files, or the label file is not usable.
     """
     check_folder(spark, url, f"source is '{url}'")
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
     found: list[tuple[str, int, int]] = []
-    while page := listing.page(FILES_A_PAGE):
+    while page := listing.page(FILES_PER_PAGE):
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
             if is_image_path(path):
@@ -39,12 +38,12 @@ def list_remote(spark: SparkSession, url: str, etl: EtlConfig = EtlConfig()) -> 
 
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
-    """Return the listed files with their content (bytes), or in `unreadable` why there is none."""
+    """Return the listed files with their content (bytes), or with the reason for its absence in `unreadable`."""
     jvm, session = spark.sparkContext._jvm, spark._jsparkSession
     reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/", MAX_FILE_BYTES)
     schema = StructType(
         [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
     )
-    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]
+    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]  # the JVM is there while a session is
     rows = listing._jdf.javaRDD().mapPartitions(reader)
     return DataFrame(session.createDataFrame(rows, java_schema), spark)

@@ -1,4 +1,4 @@
-"""Where a source is, and what it held when it was listed: a local folder, or a URL of any Hadoop file system."""
+"""Sources of images and their listings: a local folder, or a URL of any Hadoop file system."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,25 +6,27 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl.delta import newest_commit
 from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
-from tasks.file_systems import scheme_of
-from tasks.spark import NeedsSpark, spark_session
-from tasks.storage import Storage, local_path
+from tasks.paths import local_path
+from tasks.spark.file_systems import scheme_of
+from tasks.spark.session import NeedsSpark, spark_session
+from tasks.storage import Storage
+from tasks.tables.delta import newest_commit
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a source held when it was listed.
+    """A source and its listing.
 
     Attributes:
         location: A folder, or the URL of one as text.
         listing: Its image files (LISTING_ARROW).
-        before: The newest commit of the ledger before it was listed: with another since, the listing may be too old.
+        before: The newest commit of the ledger before the listing; after a newer one the listing may be outdated.
     """
 
     location: Path | str
@@ -33,7 +35,7 @@ class Source:
 
 
 def find_source(source: str, storage: Storage) -> Path | str:
-    """Return the folder a source names, or its URL without a slash at the end; the built-in digits lie under the home.
+    """Return the folder of a source, or its URL without a trailing slash; the built-in digits are below the home.
 
     Raises:
         WrongInput: The source is neither a path nor a URL.
@@ -45,16 +47,16 @@ def find_source(source: str, storage: Storage) -> Path | str:
         return path.expanduser().absolute()
     if scheme_of(source) is None:
         raise WrongInput(
-            f"source is '{source}', which is neither a path nor a URL: give a folder (./{source} where it is one), "
-            "file:///folder or scheme://place/folder"
+            f"source is '{source}', which is neither a path nor a URL: give a folder (./{source} if it is one), "
+            "file:///folder or scheme://host/folder"
         )
     return source.rstrip("/")
 
 
 def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Source:
-    """List the source, with the built-in digits written out where they are asked for.
+    """List the source; write the built-in digits first if they are the source.
 
-    A URL is listed by Spark's JVM, in a session of its own or the active one; a local folder needs none.
+    A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
 
     Raises:
         WrongInput: As `find_source`, `check_source`, `list_remote` and `check_labels`.
@@ -69,14 +71,14 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
         return Source(location, _list_url(spark, location, etl), before)
 
 
-def list_again_if_old(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
-    """Return the source as it is, or listed anew where another run committed since it was listed.
+def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
+    """Return the source, listed again if another run committed since it was listed.
 
-    With an older listing, what that run brought in would count as deleted.
+    With an outdated listing, files that the other run ingested would count as deleted.
 
     Raises:
         WrongInput: As `check_source`, `list_remote` and `check_labels`.
-        NeedsSpark: There is no session, and a URL is to be listed.
+        NeedsSpark: `spark` is None, and the source is a URL.
     """
     now = newest_commit(storage.table("files"))
     if now == source.before:

@@ -1,4 +1,4 @@
-"""Parts of a table that lie in its folder and nobody committed yet: chosen, committed, or removed."""
+"""Uncommitted parts in a table's folder: selected for a commit, or removed, also those of a killed run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,30 +11,30 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
-from tasks.etl import delta
-from tasks.etl.cut import CHANGE_FOLDER
 from tasks.etl.outcomes import Comparison
-from tasks.etl.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
-from tasks.etl.rewriting import map_files
-from tasks.storage import local_path
+from tasks.paths import local_path
+from tasks.tables import delta
+from tasks.tables.cut import CHANGE_FOLDER
+from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
+from tasks.tables.rewriting import map_files
 
-MARK = "_unfinished-"
-"""A file of this name in the table's log, with version and run, says that a run's parts may lie there uncommitted.
+MARKER = "_unfinished-"
+"""Prefix of a marker file, with version and run: the run's parts in the table's folder may be uncommitted.
 
-The log is where no reader of the table, and no VACUUM, looks at it.
+The marker is in the table's log folder, where readers of the table and VACUUM ignore it.
 """
 
 
 @contextmanager
 def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
-    """Yield where a run's workers write their parts; afterwards only those that it committed are there.
+    """Yield the target for the parts of a run's workers; on exit, remove those that were not committed.
 
-    The caller has the table to itself, so on a local disk what killed runs left is removed, too. An object store has no
-    turns, and another run's parts may be of one that goes on: there they are left to VACUUM.
+    The caller has an exclusive lock on the table, so on a local disk the parts of killed runs are removed, too. An
+    object store has no locks, and another run that wrote parts may still be active: they are left to VACUUM.
 
     Args:
         path: Path or URL of the table.
-        version: The table's version, None where there is none yet.
+        version: The table's version, None if it does not exist yet.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
@@ -43,44 +43,44 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
     _sweep(path, target.run, done=False)
     try:
-        filesystem.touch(f"{root}/_delta_log/{MARK}{-1 if version is None else version}-{target.run}")
+        filesystem.touch(f"{root}/_delta_log/{MARKER}{-1 if version is None else version}-{target.run}")
         yield target
     except WrongInput:
         _sweep(path, target.run, done=True)
         raise
     except BaseException:
-        # A task of a job that failed may write for a moment yet: the mark stays, for the next run.
+        # Tasks of a failed job may still write for a moment: the marker stays for the next run.
         _sweep(path, target.run, done=False)
         raise
     _sweep(path, target.run, done=True)
 
 
 def is_swept(path: str) -> bool:
-    """Say whether no run left its mark in the table's log."""
-    return not _marks(path)
+    """Return whether the table's log has no marker of a run."""
+    return not _markers(path)
 
 
-def _marks(path: str) -> list[str]:
-    """Return the names of the marks in the table's log."""
+def _markers(path: str) -> list[str]:
+    """Return the names of the marker files in the table's log."""
     filesystem, root = fsspec.core.url_to_fs(path)
     names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    return [name for name in names if name.startswith(MARK)]
+    return [name for name in names if name.startswith(MARKER)]
 
 
 def sweep_killed_runs(path: str) -> None:
-    """Remove what killed runs left of a table whose rows are all as they must be: their driver died, their JVM went on.
+    """Remove the uncommitted parts of killed runs from a local table that is up to date.
 
-    The caller has the table to itself.
+    They exist if a run's driver was killed and its JVM continued. The caller has an exclusive lock on the table.
     """
     if local_path(path) is not None:
         _sweep(path, None, done=True)
 
 
 def _sweep(path: str, own: str | None, *, done: bool) -> None:
-    """Remove the parts that no commit names, of this run and, on a local disk, of others; where done, their marks."""
+    """Remove uncommitted parts of this run and, on a local disk, of other runs; if done, also their markers."""
     filesystem, root = fsspec.core.url_to_fs(path)
-    for mark in _marks(path):
-        version, run = mark.removeprefix(MARK).rsplit("-", 1)
+    for marker in _markers(path):
+        version, run = marker.removeprefix(MARKER).rsplit("-", 1)
         if run != own and local_path(path) is None:
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
@@ -92,39 +92,39 @@ def _sweep(path: str, own: str | None, *, done: bool) -> None:
                 if f"-{run}-" in name and f"{folder}{name}" not in committed:
                     filesystem.rm(found)
         if done:
-            filesystem.rm(f"{root}/_delta_log/{mark}")
+            filesystem.rm(f"{root}/_delta_log/{marker}")
     if done and local_path(path) is not None:
-        delta.clear_uncommitted(path)  # of a store it would take what another run is about to commit
+        delta.clear_uncommitted(path)  # not on a store: it would remove files that another run is about to commit
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Parts to commit, and how many rows each has.
+class ChosenParts:
+    """Parts to commit, with their numbers of rows.
 
     Attributes:
-        new: Those with images alone that the table does not have.
-        moved: Those that hold an image, too, that the table has under another label or split.
+        new: Parts whose images are all new to the table.
+        moved: Parts with at least one image that the table has under another label or split.
     """
 
     new: dict[str, int]
     moved: dict[str, int]
 
 
-def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> Chosen:
-    """Return the parts with exactly the pictures to insert.
+def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) -> ChosenParts:
+    """Return parts that contain exactly the images to insert.
 
-    Parts that hold others too (a duplicate in another part, a conflict, a picture that is in the table) are written
-    again without them, and so are parts with pictures that were dealt another split than the worker could know.
+    Parts with other images too (a duplicate in another part, a conflict, an image in the table) are rewritten without
+    them. Parts with images whose assigned split differs from the split in the part are rewritten as well.
     """
-    found, dealt, moving = compared.parts(), compared.dealt_otherwise(), compared.parts_with_moved()
-    done = [(part, rows, part) for part, rows, keep in found if keep is None and part not in dealt]
+    found, reassigned, moving = compared.parts(), compared.reassigned(), compared.parts_with_moved()
+    done = [(part, rows, part) for part, rows, keep in found if keep is None and part not in reassigned]
     whole = {part for part, _, _ in done}
-    mixed = [(part, keep, *dealt.get(part, ([], []))) for part, _, keep in found if part not in whole]
+    mixed = [(part, keep, *reassigned.get(part, ([], []))) for part, _, keep in found if part not in whole]
     if mixed:
         again = pa.Table.from_pylist([dict(zip(REWRITE_ARROW.names, row, strict=True)) for row in mixed], REWRITE_ARROW)
         rewritten = map_files(spark, target.folder, again, make_rewriter(target), REWRITTEN)
         done += [(row["part"], row["rows"], row["was"]) for row in rewritten]
-    chosen = Chosen({}, {})
+    chosen = ChosenParts({}, {})
     for part, rows, was in done:
         (chosen.moved if was in moving else chosen.new)[part] = rows
     return chosen

@@ -1,7 +1,7 @@
-"""The split `stratified`: how many of a class's new images each split gets, so that the fractions hold in every class.
+"""The split `stratified`: apportionment of new images, so that the fractions hold in every class.
 
-The splits of a class are an apportionment: each gets its exact share, rounded down or up, and which of them are
-rounded up is what the table as a whole owes its splits. So a thousand classes of three images have test images, too.
+Each split of a class gets its exact share of the images, rounded down or up. Those are rounded up that have the
+largest deficit over the whole table. So a thousand classes of three images have test images, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from fractions import Fraction
 from math import floor
 from typing import Self
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.schema import TEST, TRAIN, VAL
 
 ORDER = (TEST, VAL, TRAIN)
-"""In which order splits take the images of a class, and which of equals is first: a measurement needs images most."""
+"""Order in which splits get the images of a class, also in ties; evaluation needs images most, so `test` is first."""
 
 Counts = dict[str, int]
 """Number of images by split."""
@@ -22,77 +22,78 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How images are dealt: the seed of their order, and the exact share of each split."""
+    """Rule for the assignment of images to splits: the seed of their order, and the exact share of each split."""
 
     seed: int
     shares: Mapping[str, Fraction]
 
     @classmethod
     def of(cls, etl: EtlConfig) -> Self:
-        """Return the rule of these settings; a fraction is the decimal number that was written."""
+        """Return the rule for these settings; fractions are exact decimal numbers, not their binary approximations."""
         val, test = Fraction(str(etl.val_fraction)), Fraction(str(etl.test_fraction))
         return cls(etl.split_seed, {TEST: test, VAL: val, TRAIN: 1 - val - test})
 
 
-def _owed(held: Counts, total: int, rule: SplitRule) -> dict[str, Fraction]:
+def _deficits(held: Counts, total: int, rule: SplitRule) -> dict[str, Fraction]:
+    """Return the number of images that each split lacks to have its exact share of `total` images."""
     return {split: rule.shares[split] * total - held.get(split, 0) for split in ORDER}
 
 
-def deal_classes(
+def apportion_classes(
     held: Mapping[str, Counts], new: Mapping[str, int], rule: SplitRule
 ) -> Iterator[tuple[str, str, int, int]]:
-    """Share out the new images of every class: yield label, split, and the ranks of its images, the last excluded.
+    """Yield label, split, and first and last rank (excluded) of the split's new images, for every class.
 
     Args:
-        held: By label, the images that have a split already; none of them moves.
-        new: By label, how many images have none yet.
+        held: By label, the numbers of images that have a split already and keep it.
+        new: By label, the number of images without a split.
         rule: The shares.
     """
-    owed = dict.fromkeys(ORDER, Fraction(0))  # by the table as a whole
+    deficits = dict.fromkeys(ORDER, Fraction(0))  # over the whole table
     for counts in held.values():
-        own = _owed(counts, sum(counts.values()), rule)
-        owed = {split: owed[split] + own[split] for split in ORDER}
+        own = _deficits(counts, sum(counts.values()), rule)
+        deficits = {split: deficits[split] + own[split] for split in ORDER}
     for label, num_new in sorted(new.items()):
         counts = held.get(label, {})
-        before = _owed(counts, sum(counts.values()), rule)
-        owed = {split: owed[split] - before[split] for split in ORDER}
-        dealt = deal_class(counts, num_new, rule, owed)
-        own = _owed(counts, sum(counts.values()) + num_new, rule)
-        owed = {split: owed[split] + own[split] - dealt[split] for split in ORDER}
+        before = _deficits(counts, sum(counts.values()), rule)
+        deficits = {split: deficits[split] - before[split] for split in ORDER}
+        assigned = apportion_class(counts, num_new, rule, deficits)
+        own = _deficits(counts, sum(counts.values()) + num_new, rule)
+        deficits = {split: deficits[split] + own[split] - assigned[split] for split in ORDER}
         first = 0
         for split in ORDER:
-            if dealt[split]:
-                yield label, split, first, first + dealt[split]
-            first += dealt[split]
+            if assigned[split]:
+                yield label, split, first, first + assigned[split]
+            first += assigned[split]
 
 
-def deal_class(held: Counts, num_new: int, rule: SplitRule, owed: Mapping[str, Fraction]) -> Counts:
-    """Return how many of a class's new images each split gets.
+def apportion_class(held: Counts, num_new: int, rule: SplitRule, deficits: Mapping[str, Fraction]) -> Counts:
+    """Return the number of a class's new images that each split gets.
 
-    Afterwards each split has its exact share of the class, rounded down or up, if that was so before. Where images
-    were deleted and a split has more than its share, the others get the new ones, those that lack most of theirs first.
+    If each split had its exact share of the class, rounded down or up, it has so afterwards. A split may have more
+    than its share after deletions: then the others get the new images, first those with the largest deficit.
 
     Args:
         held: The class's images in each split.
-        num_new: How many images are to be dealt.
+        num_new: Number of images to assign.
         rule: The shares.
-        owed: What all other classes together owe each split.
+        deficits: The deficit of each split over all other classes.
     """
-    due = _owed(held, sum(held.values()) + num_new, rule)
+    due = _deficits(held, sum(held.values()) + num_new, rule)
     if sum(max(0, floor(images)) for images in due.values()) > num_new:
-        due, owed = _due_without_the_full(held, num_new, rule), dict.fromkeys(ORDER, Fraction(0))
-    dealt = {split: max(0, floor(due[split])) for split in ORDER}
-    # At most one more each, and only where the share is not a whole number: it is rounded up.
-    short = [split for split in ORDER if dealt[split] < due[split]]
-    for split in sorted(short, key=lambda split: dealt[split] - due[split] - owed[split])[
-        : num_new - sum(dealt.values())
+        due, deficits = _due_below_share(held, num_new, rule), dict.fromkeys(ORDER, Fraction(0))
+    assigned = {split: max(0, floor(due[split])) for split in ORDER}
+    # At most one more image each, and only if the share is not an integer: it is rounded up.
+    short = [split for split in ORDER if assigned[split] < due[split]]
+    for split in sorted(short, key=lambda split: assigned[split] - due[split] - deficits[split])[
+        : num_new - sum(assigned.values())
     ]:
-        dealt[split] += 1
-    return dealt
+        assigned[split] += 1
+    return assigned
 
 
-def _due_without_the_full(held: Counts, num_new: int, rule: SplitRule) -> dict[str, Fraction]:
-    """Return what is due to each split where one has more than its share: the others get the same part of theirs."""
+def _due_below_share(held: Counts, num_new: int, rule: SplitRule) -> dict[str, Fraction]:
+    """Return the images due to each split if one has more than its share: the others are filled to the same level."""
     filling = [split for split in ORDER if rule.shares[split]]
     while True:
         has = num_new + sum(held.get(split, 0) for split in filling)

@@ -2,44 +2,45 @@
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.checks import DataChecks
-from tasks.etl.delta import check_table_path
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tasks.etl.snapshots import at_version
 from tasks.etl.validate import validate_tables
-from tasks.markup import in_cells
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS
-from tasks.spark import keep_spark, without_spark_first
+from tasks.spark.session import keep_spark, try_without_spark
 from tasks.storage import Storage
+from tasks.tables.delta import check_table_path
+from tasks.tables.snapshots import at_version
+from tasks.text.markup import in_cells
 from tasks.tracking import check_tracking
 
 
 @stage("etl")
-def ingest(etl: EtlConfig, storage: Storage, spark: SparkConfig) -> EtlReport:
-    """Bring the tables `images` and `files` in line with the source, and say what they hold."""
-    with keep_spark():  # a URL is listed by the session that reads it
-        source = prepare_ingest(etl, storage, spark)
+def ingest(etl: EtlConfig, storage: Storage, spark_config: SparkConfig) -> EtlReport:
+    """Synchronize the tables `images` and `files` with the source, and publish their contents as artifacts."""
+    with keep_spark():  # the session that lists a URL also reads its files
+        source = prepare_ingest(etl, storage, spark_config)
         check_tracking(storage)
-        report = ingest_source(etl, source, storage, spark)
-        checks = validate_tables(report, etl, storage, spark, flow_run_tags())
+        report = ingest_source(etl, source, storage, spark_config)
+        checks = validate_tables(report, etl, storage, spark_config, flow_run_tags())
     publish_tables(report, checks)
     return report if report.changed else skipped(report, "no new, changed or deleted files")
 
 
 def publish_tables(report: EtlReport, checks: DataChecks) -> None:
-    """Show class counts, data validation and near-duplicates as artifacts of the Prefect run."""
+    """Publish class counts, data validation, near-duplicates and quarantined files as artifacts of the Prefect run."""
     version = f"`{report.images.path}` version {report.images.version}"
     counts = [
         in_cells({"class": label, **{split: counts.get(split, 0) for split in SPLITS}})
         for label, counts in report.classes.items()
     ]
-    about = f"{report.stored} pictures by class and split, {report.quarantined} files quarantined ({version})"
+    about = f"{report.stored} images by class and split, {report.quarantined} files quarantined ({version})"
     create_table_artifact(table=counts, key="data-set", description=about)
     create_table_artifact(
-        table=[in_cells(row) for row in checks.rows()], key="data-validation", description=f"What is in {version}"
+        table=[in_cells(row) for row in checks.rows()], key="data-validation", description=f"Contents of {version}"
     )
     if checks.nearest:
         create_table_artifact(
@@ -56,8 +57,8 @@ def publish_tables(report: EtlReport, checks: DataChecks) -> None:
 
 
 @stage("choose-images", timeout_seconds=1800)
-def choose_images(version: int | None, storage: Storage, spark: SparkConfig) -> TableRef:
-    """Return the asked-for version of the table `images`, or the latest, resolved once for all that follows."""
+def choose_images(version: int | None, storage: Storage, spark_config: SparkConfig) -> TableRef:
+    """Return the requested version of the table `images`, or the latest, resolved once for all later stages."""
     path = storage.table("images")
     check_table_path(path)
-    return without_spark_first(lambda session: at_version(session, path, version), spark, storage)
+    return try_without_spark(lambda session: at_version(session, path, version), spark_config, storage)

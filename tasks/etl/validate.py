@@ -1,4 +1,4 @@
-"""Data validation: what a version of the tables holds, measured once before training sees it."""
+"""Data validation: measurement of one version of the tables, once, before training."""
 
 import logging
 
@@ -7,23 +7,24 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks import tracking
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
-from tasks.etl.relations import Relations
-from tasks.etl.settings import OTHER_TABLES
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
-from tasks.spark import without_spark_first
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.properties import OTHER_TABLES
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.etl")
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
-PICTURES_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
+MEASURED_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
 
 HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int64()) for split in SPLITS)])
 
@@ -41,14 +42,14 @@ ORDER BY split
 
 
 def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig, storage: Storage) -> DataChecks:
-    """Measure exactly the versions of a report; only columns without pixels are read.
+    """Measure the table versions of a report; the image contents are not read.
 
     Raises:
-        NeedsSpark: There is no session, and only Spark can read the tables.
-        WrongInput: A content is in more than one split, which no run of the ETL writes.
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+        WrongInput: A content is in more than one split, which the ETL never writes.
     """
     with Relations(storage) as tables:
-        tables.add("images", snapshots.read_columns(spark, report.images, PICTURES_ARROW))
+        tables.add("images", snapshots.read_columns(spark, report.images, MEASURED_ARROW))
         tables.add("files", snapshots.read_columns(spark, report.files, FILES_ARROW))
         _check_leakage(tables, report)
         found = tables.rows(
@@ -88,21 +89,21 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
     leaked = len(tables.rows("SELECT sha256 FROM images GROUP BY sha256 HAVING count(DISTINCT split) > 1"))
     if leaked:
         raise WrongInput(
-            f"{leaked} pictures of '{report.images.path}' version {report.images.version} are in more than one split, "
-            "so no accuracy on them can be believed: something else than the ETL wrote this table; restore an earlier "
+            f"{leaked} images of '{report.images.path}' version {report.images.version} are in more than one split, "
+            "so accuracies on them are unreliable: a program other than the ETL wrote this table; restore an earlier "
             f"version, or ingest again into {OTHER_TABLES}"
         )
 
 
 def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
-    # Distinct hashes and their counts, 32 bytes a picture, where a join of all with all fits nowhere.
+    # Distinct hashes and their counts take 32 bytes per image; a cross join of all images would not fit into memory.
     table = tables.table(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST})
     counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
     return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
 
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
-    """Name one picture a side for each listed pair of hashes: the first by sha256 of two splits that differ."""
+    """Return one pair of images for each listed pair of hashes: the first by sha256 in two different splits."""
     hashes = sorted({value for pair in near.closest for value in pair})
     by_hash: dict[int, list[tuple[str, str, str]]] = {}
     for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:
@@ -128,7 +129,7 @@ def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
 def validate_tables(
     report: EtlReport, etl: EtlConfig, storage: Storage, config: SparkConfig, tags: dict[str, str]
 ) -> DataChecks:
-    """Measure the versions of a report and log them to MLflow; versions that were measured before are looked up there.
+    """Measure the table versions of a report and log the results to MLflow, or return the results logged before.
 
     Raises:
         WrongInput: As `measure_tables`.
@@ -138,7 +139,7 @@ def validate_tables(
     logged = tracking.find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
-    checks = without_spark_first(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
+    checks = try_without_spark(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
     columns = {
         "checks": checks.rows(),
         "near_duplicates": [pair.model_dump() for pair in checks.nearest],

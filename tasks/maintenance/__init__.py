@@ -1,1 +1,1 @@
-"""Keep the Delta tables small and quick, and every version that a model was trained from."""
+"""Maintenance of the Delta tables: compaction, and VACUUM that keeps the versions of trained models."""

@@ -1,4 +1,4 @@
-"""Which data files of a table are kept: all that the newest, a young or a trained-on version names."""
+"""Selection of the data files to keep: those of the newest, of recent and of trained-on versions."""
 
 import logging
 import os
@@ -13,15 +13,17 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from tasks.errors import WrongInput
-from tasks.etl import delta
+from tasks.paths import resolved
 from tasks.refs import TableRef
-from tasks.storage import resolved
+from tasks.tables import delta
 
 logger = logging.getLogger("lakevision.maintenance")
 
 SAFE_AGE = timedelta(hours=168)
-"""A file younger than this that no commit names may be one that a running writer is about to commit: Delta's own
-default, and the retention below which Delta refuses to vacuum by itself."""
+"""Minimum age of uncommitted files to remove, since a running writer may be about to commit younger ones.
+
+This is Delta's default retention, and the lowest that VACUUM accepts without a change of settings.
+"""
 
 CHANGE_DATA = "_change_data"
 VECTORS = re.compile(r"(.*/)?deletion_vector_[^/]*\.bin")
@@ -31,7 +33,7 @@ CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\b.*")
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file in the table's folder, by its name below it."""
+    """A file in the table's folder; its name is relative to the folder."""
 
     name: str
     bytes: int
@@ -41,31 +43,31 @@ class DataFile:
 def versions_to_keep(table: TableRef, trained: Iterable[TableRef]) -> list[int]:
     """Return the versions of this table among those that models were trained from.
 
-    A table is recognized by its id, wherever it lies now. What was logged without an id is matched by path, and where
-    that is another one, by the table's name: this table may have been moved, and another may lie at its old path now.
-    Keeping too much costs disk space; keeping too little, the data of a model.
+    Tables are matched by id, independent of their path. References without an id are matched by path, or else by the
+    table's name, since the table may have been moved, and another may be at its old path now. Keeping too many versions
+    costs disk space; keeping too few loses a model's data.
     """
-    here, versions = resolved(table.path), set()
-    for one in trained:
-        if one.table_id and table.table_id:
-            if one.table_id == table.table_id:
-                versions.add(one.version)
+    own_path, versions = resolved(table.path), set()
+    for ref in trained:
+        if ref.table_id and table.table_id:
+            if ref.table_id == table.table_id:
+                versions.add(ref.version)
             continue
-        there = _place(one)
-        if there != here and os.path.basename(there) == os.path.basename(here):
+        path = _resolved_path(ref)
+        if path != own_path and os.path.basename(path) == os.path.basename(own_path):
             logger.warning(
                 "a model was trained from version %d of '%s', which has no table id: kept as version %d of '%s', "
                 "since the table may have been moved",
-                one.version, one.path, one.version, table.path,
+                ref.version, ref.path, ref.version, table.path,
             )  # fmt: skip
-        elif there != here:
+        elif path != own_path:
             continue
-        versions.add(one.version)
+        versions.add(ref.version)
     return sorted(versions)
 
 
-def _place(table: TableRef) -> str:
-    """Return where a table of the registry lies, or what is written there where that is no path: tags are anybody's."""
+def _resolved_path(table: TableRef) -> str:
+    """Return the resolved path of a table, or the text itself if it is not a path: any user can edit a model's tags."""
     try:
         return resolved(table.path)
     except (WrongInput, ValueError) as error:
@@ -77,7 +79,7 @@ def _place(table: TableRef) -> str:
 
 
 def loadable_versions(log_names: Iterable[str]) -> set[int]:
-    """Return the versions that a table's log can still be replayed to.
+    """Return the versions that can still be reconstructed from a table's log.
 
     Args:
         log_names: Names of the files in `_delta_log`.
@@ -93,7 +95,7 @@ def loadable_versions(log_names: Iterable[str]) -> set[int]:
 
 
 def list_files(path: str) -> list[DataFile]:
-    """List the table's folder without its log, and without hidden names, which Delta leaves alone, too."""
+    """List the files in the table's folder, without its log and hidden files, which Delta ignores, too."""
     filesystem, root = fsspec.core.url_to_fs(path)
     filesystem.invalidate_cache()
     files = []
@@ -114,26 +116,26 @@ def list_files(path: str) -> list[DataFile]:
 def removable_files(
     spark: SparkSession, path: str, versions: Sequence[int], vacuum_hours: int, now: datetime
 ) -> list[DataFile]:
-    """Return the files that neither the newest version, nor a kept one, nor one younger than `vacuum_hours` names.
+    """Return the files that belong to neither the newest version, nor a kept one, nor one younger than `vacuum_hours`.
 
-    A version is as young as the commit that replaced it. A file younger than SAFE_AGE is among them only if a commit
-    removed it: another may be about to be committed.
+    The age of a version counts from the commit that replaced it. Files younger than SAFE_AGE are returned only if a
+    commit removed them, since others may be about to be committed.
 
     Args:
         spark: The session.
         path: Path or URL of the table.
-        versions: Versions to keep; one that the log cannot be replayed to any more is warned of.
+        versions: Versions to keep; a warning names those that can no longer be reconstructed from the log.
         vacuum_hours: Age in hours.
-        now: With a time zone.
+        now: Current time, with a time zone.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     loadable = loadable_versions(name.rsplit("/", 1)[-1] for name in filesystem.ls(f"{root}/_delta_log", detail=False))
-    if gone := sorted(set(versions) - loadable):
-        logger.warning("%s: the log no longer holds version %s, which a model was trained from", path, gone)
+    if missing := sorted(set(versions) - loadable):
+        logger.warning("%s: the log no longer holds version %s, which a model was trained from", path, missing)
     cutoff = now - timedelta(hours=vacuum_hours)
     history = DeltaTable.forPath(spark, path).history().select("version", "timestamp").collect()
     committed = {row["version"]: row["timestamp"].astimezone(UTC) for row in history if row["version"] in loadable}
-    # The version that was the newest at the cutoff, and all that came after it.
+    # The version that was the newest at the cutoff, and all later ones.
     since = max((version for version, at in committed.items() if at <= cutoff), default=min(committed))
     kept, vectors = delta.added_since(path, since), False
     newest = delta.newest_in_log(spark, path)
@@ -149,7 +151,7 @@ def removable_files(
         if file.name not in kept
         and file.modified_at <= cutoff
         and (file.name in removed or file.modified_at <= now - SAFE_AGE)
-        # Of these a kept version may need any; they are few and small.
+        # A kept version may need any file of deletion vectors; they are few and small.
         and not (vectors and VECTORS.fullmatch(file.name))
     ]
 

@@ -1,4 +1,4 @@
-"""Compact the Delta tables and remove the files that no kept version needs."""
+"""Compaction of the Delta tables, and removal of files that no kept version needs."""
 
 import logging
 from collections.abc import Sequence
@@ -8,22 +8,23 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from tasks import tracking
-from tasks.config import MaintainConfig, SparkConfig
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta, snapshots
-from tasks.etl.tables import KEEP_LOG
+from tasks.etl.commits import KEEP_LOG
 from tasks.maintenance.kept import SAFE_AGE, list_files, removable_files, versions_to_keep
 from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage
-from tasks.turns import take_turn
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
+from tasks.tables import delta, snapshots
 
 logger = logging.getLogger("lakevision.maintenance")
 
 TABLES = ("images", "files", "predictions")
 DELTA_FLOOR_HOURS = int(SAFE_AGE.total_seconds() // 3600)
-"""Delta refuses a shorter retention by itself: a reader or writer may still need what a shorter one removes."""
+"""Lowest retention that Delta accepts by default: readers and writers may still need files removed more recently."""
 RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
 
@@ -31,7 +32,7 @@ MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
 def _check_floor(config: MaintainConfig, spark: SparkSession) -> None:
     if config.vacuum_hours < DELTA_FLOOR_HOURS and spark.conf.get(RETENTION_CHECK, "true") != "false":
         raise WrongInput(
-            f"maintain.vacuum_hours is {config.vacuum_hours}, and Delta keeps {DELTA_FLOOR_HOURS} hours at least: "
+            f"maintain.vacuum_hours is {config.vacuum_hours}, but Delta retains at least {DELTA_FLOOR_HOURS} hours: "
             f"give that, or set {RETENTION_CHECK} to false in spark.conf when nothing reads or writes the tables"
         )
 
@@ -44,15 +45,15 @@ def maintain_table(
     Args:
         spark: The session.
         path: Path or URL of the table.
-        config: Retention and size of files.
-        trained: Table versions that models were trained from, of any table.
+        config: Retention and file size.
+        trained: Versions of any table that models were trained from.
     """
     found = snapshots.newest_snapshot(spark, path)
     assert found is not None, path
     versions = versions_to_keep(found.table, trained)
     missing = {name: value for name, value in KEEP_LOG.items() if found.properties.get(name) != value}
     if versions and missing:
-        # Delta would clean up the part of its log that names the files of those versions.
+        # Otherwise Delta removes the part of the log that names the files of those versions.
         delta.set_properties(spark, path, missing)
     spark.conf.set(MAX_FILE_SIZE, str(config.file_megabytes << 20))
     metrics = DeltaTable.forPath(spark, path).optimize().executeCompaction().collect()[0]["metrics"]
@@ -82,12 +83,12 @@ def maintain_table(
 
 
 def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: SparkConfig) -> MaintenanceReport:
-    """Compact and vacuum the tables that are there; no version that a registered model was trained from is lost.
+    """Compact and vacuum the existing tables; versions that registered models were trained from are kept.
 
     Raises:
-        WrongInput: A retention that Delta refuses, something other than a Delta table at a table's place, or one that
-            cannot be written to.
-        DiskFull: No room was left.
+        WrongInput: Delta does not accept the retention, a table's path is not a Delta table, or a table is not
+            writable.
+        DiskFull: The disk has no space left.
     """
     paths = [storage.table(name) for name in TABLES]
     for path in (path for path in paths if delta.check_table_path(path)):
@@ -95,11 +96,11 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     with spark_session(spark_config, storage) as spark:
         _check_floor(config, spark)
         with (
-            take_turn(storage.table("images"), spark),
-            take_turn(storage.table("predictions"), spark),
-            full_disk_named(storage.tables, storage.home),
+            exclusive_lock(storage.table("images"), spark),
+            exclusive_lock(storage.table("predictions"), spark),
+            translate_disk_full(storage.tables, storage.home),
         ):
-            # Looked up now that nobody else is at the tables: a model may have been registered meanwhile.
+            # Looked up after the locks are acquired: a model may have been registered while waiting for them.
             found = [path for path in paths if delta.check_table_path(path)]
             trained = tracking.trained_versions(storage)
             done = [maintain_table(spark, path, config, trained) for path in found]

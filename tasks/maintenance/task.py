@@ -2,18 +2,19 @@
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.config import MaintainConfig, SparkConfig
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig
 from tasks.maintenance.maintain import maintain_tables
-from tasks.markup import in_cells
 from tasks.orchestration.task import stage
 from tasks.refs import MaintenanceReport
 from tasks.storage import Storage
+from tasks.text.markup import in_cells
 
 
 @stage("maintain")
-def maintain(config: MaintainConfig, storage: Storage, spark: SparkConfig) -> MaintenanceReport:
-    """Compact the tables and remove what no kept version needs."""
-    report = maintain_tables(config, storage, spark)
+def maintain(config: MaintainConfig, storage: Storage, spark_config: SparkConfig) -> MaintenanceReport:
+    """Compact the tables and remove files that no kept version needs."""
+    report = maintain_tables(config, storage, spark_config)
     rows = [in_cells(done.model_dump(exclude={"table"}) | {"table": done.table.path}) for done in report.tables]
     create_table_artifact(table=rows, key="maintenance", description="Files compacted and deleted, by table")
     return report

@@ -1,1 +1,1 @@
-"""What every Prefect task shares."""
+"""Common behaviour of Prefect tasks: retries, logs, states and explained failures."""

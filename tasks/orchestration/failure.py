@@ -1,4 +1,4 @@
-"""Why a run failed, as a user reads it: the state's message, the artifact `what-went-wrong`, and logs without noise."""
+"""Explanation of failed runs: state message, artifact `what-went-wrong`, and logs without noise."""
 
 import logging
 import re
@@ -9,14 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from tasks import config
-from tasks.config.runs import Run
+from tasks.config.frozen import all_models
+from tasks.config.run import Run
 from tasks.credentials import without_credentials
-from tasks.errors import FOR_A_PERSON, OutOfTime
-from tasks.markup import markdown_code, markdown_text
-
-EXPLAINED: tuple[type[Exception], ...] = (*FOR_A_PERSON, OutOfTime)
-"""Errors whose one sentence says all: they need no traceback."""
+from tasks.errors import UserError
+from tasks.text.markup import markdown_code, markdown_text
 
 ARTIFACT_KEY = "what-went-wrong"
 
@@ -24,16 +21,16 @@ _OWN_CODE = Path(__file__).resolve().parents[2]
 _OWN_PACKAGES = ("flows", "tasks")
 
 _DOTTED = re.compile(r"(?<![\w./'])[a-z]\w*(?:\.\w+)+(?![\w/.]*[/(])(?!\.\w)")
-"""What may be a setting in its group, as distributed.num_ranks; a file's name and a function look alike."""
+"""Candidate for a setting in its group, such as distributed.num_ranks; names of files and functions look alike."""
 
 _FIRST = re.compile(r"(?:config\.)?([a-z]\w*(?:\.\w+)*)(?=:| is | has | and | are )")
-"""What may be a setting at the beginning of a sentence, where a name needs no group: source, table_version."""
+"""Candidate for a setting at the start of a sentence, where a name needs no group: source, table_version."""
 
 
 @cache
 def _settings() -> frozenset[str]:
-    """Return the names of all settings: those of a flow, those of its groups, and those in its form's first screen."""
-    runs = [found for found in vars(config).values() if isinstance(found, type) and issubclass(found, Run)]
+    """Return the names of all settings: of flows, of their groups, and on the first screen of their forms."""
+    runs = [model for model in all_models() if issubclass(model, Run)]
     short = {name for run in runs for name in run.first}
     return frozenset(short.union(*(_names(run) for run in runs)))
 
@@ -48,23 +45,24 @@ def _names(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def _as_setting(name: str) -> str | None:
-    """Return a setting without the name of a flow's parameter; also one within a setting, as train.fine_tune.0."""
+    """Return a setting, or an item of one as train.fine_tune.0, without the prefix `config`; else None."""
     parts = name.removeprefix("config.").split(".")
     known = any(".".join(parts[:length]) in _settings() for length in range(min(2, len(parts)), len(parts) + 1))
     return ".".join(parts) if known else None
 
 
 def state_message(error: Exception) -> str:
-    """Return the message of a failed run's state: the sentence first, and the kind of the error at its end.
+    """Return the message of a failed run's state: the error's sentence, followed by its type in parentheses.
 
-    The kind is what a run on another machine is told by (`tasks.pool.ending.told_by`).
+    By the type, a parent run on another machine restores the error (`tasks.errors.parse_user_error`).
     """
     return f"{without_credentials(str(error))} ({type(error).__name__})"
 
 
 def _unquoted(sentence: str) -> str:
-    """Return a sentence with its quoted values blanked out; positions stay those of the sentence."""
-    return re.sub(r"'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
+    """Return a sentence of the same length in which quoted values are blanked out."""
+    # An apostrophe within or after a word begins no quotation.
+    return re.sub(r"(?<!\w)'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
 
 
 def _first_setting(sentence: str) -> str | None:
@@ -73,7 +71,7 @@ def _first_setting(sentence: str) -> str | None:
     setting = _as_setting(found[1]) if found else None
     if found is None or setting is None:
         return None
-    # What is wrong between settings of one group is said of the group: config.train: freeze_backbone is ...
+    # An error between settings of one group names the group first: config.train: freeze_backbone is ...
     within = _FIRST.match(sentence, found.end() + 2)
     return f"{setting}.{within[1]}" if within and f"{setting}.{within[1]}" in _settings() else setting
 
@@ -87,7 +85,7 @@ def named_setting(sentence: str) -> str | None:
 
 
 def single_errors(sentence: str) -> list[str]:
-    """Return the errors that a sentence is made of (`tasks.errors.explain`), each of which begins with its setting."""
+    """Return the errors that `tasks.errors.explain` joined in a sentence, each of which begins with its setting."""
     ends = [found.start() for found in re.finditer("; ", _unquoted(sentence))]
     begins = [0, *(end + 2 for end in ends)]
     parts = [sentence[begin:end] for begin, end in zip(begins, [*ends, len(sentence)], strict=True)]
@@ -95,7 +93,7 @@ def single_errors(sentence: str) -> list[str]:
 
 
 def way_out(sentence: str) -> str | None:
-    """Return what a sentence advises: what follows its last colon outside quotes, or None."""
+    """Return the advice in a sentence, which is the text after the last colon outside quotes, or None."""
     position = _unquoted(sentence).rfind(": ")
     return sentence[position + 2 :].strip() if position >= 0 else None
 
@@ -110,7 +108,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that a traceback shows with it."""
+    """Yield an error and the errors that its traceback shows as causes or contexts."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -125,9 +123,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def without_secrets(error: Exception) -> Exception:
-    """Return an unexpected error as it is, or another one in its place where text or traceback show credentials.
+    """Return the error, or a replacement if its text or traceback shows credentials.
 
-    The other one has its kind, its place and its text without them, and nothing of its causes.
+    The replacement is a RuntimeError with the type, text and traceback of the error, but without the credentials and
+    without its causes.
     """
     shown = [text for found in _chain(error) for text in (str(found), *getattr(found, "__notes__", ()))]
     if all(without_credentials(text) == text for text in shown):
@@ -139,8 +138,8 @@ def without_secrets(error: Exception) -> Exception:
     return clean.with_traceback(error.__traceback__)
 
 
-def _settings_and_ways_out(errors: Sequence[str]) -> list[str]:
-    """Return what is to be changed as entries of a list: two for one error, and one for each of several."""
+def _list_of_advice(errors: Sequence[str]) -> list[str]:
+    """Return setting and advice as list items: two items for a single error, one item for each of several."""
     found: list[str] = []
     for error in errors:
         setting, advice = named_setting(error), way_out(error)
@@ -150,81 +149,82 @@ def _settings_and_ways_out(errors: Sequence[str]) -> list[str]:
     return [f"- {entry}" for entry in found]
 
 
-def what_went_wrong(error: Exception, log: str | None, children: Sequence[str] = ()) -> str:
+def failure_markdown(error: Exception, log: str | None, children: Sequence[str] = ()) -> str:
     """Return the Markdown that explains a failed run.
 
     Args:
-        error: What ended the run.
-        log: URL of the run's page, or None where there is no UI.
-        children: Markdown about the submitted runs that failed first.
+        error: The error that ended the run.
+        log: URL of the run's page, or None without a UI.
+        children: Markdown about submitted runs whose failure caused the error.
     """
     sentence = without_credentials(str(error))
     lines = ["# What went wrong", ""]
-    if isinstance(error, EXPLAINED):
+    if isinstance(error, UserError):
         lines += [f"**{markdown_text(sentence)}**", ""]
-        lines += _settings_and_ways_out(single_errors(sentence))
+        lines += _list_of_advice(single_errors(sentence))
     else:
         lines += [f"**{markdown_text(type(error).__name__)}: {markdown_text(sentence)}**", ""]
         if place := raised_at(error):
             lines.append(f"- Raised in: {markdown_code(place)}")
-        lines.append("- Way out: this error was not expected; the log below has its traceback and what came before it")
+        lines.append("- Way out: this error was not expected; the log below has its traceback and the lines before it")
     lines += [f"- {child}" for child in children]
     lines.append(f"- Full log: [logs of this run]({log})" if log else "- Full log: where this run was started")
     return "\n".join(lines) + "\n"
 
 
-class OneSentence(logging.Filter):
-    """Keeps credentials, and the traceback of errors that one sentence explains, out of the logs of Prefect's engine.
+class EngineLogFilter(logging.Filter):
+    """Filter that removes credentials and the tracebacks of user errors from the logs of Prefect's engine.
 
-    The engine logs the traceback of whatever ends a run, also where the run's state has its own message.
+    The engine logs the traceback of every error that ends a run, even if the run's state has a message of its own.
     """
 
     def __init__(self, is_being_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Make the filter.
+        """Create the filter.
 
         Args:
-            is_being_cancelled: Returns whether the current run is; asked where a signal ended a task or a flow.
+            is_being_cancelled: Returns whether the current run is being cancelled; called for a task or flow that was
+                ended by a signal.
         """
         super().__init__()
         self.is_being_cancelled = is_being_cancelled
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged; remove from it what is not to be seen."""
+        """Return whether the record is logged, after removing credentials and superfluous tracebacks from it."""
         error = record.exc_info[1] if record.exc_info else None
-        # The engine raises the error that a state holds outside of any `except`: then there is none to show.
-        told = error is None or isinstance(error, EXPLAINED)
-        if record.exc_info and told:
+        # The engine raises the error that a state holds outside of any `except`: then the record has no error.
+        is_explained = error is None or isinstance(error, UserError)
+        if record.exc_info and is_explained:
             record.exc_info = record.exc_text = None
         elif isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             record.exc_info, record.exc_text = (type(clean), clean, clean.__traceback__), None
         message = without_credentials(record.getMessage())
         record.msg, record.args = message, ()
         if message.startswith("Finished in state Cancelled"):
-            record.levelno, record.levelname = logging.INFO, "INFO"  # the engine of a task takes it for an error
+            record.levelno, record.levelname = logging.INFO, "INFO"  # the task engine logs it as an error
         if message.startswith(_CRASHED) and "termination signal" in message and self.is_being_cancelled():
             record.levelno, record.levelname = logging.INFO, "INFO"
             record.msg = "Ended by a signal, since the flow run is being cancelled"
-        return not (record.levelno >= logging.ERROR and told and message.startswith(_REPEATS))
+        return not (record.levelno >= logging.ERROR and is_explained and message.startswith(_REPEATS))
 
 
 _REPEATS = ("Engine execution exited", "Execution of flow run", "Task run failed with state", "Parameter validation")
-"""How lines begin with which the engine says again that a run failed, after its sentence was logged."""
+"""First words of log lines in which the engine repeats that a run failed, after the error's sentence was logged."""
 
 _CRASHED = ("Crash detected!", "Finished in state Crashed")
-"""How lines begin with which the engine says that a signal ended a task or a flow."""
+"""First words of log lines in which the engine reports that a signal ended a task or a flow."""
 
-ONE_SENTENCE = OneSentence()
-"""The one filter: a logger that has it already does not take it twice."""
+ENGINE_LOG_FILTER = EngineLogFilter()
+"""The only instance: a logger does not add the same filter twice."""
 
 FILTERED_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine", "prefect.flows")
 
 
 def shorten_logs(is_being_cancelled: Callable[[], bool]) -> None:
-    """Let the loggers of Prefect's runs and engine drop such tracebacks, in this process.
+    """Add the filter to the loggers of Prefect's runs and engine in this process.
 
     Args:
-        is_being_cancelled: As `OneSentence` takes it.
+        is_being_cancelled: As for `EngineLogFilter`.
     """
-    ONE_SENTENCE.is_being_cancelled = is_being_cancelled
+    ENGINE_LOG_FILTER.is_being_cancelled = is_being_cancelled
     for name in FILTERED_LOGGERS:
-        logging.getLogger(name).addFilter(ONE_SENTENCE)
+        logging.getLogger(name).addFilter(ENGINE_LOG_FILTER)

@@ -1,4 +1,4 @@
-"""What every Prefect task shares: retries, the run's log, and the states it ends in."""
+"""The decorator of all Prefect tasks: retries, the run's log, and final states."""
 
 import logging
 import time
@@ -20,14 +20,14 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import get_transaction
 from prefect.utilities.urls import url_for
 
-from tasks.cancellation.task import cancelled_task_run, is_being_cancelled, note_task_run, signal_behind
+from tasks.cancellation.task import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.credentials import without_credentials
-from tasks.errors import OutOfTime, WrongInput
-from tasks.home import make_home
-from tasks.log_lines import OneLine
-from tasks.orchestration.failure import ARTIFACT_KEY, EXPLAINED, state_message, what_went_wrong, without_secrets
+from tasks.errors import NotRetried, UserError
+from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_message, without_secrets
 from tasks.progress.task import progress_artifacts
 from tasks.storage import Storage
+from tasks.system.home import make_home
+from tasks.text.log_lines import SingleLineFilter
 
 logger = logging.getLogger("lakevision.home")
 
@@ -35,24 +35,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SKIPPED = "Skipped"
-"""Name of the state of a stage that found its work done."""
+"""Name of the state of a stage whose work was already done."""
 
 DAY_SECONDS = 86_400
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """Say whether running again can help: not after wrong input, nor where all the time for it is used up."""
+    """Return whether a retry may succeed: not after wrong input, nor after a time limit was used up."""
     try:
         await state.aresult()
-    except (WrongInput, OutOfTime):
+    except NotRetried:
         return False
-    except Exception:  # Anything else may pass: a lost executor, a full disk that was cleaned, a server that restarts.
+    except Exception:  # Other errors may be transient: a lost executor, a full disk, a server that restarts.
         return True
     return True
 
 
 class _RunLogHandler(logging.Handler):
-    """Hands the records of plain functions to the Prefect run's logger."""
+    """Handler that passes records of the logger `lakevision` to the logger of the Prefect run."""
 
     def __init__(self, run_logger: Any) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class _RunLogHandler(logging.Handler):
 
 @contextmanager
 def run_log() -> Iterator[None]:
-    """Let everything below the logger `lakevision` reach the log of the current Prefect run."""
+    """Send the records of all loggers below `lakevision` to the log of the current Prefect run."""
     package = logging.getLogger("lakevision")
     handler = _RunLogHandler(get_run_logger())
-    handler.addFilter(OneLine())
+    handler.addFilter(SingleLineFilter())
     level, propagate = package.level, package.propagate
     package.addHandler(handler)
     package.setLevel(logging.INFO)
@@ -81,25 +81,25 @@ def run_log() -> Iterator[None]:
 
 
 def make_homes(*arguments: object) -> None:
-    """Create the home folder of each storage among a stage's arguments, and log what was closed to other users."""
+    """Create the home folder of each storage among a stage's arguments, and log if access to it was restricted."""
     for storage in arguments:
         if isinstance(storage, Storage):
-            # A home that cannot be made or read is refused by the stage, which knows what it needs there.
+            # The stage itself refuses a home that cannot be created or read, as it knows what it needs there.
             with suppress(OSError):
                 if closed := make_home(Path(storage.home)):
                     logger.warning("%s", closed)
 
 
 def skipped(value: R, why: str) -> R:
-    """Return the value in a completed state named Skipped, so that the UI says that nothing had to be done."""
-    # Prefect takes a returned state for the task's own and unpacks its data for the caller.
-    return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]
+    """Return the value in a completed state named Skipped, which the UI shows with the reason."""
+    # Prefect uses a returned state as the task's own, and unpacks its data for the caller.
+    return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]  # Prefect unpacks a returned state
 
 
 class Stage(Task[P, R]):
-    """A task that may return a state of its own making; its plain call returns or raises what that state holds."""
+    """A task that may return a state; a direct call returns the value, or raises the error, that the state holds."""
 
-    if not TYPE_CHECKING:  # To a type checker it is the call of Prefect's task, with all its overloads.
+    if not TYPE_CHECKING:  # A type checker sees the call of Prefect's task, with all its overloads.
 
         def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
             """Run the stage in this process."""
@@ -108,43 +108,45 @@ class Stage(Task[P, R]):
             return state if return_state else state.result()
 
     def with_options(self, **options: Any) -> "Stage[P, R]":
-        """Return the stage with other options."""
+        """Return a copy of the stage with the given options."""
         changed = super().with_options(**options)
-        # Prefect makes a plain task of it, whatever it was made from.
+        # Prefect creates a `Task`, whatever the class of the original.
         changed.__class__ = Stage
-        return changed  # type: ignore[return-value]
+        return changed  # type: ignore[return-value]  # with_options keeps the class
 
 
-def _ended_as(state: State[Any]) -> Any:
-    """Return a state that is not to be found by another run of the same stage as its result."""
+def _not_cached(state: State[Any]) -> Any:
+    """Return the state, which is not stored as the cached result of the stage."""
     if transaction := get_transaction():
         transaction.write_on_commit = False
     return state
 
 
 def failed_state(error: Exception) -> State[Any]:
-    """Return the state of a run that failed with an error that is explained in one sentence."""
+    """Return the failed state of a run, with the message of its error."""
     return Failed(message=state_message(error), data=error)
 
 
 def explain_failure(error: Exception) -> None:
-    """Log the sentence of an error, and publish the artifact `what-went-wrong` of the current flow run."""
+    """Log the message of a user error, and publish the artifact `what-went-wrong` of the current flow run."""
     log = get_run_logger()
-    if isinstance(error, EXPLAINED):
+    if isinstance(error, UserError):
         log.error("%s", without_credentials(str(error)))
     page = url_for("flow-run", obj_id=str(flow_run.get_id()))
     try:
         create_markdown_artifact(
-            what_went_wrong(error, page, getattr(error, "__notes__", ())), key=ARTIFACT_KEY, description="Why it failed"
+            failure_markdown(error, page, getattr(error, "__notes__", ())),
+            key=ARTIFACT_KEY,
+            description="Why it failed",
         )
-    except Exception as away:  # The error that led here is the one to be told.
-        log.warning("the artifact %s was not published: %s", ARTIFACT_KEY, away)
+    except Exception as failure:  # Not raised, since it would hide the error that led here.
+        log.warning("the artifact %s was not published: %s", ARTIFACT_KEY, failure)
 
 
 def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the function of a stage; return a state where Prefect's own would hide why it ended.
+    """Call the function of a stage; return a state if Prefect's own state would hide why it ended.
 
-    Such a state holds the error, so that whoever calls the stage gets that raised.
+    That state holds the error, so that it is raised for the caller of the stage.
     """
     note_task_run()
     try:
@@ -152,14 +154,14 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             make_homes(*args, *kwargs.values())
             return function(*args, **kwargs)
     except (Exception, TerminationSignal) as error:
-        signal = signal_behind(error)
+        signal = causing_signal(error)
         if signal is not None and is_being_cancelled():
             state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
-            return _ended_as(state)  # type: ignore[no-any-return]
+            return _not_cached(state)  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if signal is not None:
-            raise signal from None  # Prefect takes it for a crash, and it is one.
-        if isinstance(error, EXPLAINED):
-            return _ended_as(failed_state(error))  # type: ignore[no-any-return]
+            raise signal from None  # Prefect reports a crash, which is correct here.
+        if isinstance(error, UserError):
+            return _not_cached(failed_state(error))  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             raise clean from None
         raise
@@ -172,13 +174,16 @@ def stage(
     retries: int = 2,
     cache_key: Callable[[TaskRunContext, dict[str, Any]], str | None] | None = None,
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
-    """Make a Prefect task: retried with backoff and jitter but not after wrong input, logged, its result kept as JSON.
+    """Return a decorator that makes a Prefect task with retries, the run's log, and results stored as JSON.
+
+    Retries have exponential backoff and jitter; there is none after wrong input.
 
     Args:
         name: Name of the stage.
-        timeout_seconds: After this the task fails; None where the work has a limit of its own.
-        retries: How often it is run again after a failure; 0 where that is decided elsewhere.
-        cache_key: Names the result by the versions of its inputs; None where it does not exist (any more).
+        timeout_seconds: Time limit of the task; None if the work has its own limit.
+        retries: Number of retries after a failure; 0 if they are decided elsewhere.
+        cache_key: Returns the cache key of the result, from the versions of its inputs, or None if the cached result
+            cannot be used.
     """
 
     def decorate(function: Callable[P, R]) -> Stage[P, R]:
@@ -196,7 +201,7 @@ def stage(
             timeout_seconds=timeout_seconds,
             cache_key_fn=cache_key,
             persist_result=True,
-            # JSON, not a pickle: a result may come from another machine.
+            # JSON, not pickle: a result may come from another machine.
             result_serializer="json",
         )
 
@@ -204,32 +209,32 @@ def stage(
 
 
 def flow_run_tags() -> dict[str, str]:
-    """Return the tags by which an MLflow run names the Prefect run it belongs to."""
+    """Return the tag by which an MLflow run names its Prefect flow run, if there is one."""
     found = flow_run.get_id()
     return {"prefect.flow_run_id": str(found)} if found else {}
 
 
 def run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run one stage and return its value, also where it was skipped; a failed one raises what it raised."""
+    """Run one stage and return its value, also if it was skipped; raise the error of a failed stage."""
     return _run_stage(stage_task, *args, **kwargs)[0]
 
 
 def _run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, str | None]:
-    # A plain call of a task that returned a state returns that state and not its data.
+    # Without `return_state`, a task that returned a state would return that state and not its data.
     state: State[R] = stage_task(*args, **kwargs, return_state=True)
     value: R = state.result()
     return value, state.name
 
 
 class StageLog:
-    """Runs stages one after the other, and remembers how long each took and whether it found its work done."""
+    """Record of the stages that it runs: how long each took, and whether its work was already done."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.skipped: dict[str, bool] = {}
 
     def run(self, stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run one stage and return its value; a failed one raises what it raised."""
+        """Run one stage and return its value; raise the error of a failed stage."""
         began = time.perf_counter()
         value, name = _run_stage(stage_task, *args, **kwargs)
         self.seconds[stage_task.name] = round(time.perf_counter() - began, 2)

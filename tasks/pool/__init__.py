@@ -1,1 +1,1 @@
-"""Flow runs that one run submits to a work pool: on their way, at work, ended, or cancelled with whoever sent them."""
+"""Flow runs that a run submits to a work pool: submitted, awaited, and cancelled with their parent."""

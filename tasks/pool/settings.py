@@ -1,31 +1,31 @@
-"""What a person sets of work that may run on a work pool, how its worker is started, and how many runs that has."""
+"""Settings of work that may run on a work pool, the command of its workers, and runs per worker."""
 
 import math
 from typing import Literal, Protocol
 
 
 class PoolSettings(Protocol):
-    """What a person sets of work that may run on a pool."""
+    """Settings of work that may run on a work pool."""
 
     @property
     def where(self) -> Literal["auto", "work_pool", "in_place"]:
-        """Whether to submit; auto does where a Prefect server is configured."""
+        """Place to run: auto is work_pool if a Prefect server is configured, else in_place."""
 
     @property
     def work_pool(self) -> str:
-        """Name of the pool."""
+        """Name of the work pool."""
 
     @property
     def deployment(self) -> str:
-        """Deployment to submit, flow/deployment."""
+        """Deployment to submit, as flow/deployment."""
 
     @property
     def submit_timeout_seconds(self) -> int:
-        """How long the run may wait while no worker polls the pool."""
+        """Maximum time that a run waits while no worker polls the pool."""
 
     @property
     def run_timeout_seconds(self) -> int:
-        """How long the run may take."""
+        """Maximum duration of a run."""
 
 
 def worker_command(pool: str) -> str:
@@ -34,12 +34,12 @@ def worker_command(pool: str) -> str:
 
 
 def runs_per_worker(wanted: int, limit: int | None, num_workers: int) -> int:
-    """Return how many of `wanted` runs at once each worker of a pool has, where all have as many.
+    """Return how many concurrent runs each worker of a pool has if they are spread evenly, at least 1.
 
     Args:
-        wanted: Runs that whoever submits them wants at once.
-        limit: Runs that the pool lets run at once; None: any number.
-        num_workers: Workers that poll the pool.
+        wanted: Number of runs that are submitted at once.
+        limit: Concurrency limit of the pool; None for no limit.
+        num_workers: Number of workers that poll the pool.
     """
-    at_once = wanted if limit is None else min(wanted, limit)
-    return max(1, math.ceil(at_once / max(1, num_workers)))
+    num_concurrent = wanted if limit is None else min(wanted, limit)
+    return max(1, math.ceil(num_concurrent / max(1, num_workers)))

@@ -1,4 +1,4 @@
-"""Submit a deployment to a work pool and watch it: say early when no worker takes it, and leave nothing behind."""
+"""Submission of a deployment to a work pool, with early warnings and cancellation on failure."""
 
 import time
 from typing import Any, Literal
@@ -14,32 +14,31 @@ from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 
 from tasks.cancellation.task import is_being_cancelled
-from tasks.errors import WrongInput
-from tasks.markup import markdown_text
-from tasks.pool.ending import Cancelled, told_by
+from tasks.errors import SubmittedRunCancelled, WrongInput, parse_user_error
 from tasks.pool.settings import PoolSettings, worker_command
+from tasks.text.markup import markdown_text
 
 POLL_SECONDS = 2.0
-SAY_AFTER_SECONDS = 20.0
-"""A submitted run without a worker is reported after this long, well within a minute."""
+REPORT_AFTER_SECONDS = 20.0
+"""Delay after which a submitted run that no worker has picked up is reported."""
 
 
 def where_to_run(settings: PoolSettings) -> Literal["work_pool", "in_place"]:
-    """Return where the work runs: a temporary server, as a plain Python call starts it, has no workers."""
+    """Return where the work runs: in place if no server is configured, as a temporary server has no workers."""
     if settings.where != "auto":
         return settings.where
     return "work_pool" if PREFECT_API_URL.value() else "in_place"
 
 
 def read_pool(pool: str, group: str) -> tuple[int | None, int]:
-    """Return how many runs a pool lets run at once, None for any number, and how many workers poll it.
+    """Return a pool's concurrency limit, None for no limit, and the number of workers that poll it.
 
     Args:
         pool: Name of the pool.
-        group: Group of settings that names it, for the message.
+        group: Group of settings that names it, for the error message.
 
     Raises:
-        WrongInput: There is no such pool.
+        WrongInput: The server does not have the pool.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -59,17 +58,21 @@ def read_pool(pool: str, group: str) -> tuple[int | None, int]:
 
 
 def live_workers(pool: str, group: str) -> int:
-    """Return how many workers poll the pool; raises as `read_pool`."""
+    """Return how many workers poll the pool.
+
+    Raises:
+        WrongInput: As `read_pool`.
+    """
     return read_pool(pool, group)[1]
 
 
 def check_deployment(settings: PoolSettings, group: str) -> None:
-    """Refuse a deployment that the server does not have, or that is none of the pool's.
+    """Check that the server has the deployment, and that its runs go to the configured pool.
 
-    A run goes to its deployment's pool: watched on another one, which has workers, it would be waited for for ever.
+    If they went to another pool, without workers, while the configured one has some, the wait would never end.
 
     Raises:
-        WrongInput: Names it, and the way out.
+        WrongInput: The deployment does not exist, or belongs to another pool.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -89,14 +92,14 @@ def check_deployment(settings: PoolSettings, group: str) -> None:
 
 
 def check_pool(settings: PoolSettings, group: str, what: str) -> None:
-    """Refuse a deployment or pool that is not there, and say at once when the pool has no worker.
+    """Check that the deployment and its pool exist, and log a warning if the pool has no worker.
 
     Raises:
-        WrongInput: Names what is not there, and the command that makes it.
+        WrongInput: One of them does not exist; the message has the command that creates it.
     """
     check_deployment(settings, group)
     if not live_workers(settings.work_pool, group):
-        # Said now, refused only when the work is submitted and still none came: a worker may start meanwhile.
+        # Only a warning, since a worker may start later; the submitted run fails if none does.
         get_run_logger().warning(
             "no worker polls the work pool '%s': start one with '%s' before %s begins",
             settings.work_pool,
@@ -106,16 +109,16 @@ def check_pool(settings: PoolSettings, group: str, what: str) -> None:
 
 
 class SubmittedRun:
-    """A flow run on its way to a work pool, or at work there."""
+    """A flow run that was submitted to a work pool."""
 
     def __init__(self, run: FlowRun, settings: PoolSettings, group: str, what: str) -> None:
-        """Watch a run that was submitted just now.
+        """Start the timeouts of a run that was submitted just now.
 
         Args:
             run: The flow run.
-            settings: Names the pool, and how long to wait.
-            group: Group of settings that these are, for messages: distributed, tune.
-            what: What the run is, for messages: training, trial.
+            settings: Settings with the pool and the timeouts.
+            group: Name of the group of settings, for messages: distributed, tune.
+            what: Name of the work, for messages: training, trial.
         """
         self.name = run.name
         self._id = run.id
@@ -124,24 +127,25 @@ class SubmittedRun:
         self._what = what
         self._waiting_since = time.monotonic()
         self._started: float | None = None
-        self._asked = -POLL_SECONDS
-        self._said_no_worker = self._said_busy = self._final = False
+        self._last_poll = -POLL_SECONDS
+        self._warned_no_worker = self._logged_busy = self._final = False
 
-    def ended(self) -> bool:
-        """Say whether the run has completed; say early when no worker takes it, and give up after the timeouts.
+    def poll(self) -> bool:
+        """Return whether the run has completed; log a warning if no worker picks it up.
 
-        However often this is called, the server is asked every POLL_SECONDS.
+        The server is queried at most every POLL_SECONDS, however often this is called.
 
         Raises:
-            Cancelled: A person cancelled it, and not what submitted it.
-            WrongInput: All was cancelled, no worker took it within `submit_timeout_seconds`, or its input was wrong.
-            Diverged, OutOfTime, DiskFull, TrackingAway, RunDeleted: It ended with that.
+            SubmittedRunCancelled: A user cancelled it, but not its parent run.
+            WrongInput: The parent run was cancelled too, no worker picked it up within `submit_timeout_seconds`, or
+                its input was wrong.
+            Diverged, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted: It ended with this error.
             TimeoutError: It took longer than `run_timeout_seconds`.
             RuntimeError: It failed or crashed.
         """
-        if time.monotonic() - self._asked < POLL_SECONDS:
+        if time.monotonic() - self._last_poll < POLL_SECONDS:
             return False
-        self._asked = time.monotonic()
+        self._last_poll = time.monotonic()
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(self._id)
         state = run.state
@@ -164,11 +168,11 @@ class SubmittedRun:
     def _wait_for_worker(self, *, pending: bool) -> None:
         log, settings = get_run_logger(), self._settings
         waited = time.monotonic() - self._waiting_since
-        if waited > SAY_AFTER_SECONDS and live_workers(settings.work_pool, self._group):
-            # The pool is busy, and its turn will come: only a pool without a worker is given up.
+        if waited > REPORT_AFTER_SECONDS and live_workers(settings.work_pool, self._group):
+            # The pool is only busy, so the run will start: the timeout is for pools without a worker.
             self._waiting_since = time.monotonic()
-            if not self._said_busy and not pending:  # a pending one is starting already
-                self._said_busy = True
+            if not self._logged_busy and not pending:  # a pending run is starting already
+                self._logged_busy = True
                 log.info("the work pool '%s' is busy: waiting for a slot", settings.work_pool)
         elif waited > settings.submit_timeout_seconds:
             raise WrongInput(
@@ -176,8 +180,8 @@ class SubmittedRun:
                 f"{self._group}.submit_timeout_seconds {settings.submit_timeout_seconds}: "
                 f"start one with '{worker_command(settings.work_pool)}' and run again"
             )
-        elif waited > SAY_AFTER_SECONDS and not self._said_no_worker:
-            self._said_no_worker = True
+        elif waited > REPORT_AFTER_SECONDS and not self._warned_no_worker:
+            self._warned_no_worker = True
             log.warning(
                 "no worker polls the work pool '%s': start one with '%s'; waiting %d s more",
                 settings.work_pool,
@@ -186,13 +190,13 @@ class SubmittedRun:
             )
 
     def _check_completed(self, run: FlowRun) -> None:
-        # A failed child does not fail its parent by itself.
+        # The failure of a submitted run does not fail its parent by itself.
         assert run.state is not None
-        if error := told_by(message := run.state.message or ""):
+        if error := parse_user_error(message := run.state.message or ""):
             raise self._naming_run(error)
         if run.state.is_cancelled():
-            # Prefect's UI cancels what a run submitted together with it: this one alone is then not given up.
-            kind = WrongInput if is_being_cancelled() else Cancelled
+            # Prefect's UI cancels submitted runs together with their parent: then this is not a single cancelled run.
+            kind = WrongInput if is_being_cancelled() else SubmittedRunCancelled
             raise kind(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
         if not run.state.is_completed():
             raise self._naming_run(
@@ -200,13 +204,13 @@ class SubmittedRun:
             )
 
     def _naming_run(self, error: Exception) -> Exception:
-        """Return the error with a note that links to the submitted run, for the artifact of the run that waits."""
+        """Return the error with a note that links to the submitted run, for the artifact of the parent run."""
         page, name = url_for("flow-run", obj_id=str(self._id)), markdown_text(self.name)
         error.add_note(f"Submitted {self._what}: {f'[{name}]({page})' if page else name}")
         return error
 
     def cancel(self) -> None:
-        """Cancel the run if it has not ended; a failure of that is said and not raised: another error led here."""
+        """Cancel the run if it has not ended; a failure is logged, not raised, since another error led here."""
         if self._final:
             return
         try:
@@ -216,19 +220,19 @@ class SubmittedRun:
             get_run_logger().warning("the submitted %s '%s' could not be cancelled: %s", self._what, self.name, error)
 
     def join(self) -> None:
-        """Return at once: what is left of it is its worker's to end."""
+        """Return at once: the worker ends the processes of the run."""
 
     def wait(self) -> None:
-        """Wait until the run has completed, and cancel it when we are ended first.
+        """Wait until the run has completed; cancel it if the wait is interrupted or fails.
 
         Raises:
-            Exception: As `ended`.
+            Exception: As `poll`.
         """
         try:
-            while not self.ended():
+            while not self.poll():
                 time.sleep(POLL_SECONDS)
         except BaseException:
-            # Cancelled, timed out or failed: what was submitted ends with us.
+            # Cancelled, timed out or failed: the submitted run ends with its parent.
             self.cancel()
             raise
 
@@ -236,13 +240,14 @@ class SubmittedRun:
 def submit(
     settings: PoolSettings, group: str, what: str, parameters: dict[str, Any], *, name: str | None = None
 ) -> SubmittedRun:
-    """Submit the deployment from within a task.
+    """Submit the deployment from within a task, and return the submitted run.
 
     Args:
-        settings: Names the deployment and the pool.
-        group, what: As `SubmittedRun`.
-        parameters: Of the deployed flow, as JSON has them.
-        name: Of the flow run, and among those that one task submits: a task submits each name once.
+        settings: Settings with the deployment and the pool.
+        group: As `SubmittedRun`.
+        what: As `SubmittedRun`.
+        parameters: Parameters of the deployed flow, as JSON values.
+        name: Name of the flow run; a task submits each name once.
 
     Raises:
         WrongInput: As `check_deployment`.
@@ -253,7 +258,7 @@ def submit(
         parameters=parameters,
         timeout=0,
         flow_run_name=name,
-        # A task that lost its connection and runs again finds what it submitted; after a failed one it submits anew.
+        # A request that is repeated after a lost connection finds the submitted run; a retried task submits a new one.
         idempotency_key=f"{task_run.get_id()}-{task_run.get_run_count()}-{name}",
     )
     assert isinstance(run, FlowRun), "called without an event loop, run_deployment returns the run"

@@ -1,1 +1,1 @@
-"""Predictions by the one model package."""
+"""Batch inference with the model package, and the accuracy of registered models."""

@@ -1,4 +1,4 @@
-"""Batch inference: the model package in a Spark iterator pandas UDF, over the pictures that have no prediction yet."""
+"""Batch inference: the model package in a Spark iterator pandas UDF, over images without a prediction."""
 
 import logging
 import os
@@ -16,22 +16,24 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks.config import PredictConfig, PromoteConfig, SparkConfig
-from tasks.cores import num_cores
-from tasks.disk import check_writable, full_disk_named
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.etl import delta, snapshots
-from tasks.etl.relations import Relations
 from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
-from tasks.predict.least_sure import SHA256_ARROW, least_sure
+from tasks.predict.least_confident import SHA256_ARROW, least_confident
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark import BROADCAST_ROWS, NeedsSpark, without_spark_first
-from tasks.spark_progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
+from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
-from tasks.turns import take_turn
-from tasks.worker_log import WorkerCount, say
+from tasks.system.cores import num_cores
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.locks import exclusive_lock
+from tasks.tables import delta, snapshots
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -41,28 +43,28 @@ KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PRE
 def make_predictor(
     package: str, batch_size: int, num_threads: int, ended: Accumulator[EndedParts] | None = None
 ) -> Callable[[str], Column]:
-    """Return the iterator pandas UDF: encoded pictures in, structs of PREDICTION out.
+    """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
 
     Args:
-        package: Name under which SparkContext.addFile sent the model package.
-        batch_size: Pictures a forward pass.
-        num_threads: Compute threads of one Python worker.
-        ended: Told of each task that ends.
+        package: Name under which SparkContext.addFile distributed the model package.
+        batch_size: Number of images per forward pass.
+        num_threads: Number of compute threads per Python worker.
+        ended: Accumulator of the tasks that ended.
     """
     driver = os.getpid()
 
     def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         import torch
 
-        from tasks.predict.model import ImageClassifier
+        from tasks.model.classifier import ImageClassifier
 
         count = WorkerCount("predict", driver, ended)
 
-        # Cores times threads would fight: Spark already runs one worker a core.
+        # Spark already runs one worker per core: more threads would oversubscribe the cores.
         torch.set_num_threads(num_threads)
         began = time.perf_counter()
         model = ImageClassifier.load(Path(SparkFiles.get(package)))
-        say(f"model loaded in {time.perf_counter() - began:.1f} s")
+        log_from_worker(f"model loaded in {time.perf_counter() - began:.1f} s")
         for contents in batches:
             parts = [
                 model.predict_frame(contents.iloc[begin : begin + batch_size])
@@ -72,40 +74,40 @@ def make_predictor(
             yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
         count.close()
 
-    predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]
+    predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
     return predictor
 
 
 def _pending(
     spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
 ) -> tuple[pa.Table, int]:
-    """Return sha256 of the pictures without a prediction by this model version, and how many pictures there are.
+    """Return the sha256 of the images without a prediction by this model version, and the number of all images.
 
     Raises:
-        WrongInput: A picture has no sha256, the key of its prediction.
+        WrongInput: An image has no sha256, the key of its prediction.
     """
-    pictures = snapshots.read_columns(spark, table, SHA256_ARROW)
-    if nulls := pictures["sha256"].null_count:
+    keys = snapshots.read_columns(spark, table, SHA256_ARROW)
+    if nulls := keys["sha256"].null_count:
         raise WrongInput(
-            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {pictures.num_rows} rows: "
-            "it is the key of a prediction, so give every row one"
+            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {keys.num_rows} rows: "
+            "it is the key of a prediction, so set it in every row"
         )
-    done = snapshots.newest_snapshot(spark, predictions)
-    held = KEYS_ARROW.empty_table()
-    if done is not None:
+    newest = snapshots.newest_snapshot(spark, predictions)
+    predicted = KEYS_ARROW.empty_table()
+    if newest is not None:
         by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        held = snapshots.read_columns(spark, done.table, KEYS_ARROW, by_model)
+        predicted = snapshots.read_columns(spark, newest.table, KEYS_ARROW, by_model)
     with Relations(storage) as relations:
-        relations.add("pictures", pictures)
-        relations.add("predictions", held)
-        return relations.table("FROM pictures ANTI JOIN predictions USING (sha256)", SHA256_ARROW), pictures.num_rows
+        relations.add("images", keys)
+        relations.add("predictions", predicted)
+        return relations.table("FROM images ANTI JOIN predictions USING (sha256)", SHA256_ARROW), keys.num_rows
 
 
-def check_pictures(columns: Iterable[str], path: str) -> None:
-    """Refuse a table without the columns that inference reads.
+def check_images(columns: Iterable[str], path: str) -> None:
+    """Check that a table has the columns that inference reads.
 
     Raises:
-        WrongInput: Names the missing columns.
+        WrongInput: Columns are missing; the message names them.
     """
     missing = sorted({"sha256", "content"} - set(columns))
     if missing:
@@ -123,22 +125,22 @@ def predict_batch(
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every picture that has no prediction by this model version, and merge the result into `predictions`.
+    """Predict every image without a prediction by this model version, and merge the result into `predictions`.
 
-    Where none lacks one, Spark does not start.
+    Spark is not started if every image has a prediction.
 
     Args:
         predict: Settings of inference.
-        promote: Names the registered model; with its name left empty it is the one trained from the table.
-        storage: Where tables and models lie.
-        config: The Spark session.
-        table: Version to predict on; None: the latest of `predict.table`.
-        model: Model version that was promoted for the table; None: the one with the alias.
+        promote: Settings with the name of the registered model; without a name, the model trained from the table.
+        storage: Locations of tables and models.
+        config: Settings of the Spark session.
+        table: Table version to predict on; None means the latest of `predict.table`.
+        model: Model version that was promoted for the table; None means the version with the alias.
 
     Raises:
-        WrongInput: No such model, alias or table, a model that was trained on another table or whose files are not what
-            was registered, a table without the columns, or no place to write to.
-        DiskFull: No room was left; the table is as it was.
+        WrongInput: The model, alias or table does not exist, or the table lacks columns. The model was trained on
+            another table, or its files differ from the registered ones. The predictions cannot be written.
+        DiskFull: The disk is full; the table is unchanged.
     """
     chosen = model or named_model(predict, promote, storage)
     path = predict.table or storage.table("images")
@@ -149,18 +151,18 @@ def predict_batch(
     check_writable(predictions, "predict.predictions")
 
     def run(spark: SparkSession | None) -> PredictReport:
-        with take_turn(predictions, spark), full_disk_named(predictions, storage.home):
+        with exclusive_lock(predictions, spark), translate_disk_full(predictions, storage.home):
             images = table or snapshots.latest(spark, path)
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
-                # A promotion for this very table returned it, which may be the champion of one with the same images.
+                # Returned by the promotion for this table; it may be the champion of a table with the same images.
                 check_promoted(version, storage)
             else:
                 named, given = predict.table is not None, promote.model_name is not None
                 check_model(version, images, storage, table_is_named=named, name_is_given=given)
             return _predict(spark, images, predictions, version, predict, storage)
 
-    return without_spark_first(run, config, storage)
+    return try_without_spark(run, config, storage)
 
 
 def _predict(
@@ -171,40 +173,40 @@ def _predict(
     predict: PredictConfig,
     storage: Storage,
 ) -> PredictReport:
-    check_pictures(snapshots.columns_of(spark, table), table.path)
-    pending, num_pictures = _pending(spark, table, predictions, model, storage)
+    check_images(snapshots.columns_of(spark, table), table.path)
+    pending, num_images = _pending(spark, table, predictions, model, storage)
     errors, seconds = 0, 0.0
     if pending.num_rows:
         if spark is None:
             raise NeedsSpark
         began = time.perf_counter()
-        pictures = snapshots.read_version(spark, table).select("sha256", "content")
-        if pending.num_rows < num_pictures:
+        contents = snapshots.read_version(spark, table).select("sha256", "content")
+        if pending.num_rows < num_images:
             chosen = spark.createDataFrame(pending)
             chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
-            pictures = pictures.join(chosen, on="sha256", how="left_semi")
+            contents = contents.join(chosen, on="sha256", how="left_semi")
         with TemporaryDirectory(prefix="lakevision-model-") as scratch:
             package = _send_package(spark, storage, model, Path(scratch))
             num = pending.num_rows
             with counted("predict", num):
-                errors = _predict_pending(spark, pictures, predictions, package, model, predict.batch_size, num)
+                errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size, num)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
-    logger.info("%d pictures predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
+    logger.info("%d images predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
     return PredictReport(
         predictions=written,
         model=model,
         predicted=pending.num_rows,
         errors=errors,
         seconds=seconds,
-        least_sure=least_sure(spark, table, written, model, storage),
+        least_confident=least_confident(spark, table, written, model, storage),
     )
 
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
-    """Send description and weights to every executor, which need not reach the registry; return their folder there."""
-    # Of nothing that the registry says: a name with slashes would lead out of the workers' folder.
+    """Send the model package to every executor, none of which needs the registry; return its folder's name there."""
+    # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
     folder = fetch_classifier(storage, model, scratch / name)
     spark.sparkContext.addFile(str(folder), recursive=True)
@@ -220,12 +222,12 @@ def _predict_pending(
     batch_size: int,
     num_pending: int,
 ) -> int:
-    """Predict and merge, in one commit; return how many pictures have an error instead of a label."""
+    """Predict and merge in one commit; return the number of images with an error instead of a label."""
     parallelism = spark.sparkContext.defaultParallelism
     num_threads = max(1, num_cores() // parallelism)
     predictor = make_predictor(package, batch_size, num_threads, count_ended_tasks(spark.sparkContext))
     rows = (
-        # A worker loads the model once a task: few tasks, and not as many as files.
+        # A worker loads the model once per task: few tasks, not one per file.
         pending.repartition(num_tasks(num_pending, parallelism, least=parallelism))
         .select("sha256", predictor("content").alias("prediction"))
         .select(
@@ -236,7 +238,7 @@ def _predict_pending(
             F.current_timestamp().alias("predicted_at"),
         )
     )
-    # A merge reads its source twice: predicted once, kept on disk.
+    # A merge reads its source twice: persisted, so that images are predicted once.
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()

@@ -1,12 +1,14 @@
-"""Which registered version predicts a table, and whether it was trained on that table at all."""
+"""Lookup of the registered version that predicts a table, by default the champion, and the check of its data."""
 
 import logging
 from pathlib import Path
 
 from tasks import tracking
-from tasks.config import BUILTIN_DIGITS, PredictConfig, PromoteConfig
+from tasks.config.etl import BUILTIN_DIGITS
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, listed
-from tasks.predict.package import FILE_LIMITS
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
 
@@ -16,10 +18,10 @@ NUM_NAMED = 5
 
 
 def named_model(predict: PredictConfig, promote: PromoteConfig, storage: Storage) -> ModelRef | None:
-    """Return the version of the model that the settings name, or None where they name none.
+    """Return the version of the model that the settings name, or None if they name no model.
 
     Raises:
-        WrongInput: That model has no version with the alias.
+        WrongInput: The model has no version with the alias.
     """
     return None if promote.model_name is None else _with_alias(promote.model_name, predict.alias, storage)
 
@@ -28,7 +30,7 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
     """Return the version of the model that is trained from this table.
 
     Raises:
-        WrongInput: The table has no source to name a model by, or the model no version with the alias.
+        WrongInput: The table has no source from which to derive a name, or the model has no version with the alias.
     """
     name = tracking.derived_model_name(table, storage)
     if name is None:
@@ -57,42 +59,42 @@ def _candidates(alias: str, storage: Storage) -> str:
 def check_model(
     model: ModelRef, table: TableRef, storage: Storage, *, table_is_named: bool, name_is_given: bool
 ) -> None:
-    """Refuse a model that this project did not register, or that was trained on another table than a user wants.
+    """Check that a model was registered by this project and trained on the table.
 
     Args:
         model: The registered version.
-        table: What it is to predict.
-        storage: Where tracking lies.
-        table_is_named: Whether `predict.table` names the table; then it is only warned of.
-        name_is_given: Whether `promote.model_name` has its name; else that was derived from the table.
+        table: The table to predict.
+        storage: Location of the tracking server.
+        table_is_named: Whether `predict.table` names the table; a model of another table is then only logged.
+        name_is_given: Whether `promote.model_name` is set; otherwise the name was derived from the table.
 
     Raises:
-        WrongInput: It has no digests, or was trained on another table, or on images of another source.
+        WrongInput: The version has no digests, or was trained on another table or on images of another source.
     """
     tags = check_promoted(model, storage)
-    source, here = tags.get(tracking.SOURCE_TAG, ""), tracking.source_name(table, storage)
+    source, table_source = tags.get(tracking.SOURCE_TAG, ""), tracking.source_name(table, storage)
     known = {(tags.get(tracking.TABLE_ID_TAG, ""), source)}
     known |= {(served.table_id, served.source) for served in tracking.served_tables(tags, _name(model))}
-    same_table = bool(table.table_id) and not known.isdisjoint({(table.table_id, ""), (table.table_id, here)})
-    if same_table or (source == here and here.startswith(BUILTIN_DIGITS)):
+    same_table = bool(table.table_id) and not known.isdisjoint({(table.table_id, ""), (table.table_id, table_source)})
+    if same_table or (source == table_source and table_source.startswith(BUILTIN_DIGITS)):
         return
-    theirs = f"another table{f', of images of {source!r},' if source else ''}"
-    ours = f"'{table.path}'{f', whose images are of {here!r}' if here else ''}"
+    trained_on = f"another table{f', of images of {source!r},' if source else ''}"
+    requested = f"'{table.path}'{f', whose images are of {table_source!r}' if table_source else ''}"
     if table_is_named:
-        logger.warning("%s was trained on %s and now predicts %s", _name(model), theirs.rstrip(","), ours)
+        logger.warning("%s was trained on %s and now predicts %s", _name(model), trained_on.rstrip(","), requested)
         return
     way_out = "leave promote.model_name empty for this table's own model, or " if name_is_given else ""
     raise WrongInput(
-        f"{_name(model)} was trained on {theirs} and not on {ours}: {way_out}"
-        "name the table in predict.table to predict it with this one all the same"
+        f"{_name(model)} was trained on {trained_on} and not on {requested}: {way_out}"
+        "name the table in predict.table to predict it with this model anyway"
     )
 
 
 def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
-    """Return the tags of a registered version; refuse one that this project did not register.
+    """Return the tags of a version that was registered by this project.
 
     Raises:
-        WrongInput: It has no digests.
+        WrongInput: The version has no digests.
     """
     tags = tracking.version_tags(storage, model)
     tracking.check_registered(tags, model, FILE_LIMITS)
@@ -104,9 +106,9 @@ def _name(model: ModelRef) -> str:
 
 
 def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:
-    """Copy description and weights of a registered version into `folder`, checked by their digests.
+    """Copy the description and weights of a registered version to `folder`, and check their digests.
 
     Raises:
-        WrongInput: As `tracking.fetch_registered`.
+        WrongInput: As in `tracking.fetch_registered`.
     """
     return tracking.fetch_registered(storage, model, FILE_LIMITS, folder)

@@ -7,17 +7,19 @@ from typing import Any
 from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
-from tasks.config import PredictConfig, PromoteConfig, SparkConfig
-from tasks.etl.delta import check_table_path
-from tasks.markup import in_cells
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
+from tasks.tables.delta import check_table_path
+from tasks.text.markup import in_cells
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    """Name the result by table version and model version, where both are given and the predictions still exist."""
+    """Return the cache key of table version and model version, None unless both are given and `predictions` exists."""
     table, model = parameters.get("table"), parameters.get("model")
     predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
     if table is None or model is None or not check_table_path(predictions):
@@ -27,25 +29,25 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 
 
 @stage("predict", cache_key=_key)
-def predict_pictures(
+def predict_images(
     predict: PredictConfig,
     promote: PromoteConfig,
     storage: Storage,
-    spark: SparkConfig,
+    spark_config: SparkConfig,
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every picture that has no prediction by the champion yet."""
-    report = predict_batch(predict, promote, storage, spark, table, model)
+    """Predict every image without a prediction by the champion."""
+    report = predict_batch(predict, promote, storage, spark_config, table, model)
     publish_predictions(report)
-    return report if report.predicted else skipped(report, "every picture has a prediction by this model version")
+    return report if report.predicted else skipped(report, "every image has a prediction by this model version")
 
 
 def publish_predictions(report: PredictReport) -> None:
-    """Show the predictions to look at first as a table of the Prefect run."""
+    """Create the table artifact of the least confident predictions."""
     about = (
-        f"The least sure of the predictions by {report.model.name} version {report.model.version}, errors first; all "
-        f"are in `{report.predictions.path}` version {report.predictions.version}"
+        f"The least confident predictions by {report.model.name} version {report.model.version}, errors first; all "
+        f"predictions are in `{report.predictions.path}` version {report.predictions.version}"
     )
     rows = [
         in_cells(
@@ -56,6 +58,6 @@ def publish_predictions(report: PredictReport) -> None:
                 "error": image.error or "",
             }
         )
-        for image in report.least_sure
+        for image in report.least_confident
     ]
     create_table_artifact(table=rows, key="predictions", description=about)

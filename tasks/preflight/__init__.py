@@ -1,1 +1,1 @@
-"""What can be refused is refused here, before any work."""
+"""Preflight: checks of input, disk and model before any work."""

@@ -1,25 +1,25 @@
-"""Refuse before any work what would fail after hours of it."""
+"""Checks before a run of problems that would otherwise make it fail after hours."""
 
 import logging
 
 import pyarrow as pa
 
 from tasks import tracking
-from tasks.config import PipelineConfig, TrainConfig, TuneRun
-from tasks.disk import check_writable
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
-from tasks.etl.delta import check_table_path
 from tasks.etl.listing import check_splits
-from tasks.etl.snapshots import read_columns
 from tasks.etl.source import prepare_source
-from tasks.jvm import check_java
 from tasks.preflight.room import check_room
 from tasks.refs import TableRef
 from tasks.schema import IMAGES_ARROW, TRAIN
-from tasks.spark import NeedsSpark
+from tasks.spark.jvm import check_java
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
+from tasks.system.disk import check_writable
+from tasks.tables.delta import check_table_path
+from tasks.tables.snapshots import read_columns
 from tasks.train.batches import check_batches
-from tasks.tune.space import fit_batches
 
 logger = logging.getLogger("lakevision.preflight")
 
@@ -27,27 +27,27 @@ SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
 def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> None:
-    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it.
+    """Check that a table version has enough images for the ranks and the batch size, before its cache is built.
 
-    Of a table that only Spark can read nothing is said here: its cache is looked at before the ranks start.
+    Tables that only Spark can read are not checked here: their cache is checked before the ranks start.
 
     Args:
-        train: Its batch size.
-        num_ranks: Ranks that share the split `train`.
+        train: Settings with the batch size.
+        num_ranks: Number of ranks that share the split `train`.
         images: Version of the table `images`.
 
     Raises:
         WrongInput: As `check_batches`.
     """
-    if rows := _train_rows(images):
+    if rows := train_rows(images):
         check_batches(train, num_ranks, rows)
 
 
-def _train_rows(images: TableRef) -> int:
-    """Return the pictures of the split `train`, or 0 where nothing can be said of them here.
+def train_rows(images: TableRef) -> int:
+    """Return the number of images of the split `train`, or 0 if it cannot be determined here.
 
-    The split is empty, which the cache refuses; Spark is needed; the version's files are gone, of which there may be a
-    cache; or another program wrote them in a form that Spark alone reads.
+    It is 0 if the split is empty, which is an error when the cache is built, or if only Spark can read the files. It is
+    also 0 if the version's files have been removed; a cache of the version may still exist.
     """
     try:
         return int(read_columns(None, images, SPLIT_ARROW, {"split": TRAIN}).num_rows)
@@ -55,21 +55,11 @@ def _train_rows(images: TableRef) -> int:
         return 0
 
 
-def check_search_sizes(config: TuneRun, images: TableRef) -> None:
-    """Refuse a search of which a trial may draw a batch larger than a table version has pictures.
-
-    Raises:
-        WrongInput: As `fit_batches`.
-    """
-    if rows := _train_rows(images):
-        fit_batches(config.train, config.tune, rows)
-
-
 def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
-    """Check everything that the DAG needs and that can be known before it starts.
+    """Check everything that the DAG needs and that can be checked before it starts.
 
     Raises:
-        WrongInput: The first thing that cannot be, with its value and the way out.
+        WrongInput: A check failed; the message has the setting, its value and the way out.
     """
     from tasks.preflight.trainable import check_training  # Here: it loads torch.
 
@@ -79,13 +69,13 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows
-    if config.etl.deleted != "keep":  # then the tables hold images that the source has no longer
+    if config.etl.deleted != "keep":  # otherwise the tables may have images that are no longer in the source
         check_batches(config.train, config.distributed.num_ranks, num_files, "the source has {} images")
     for path in (storage.table("images"), storage.table("files")):
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table):
-        raise WrongInput(f"predict.table is '{config.predict.table}', where no Delta table is: check the path")
+        raise WrongInput(f"predict.table is '{config.predict.table}', which is not a Delta table: check the path")
     check_training(config.train, config.cache)
     check_room(config.etl, config.cache, source, storage)
     tracking.check_tracking(storage)

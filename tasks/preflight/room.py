@@ -1,4 +1,4 @@
-"""Whether the disk has room for the cache that a run of the DAG has still to write."""
+"""Check of the disk space for the cache that a run of the DAG will write."""
 
 import glob
 import logging
@@ -8,52 +8,54 @@ import fsspec
 
 from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
 from tasks.cache.sizes import cache_bytes, check_disk
-from tasks.config import CacheConfig, EtlConfig
-from tasks.disk import existing_folder
-from tasks.etl import delta, snapshots
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
 from tasks.etl.outcomes import Comparison
-from tasks.etl.relations import Relations
-from tasks.etl.settings import check_properties, continued, source_property, table_properties
 from tasks.etl.source import Source
+from tasks.paths import resolved
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, HELD_ARROW
-from tasks.spark import NeedsSpark
-from tasks.storage import Storage, resolved
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
+from tasks.spark.session import NeedsSpark
+from tasks.storage import Storage
+from tasks.system.disk import existing_folder
+from tasks.tables import delta, snapshots
+from tasks.tables.properties import check_properties, source_property, table_properties, with_table_split
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.preflight")
 
 
-def check_room(etl: EtlConfig, cache: CacheConfig, source: Source, storage: Storage) -> None:
-    """Refuse a run whose cache the disk cannot hold; one that is there already needs no room.
+def check_room(etl: EtlConfig, cache_config: CacheConfig, source: Source, storage: Storage) -> None:
+    """Check that the disk has space for the run's cache; an existing cache needs none.
 
     Raises:
-        WrongInput: Says how much is needed and how much is free.
+        WrongInput: The disk has too little space; the message has the needed and the free space.
     """
-    needed = cache_bytes(source.listing.num_rows, cache)
+    needed = cache_bytes(source.listing.num_rows, cache_config)
     folder = existing_folder(storage.cache)
-    # Comparing the source with the tables takes seconds where they are large: only where the answer matters.
+    # The comparison of the source with large tables takes seconds: done only if the disk is too small.
     if folder is None or needed <= shutil.disk_usage(folder).free:
         return
     try:
         images = _unchanged_images(etl, source, storage)
     except NeedsSpark:
-        # Building the cache checks the disk as well, and a guess here would end runs that have their cache.
+        # The disk is checked again when a cache is built; an error here could stop runs that have their cache.
         logger.info("only Spark can read the tables in %s: the disk is checked when a cache is built", storage.tables)
         return
-    if images is None or not _has_cache(images, cache, storage):
+    if images is None or not _has_cache(images, cache_config, storage):
         check_disk(storage.cache, needed)
 
 
 def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> TableRef | None:
-    """Return the newest version of `images` if no file was added, changed or removed since, or else None.
+    """Return the newest version of `images` if no file was added, changed or removed since, else None.
 
-    Files that ETL reads again in every run, such as those without permission, are taken to be as they were.
+    Files that the ETL reads again in every run, such as those without read permission, count as unchanged.
     """
-    schemas = {"images": HELD_ARROW, "files": FILES_ARROW}
+    schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
     found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
-    for there in filter(None, found.values()):
-        etl = continued(etl, there.properties)
-    made_with = next((there.properties for there in found.values() if there is not None), {})
+    for existing in filter(None, found.values()):
+        etl = with_table_split(etl, existing.properties)
+    made_with = next((existing.properties for existing in found.values() if existing is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     rows, refs = {}, []
     for name, snapshot in found.items():
@@ -70,22 +72,22 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
     return None if changed else refs[0]
 
 
-def _has_cache(images: TableRef, cache: CacheConfig, storage: Storage) -> bool:
-    """Return whether a whole cache is there of this version, or of an earlier one with the same rows."""
+def _has_cache(images: TableRef, cache_config: CacheConfig, storage: Storage) -> bool:
+    """Return whether a complete cache of this version exists, or of an earlier version with the same rows."""
     filesystem, root = fsspec.core.url_to_fs(storage.cache)
     for path in filesystem.glob(f"{glob.escape(root)}/[!.]*/{MANIFEST}"):
         url = f"{storage.cache.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)
         if manifest is None or not _is_same_table(manifest.table, images):
             continue
-        # Maintenance makes versions, too, and changes no row.
-        if not delta.rows_changed_since(images.path, manifest.table.version) and whole_cache(url, cache):
+        # Maintenance creates versions, too, without a change of rows.
+        if not delta.rows_changed_since(images.path, manifest.table.version) and whole_cache(url, cache_config):
             return True
     return False
 
 
 def _is_same_table(one: TableRef, other: TableRef) -> bool:
-    """Return whether both name the same table, by its id where both have one: a home may have been moved or mounted."""
+    """Return whether both are the same table, by id if both have one: a home may have been moved or mounted."""
     if one.table_id and other.table_id:
         return one.table_id == other.table_id
     return resolved(one.path) == resolved(other.path)

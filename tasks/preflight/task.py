@@ -1,6 +1,9 @@
 """The preflight as a Prefect task."""
 
-from tasks.config import CacheConfig, DistributedConfig, PipelineConfig, TrainConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.train import TrainConfig
 from tasks.orchestration.task import stage
 from tasks.pool.task import check_pool, where_to_run
 from tasks.preflight.check import check_pipeline, check_split_size
@@ -11,23 +14,23 @@ from tasks.tracking import check_tracking
 
 @stage("preflight", timeout_seconds=1800)
 def check_inputs(config: PipelineConfig, storage: Storage) -> None:
-    """Refuse what cannot be before any work, and say at once when the work pool has no worker."""
+    """Check the input before any work, and log at once if the work pool has no worker."""
     check_pipeline(config, storage)
     if where_to_run(config.distributed) == "work_pool":
         check_pool(config.distributed, "distributed", "distributed training")
 
 
 @stage("check-training", timeout_seconds=1800)
-def check_trainable(train: TrainConfig, cache: CacheConfig, tracked: Storage | None = None) -> None:
-    """Refuse what cannot be trained, or tracked where it is to be, before a cache is built for it."""
-    from tasks.preflight.trainable import check_training  # Here: it loads torch.
+def check_trainable(train: TrainConfig, cache_config: CacheConfig, tracked: Storage | None = None) -> None:
+    """Check that the model can be trained, and the tracking server reached, before a cache is built."""
+    from tasks.preflight.trainable import check_training  # Imported here: it loads torch.
 
     if tracked is not None:
         check_tracking(tracked)
-    check_training(train, cache)
+    check_training(train, cache_config)
 
 
 @stage("check-batches", timeout_seconds=1800)
 def check_batches_fit(train: TrainConfig, images: TableRef, distributed: DistributedConfig | None = None) -> None:
-    """Refuse more ranks or a larger batch than a table version has pictures, before a cache is built from it."""
+    """Check that a table version has enough images for the ranks and the batch size, before its cache is built."""
     check_split_size(train, distributed.num_ranks if distributed else 1, images)

@@ -1,1 +1,1 @@
-"""How far a long step is: counted where it works, shown in Prefect's UI and on a terminal."""
+"""Progress of long steps: counted where they run, shown in Prefect's UI and on a terminal."""

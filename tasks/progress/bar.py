@@ -8,29 +8,29 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.theme import Theme
 
-from tasks.progress.count import Standing, heard_by
+from tasks.progress.count import StepProgress, listener
 
 
 @contextmanager
 def progress_bars(console: Console) -> Iterator[None]:
-    """Show a bar for each step meanwhile, where stderr is a terminal; elsewhere the log's lines are all there is.
+    """Show a progress bar for each step within the context; has no effect where stderr is not a terminal.
 
     Args:
-        console: Writes to stderr; lines that it prints meanwhile go above the bars.
+        console: Console on stderr; lines that it prints meanwhile appear above the bars.
     """
     if not sys.stderr.isatty():
         yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[standing]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
     bars: dict[str, TaskID] = {}
-    # Prefect's console has styles of its own alone, and none for a bar.
+    # The theme of Prefect's console has no styles for progress bars.
     with console.use_theme(Theme()), Progress(*columns, console=console, redirect_stdout=False) as progress:
 
-        def show(standing: Standing) -> None:
-            if standing.step not in bars:
-                bars[standing.step] = progress.add_task(standing.step, total=standing.total, standing="")
-            bar = bars[standing.step]
-            progress.update(bar, completed=standing.done, total=standing.total, standing=str(standing))
+        def show(update: StepProgress) -> None:
+            if update.step not in bars:
+                bars[update.step] = progress.add_task(update.step, total=update.total, status="")
+            bar = bars[update.step]
+            progress.update(bar, completed=update.done, total=update.total, status=str(update))
 
-        with heard_by(show):
+        with listener(show):
             yield

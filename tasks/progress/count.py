@@ -1,4 +1,4 @@
-"""Count the images that a step has done, and tell it to whoever shows it; imports nothing but the standard library."""
+"""Counters of the images that steps have processed, and their listeners; uses only the standard library."""
 
 import logging
 import threading
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 logger = logging.getLogger("lakevision.progress")
 
-TELL_SECONDS = 2.0
-"""Between two tellings of the same step, and between two lines of the same Spark task."""
+UPDATE_SECONDS = 2.0
+"""Minimum interval between two updates of one step, and between two log lines of one Spark task."""
 
 EPOCHS = "-epochs"
-"""How the name of a step ends that counts epochs."""
+"""Suffix of the name of a step that counts epochs."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a step is."""
+class StepProgress:
+    """Progress of a step at one moment."""
 
     step: str
     done: int
@@ -26,23 +26,23 @@ class Standing:
     seconds: float
     unit: str = "images"
     note: str = ""
-    """What is to be said of it besides."""
+    """Further text to show, as the last metric."""
 
     @property
     def percent(self) -> float:
-        """Share of the step that is done, 0 to 100."""
+        """Percentage of the step that is done, 0 to 100."""
         return 100.0 * self.done / self.total if self.total else 100.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the rest takes at the rate so far; None before the first image."""
+        """Remaining time at the mean rate so far; None before the first image."""
         return self.seconds / self.done * (self.total - self.done) if self.done else None
 
     def __str__(self) -> str:
         """Return done and total, note, rate, and time left."""
         parts = [f"{self.done:,} of {self.total:,} {self.unit}", *([self.note] if self.note else [])]
         if self.seconds_left is not None:
-            if self.unit == "images":  # an epoch takes minutes: none per second
+            if self.unit == "images":  # an epoch takes minutes: its rate per second would round to 0
                 rate = self.done / self.seconds if self.seconds else 0.0
                 parts.append(f"{rate:,.0f} images/s")
             if self.done < self.total:
@@ -51,7 +51,7 @@ class Standing:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as 45 s, 3 min 20 s or 2 h 5 min."""
+    """Return a duration as text, such as 45 s, 3 min 20 s or 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -60,28 +60,28 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-Listener = Callable[[Standing], None]
+Listener = Callable[[StepProgress], None]
 
 
 @dataclass
 class _Step:
     total: int
     began: float = field(default_factory=time.monotonic)
-    told: float = 0.0
+    last_update: float = 0.0
     done: dict[str, int] = field(default_factory=dict)
 
 
 class _Counts:
-    """The steps that run in this process; they are counted by the threads that read what workers and ranks say."""
+    """The steps that run in this process; the threads that read the output of workers and ranks update them."""
 
     lock = threading.Lock()
-    steps: dict[str, _Step] = {}  # noqa: RUF012  # one for the process, on purpose
-    listeners: list[Listener] = []  # noqa: RUF012  # the same
+    steps: dict[str, _Step] = {}  # noqa: RUF012  # shared by the whole process, on purpose
+    listeners: list[Listener] = []  # noqa: RUF012  # likewise
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Tell a listener meanwhile how far steps are; it is called from several threads and must return at once."""
+def listener(listener: Listener) -> Iterator[None]:
+    """Call a listener with the progress of steps within the context, from several threads; it must not block."""
     _Counts.listeners.append(listener)
     try:
         yield
@@ -91,56 +91,56 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def counted(step: str, total: int) -> Iterator[None]:
-    """Count the images of a step meanwhile; at its end all of them are done, unless it failed."""
+    """Count the images of a step within the context; on success all of them are reported as done at the end."""
     begin(step, total)
     try:
         yield
         with _Counts.lock:
             _Counts.steps[step].done = {"all": total}
-        _tell(step, force=True)
+        _publish_count(step, force=True)
     finally:
         with _Counts.lock:
             _Counts.steps.pop(step, None)
 
 
 def begin(step: str, total: int) -> None:
-    """Begin to count a step of so many images."""
+    """Start the counter of a step with `total` images."""
     with _Counts.lock:
         _Counts.steps[step] = _Step(total)
-    _tell(step, force=True)
+    _publish_count(step, force=True)
 
 
 def advance(step: str, part: str, done: int) -> None:
-    """Take in how many images a part of a step (a Spark partition, a rank) has done; one that is not counted is not.
+    """Update the number of images that a part of a step (a Spark partition, a rank) has processed.
 
-    A part that is done again, after its executor was lost, is counted once.
+    Steps without a counter are ignored. A part that is processed again, after its executor was lost, is counted once.
     """
     with _Counts.lock:
         counted_step = _Counts.steps.get(step)
         if counted_step is None:
             return
         counted_step.done[part] = max(done, counted_step.done.get(part, 0))
-    _tell(step, force=False)
+    _publish_count(step, force=False)
 
 
-def _tell(step: str, *, force: bool) -> None:
+def _publish_count(step: str, *, force: bool) -> None:
     with _Counts.lock:
         running = _Counts.steps.get(step)
         now = time.monotonic()
-        if running is None or (not force and now - running.told < TELL_SECONDS):
+        if running is None or (not force and now - running.last_update < UPDATE_SECONDS):
             return
-        running.told = now
+        running.last_update = now
         done = min(running.total, sum(running.done.values()))
-        standing = Standing(step, done, running.total, now - running.began)
-    tell(standing)
+        progress = StepProgress(step, done, running.total, now - running.began)
+    publish(progress)
 
 
-def tell(standing: Standing) -> None:
-    """Tell all listeners how far a step is that was counted here, or in another process."""
+def publish(progress: StepProgress) -> None:
+    """Pass the progress of a step that was counted here, or in another process, to all listeners."""
     with _Counts.lock:
         listeners = list(_Counts.listeners)
     for listener in listeners:
         try:
-            listener(standing)
-        except Exception as error:  # No work ends because nobody can be shown how far it is.
-            logger.warning("the progress of '%s' could not be shown: %s", standing.step, error)
+            listener(progress)
+        except Exception as error:  # A failure of the display must not end the work.
+            logger.warning("the progress of '%s' could not be shown: %s", progress.step, error)

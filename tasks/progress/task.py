@@ -1,4 +1,4 @@
-"""Progress artifacts of a Prefect run, written by a thread of their own: a server that is away slows nothing."""
+"""Progress artifacts of a Prefect run, written by a thread so that a slow or lost server delays nothing."""
 
 import logging
 import threading
@@ -9,34 +9,34 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from tasks.progress.count import EPOCHS, Standing, heard_by
+from tasks.progress.count import EPOCHS, StepProgress, listener
 
 logger = logging.getLogger("lakevision.progress")
 
 LAST_SECONDS = 2.0
-"""How long the end of a stage waits for its last update."""
+"""How long the end of a stage waits for its last update to be written."""
 
-AWAY_SECONDS = 30.0
-"""After a failed update, until the next one."""
+UNAVAILABLE_SECONDS = 30.0
+"""Delay between a failed update and the next one."""
 
 
 class _Artifacts:
-    """The progress artifacts of one stage, one a step, made when a step is first heard of."""
+    """The progress artifacts of one stage: one per step, created with the step's first update."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, Standing] = {}
-        self._made: dict[str, UUID] = {}
+        self._latest: dict[str, StepProgress] = {}
+        self._created: dict[str, UUID] = {}
         self._changed = threading.Event()
         self._ended = threading.Event()
-        self._told = False
-        # Prefect finds the run that an artifact belongs to in the context, which a thread does not inherit.
+        self._has_warned = False
+        # Prefect takes the run that an artifact belongs to from the context, which a thread does not inherit.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._write_all,), name="progress", daemon=True
         )
 
-    def hear(self, standing: Standing) -> None:
-        """Keep the newest standing of a step for the thread."""
-        self._latest[standing.step] = standing
+    def update(self, progress: StepProgress) -> None:
+        """Store the latest progress of a step for the thread."""
+        self._latest[progress.step] = progress
         self._changed.set()
 
     def _write_all(self) -> None:
@@ -47,28 +47,28 @@ class _Artifacts:
             for step in list(self._latest):
                 try:
                     self._write(self._latest.pop(step))
-                except Exception as error:  # Whatever it is: no work ends because nobody can be shown how far it is.
+                except Exception as error:  # A failure of the display, of any kind, must not end the work.
                     self._wait_for_server(step, error)
             if ended:
                 return
 
     def _wait_for_server(self, step: str, error: Exception) -> None:
-        if not self._told:
+        if not self._has_warned:
             logger.warning("the progress of '%s' could not be shown: %s", step, error)
-        self._told = True
-        self._ended.wait(AWAY_SECONDS)
+        self._has_warned = True
+        self._ended.wait(UNAVAILABLE_SECONDS)
 
-    def _write(self, standing: Standing) -> None:
-        artifact = self._made.get(standing.step)
+    def _write(self, progress: StepProgress) -> None:
+        artifact = self._created.get(progress.step)
         if artifact is None:
-            key = standing.step if standing.step.endswith(EPOCHS) else f"{standing.step}-progress"
-            created = create_progress_artifact(progress=standing.percent, key=key, description=str(standing))
-            self._made[standing.step] = UUID(str(created))
+            key = progress.step if progress.step.endswith(EPOCHS) else f"{progress.step}-progress"
+            created = create_progress_artifact(progress=progress.percent, key=key, description=str(progress))
+            self._created[progress.step] = UUID(str(created))
         else:
-            update_progress_artifact(artifact_id=artifact, progress=standing.percent, description=str(standing))
+            update_progress_artifact(artifact_id=artifact, progress=progress.percent, description=str(progress))
 
     def end(self) -> None:
-        """Write what is left, and wait a little for it."""
+        """Write the remaining updates, and wait at most LAST_SECONDS for that."""
         self._ended.set()
         self._changed.set()
         self._thread.join(LAST_SECONDS)
@@ -80,10 +80,10 @@ class _Artifacts:
 
 @contextmanager
 def progress_artifacts() -> Iterator[None]:
-    """Show meanwhile as artifacts of the current Prefect run how far the steps in it are."""
+    """Publish the progress of the steps within the context as artifacts of the current Prefect run."""
     artifacts = _Artifacts()
     artifacts.start()
-    with heard_by(artifacts.hear):
+    with listener(artifacts.update):
         try:
             yield
         finally:

@@ -1,1 +1,1 @@
-"""Which run becomes the champion, and how it is registered."""
+"""Promotion of the best run to champion in the model registry."""

@@ -1,4 +1,4 @@
-"""Which run is promoted: a pure decision on numbers."""
+"""The promotion gate: which run is the best, and whether it beats the champion, as pure decisions."""
 
 from collections.abc import Mapping
 
@@ -6,44 +6,47 @@ from tasks.errors import WrongInput
 from tasks.tracking import EvaluatedRun
 
 ROUNDING = 1e-6
-"""Accuracies that differ by less are equal: a training records them as float32, of which 1/3 is another number."""
+"""Accuracies that differ by at most this are equal: training runs record float32 values, which round 1/3."""
 
 
 def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) -> str:
-    """Return the run with the highest accuracy on the split `test`, which chose nothing before; the first among equals.
+    """Return the run with the highest test accuracy, of equal runs the first.
+
+    The split `test` is not used for any decision before this one.
 
     Args:
         test_accuracies: Accuracy (0-1) by MLflow run id.
-        min_test_accuracy: The gate: below it nothing is promoted.
+        min_test_accuracy: Minimum accuracy for a promotion.
 
     Raises:
-        WrongInput: No run passes the gate.
+        WrongInput: The best accuracy is below the minimum.
     """
     best = max(test_accuracies, key=lambda run_id: test_accuracies[run_id])
     if test_accuracies[best] < min_test_accuracy:
         raise WrongInput(
             f"the best of {len(test_accuracies)} runs has test accuracy {test_accuracies[best]:.4f}, below "
-            f"promote.min_test_accuracy {min_test_accuracy}: train better or lower the gate; the champion is as it was"
+            f"promote.min_test_accuracy {min_test_accuracy}: train a better model or lower the gate; the champion is "
+            "unchanged"
         )
     return best
 
 
 def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str, *, is_given: bool) -> None:
-    """Refuse to compare models of different tables, whose test images are others.
+    """Check that challenger and champion can be compared: models of different tables have different test images.
 
     Args:
-        challenger: What is to be compared.
+        challenger: The challenger.
         champion: The champion.
         name: Name of the registered model.
-        is_given: Whether `promote.model_name` has the name; else it was derived from the table.
+        is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
 
     Raises:
-        WrongInput: The champion was trained on another table, and not on the same images.
+        WrongInput: The champion was trained on another table with other images.
     """
     if challenger.same_table(champion) or challenger.same_content(champion) or challenger.is_served_by(champion):
         return
     path = "" if champion.table is None else f" ('{champion.table.path}')"
-    way_out = ", or leave it empty for a name of the table's own" if is_given else ""
+    way_out = ", or leave it empty for a name derived from the table" if is_given else ""
     raise WrongInput(
         f"the champion of the registered model '{name}' was trained on another table{path}, so the two cannot be "
         f"compared: set promote.model_name to another name{way_out}"
@@ -51,7 +54,7 @@ def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str
 
 
 def is_better(challenger: float, champion: float) -> bool:
-    """Return whether a challenger's accuracy takes the title: of equals the champion keeps it."""
+    """Return whether a challenger's accuracy is higher than the champion's by more than ROUNDING."""
     return challenger - champion > ROUNDING
 
 

@@ -1,4 +1,4 @@
-"""Register the best run and let the alias `champion` name it, where it is better than the champion."""
+"""Promotion: registers the best run and moves the alias `champion` to it if it beats the champion."""
 
 import hashlib
 import logging
@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.etl.snapshots import newest_snapshot
-from tasks.predict.package import FILE_LIMITS
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
-from tasks.registry.compare import champion_accuracy, counted
+from tasks.registry.compare import champion_accuracy, num_test_images
 from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
+from tasks.system.locks import exclusive_lock
+from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
-from tasks.turns import take_turn
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -27,21 +27,23 @@ CHAMPION = "champion"
 def promote_best(
     runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
 ) -> Promotion:
-    """Make the best of the runs the champion where it is better than that.
+    """Promote the best of the runs if it beats the current champion.
 
-    Better is a higher accuracy on the same test images. Where the champion was tested on those of an older version of
-    the table, it is tested again on the challenger's, from the cache or the table; where that cannot be it stays, and
-    the reason says so. A run that was trained on an older version, and one that was registered before the
-    champion, never replaces it: resubmitted runs move nothing back.
+    A run beats the champion by a higher accuracy on the same test images. If the champion was tested on an older
+    version of the table, it is tested again on the challenger's images, from the cache or the table. If that fails,
+    the champion is kept, and the reason says so.
+
+    A run that was trained on an older version, or registered before the champion, never replaces it: submitting a run
+    again does not roll back.
 
     Args:
-        runs: Finished runs of trainings on one table; empty: the newest finished one and all on its cache.
+        runs: Finished training runs on one table; if empty, the newest finished run and all others on its cache.
         promote: Name of the registered model, and the gate.
-        storage: Where tracking lies.
-        table: The table whose content the runs were trained on; None: as they say.
+        storage: Storage with the tracking URI.
+        table: The table whose content the runs were trained on; None for the table that each run recorded.
 
     Raises:
-        WrongInput: A run has no test accuracy, none passes the gate, no name can be derived, or the champion was
+        WrongInput: A run has no test accuracy, no run passes the gate, no name can be derived, or the champion was
             trained on another table.
     """
     runs = runs or tracking.promotable_runs(storage)
@@ -52,11 +54,11 @@ def promote_best(
     best = tested[choose_best(accuracies, promote.min_test_accuracy)]
     _check_one_table(list(tested.values()))
     name = promote.model_name or _derived_name(best, storage)
-    with take_turn(_lock_place(storage, name)):
+    with exclusive_lock(_lock_path(storage, name)):
         earlier = tracking.registered_version(storage, best.run, name)
         challenge = _Challenge(best, accuracies, name, promote.model_name is not None, earlier, storage)
         decision = None
-        # A promotion on another machine takes no turn with this one: the champion may move while it is decided.
+        # The lock does not cover other machines: a promotion there may move the alias before this one is written.
         while decision is None:
             decision = _carry_out(challenge, tracking.model_with_alias(storage, name, CHAMPION))
     logger.info("%s", decision.sentence)
@@ -68,12 +70,12 @@ class _Challenge:
     """A run that may become the champion.
 
     Attributes:
-        best: The run, with what it was tested on.
-        accuracies: Test accuracy (0-1) of it and of those it was chosen from, by MLflow run id.
+        best: The run, with the data it was tested on.
+        accuracies: Test accuracy (0-1) of all candidate runs, by MLflow run id.
         name: Name of the registered model.
-        name_is_given: Whether `promote.model_name` has it; else it was derived from the table.
-        earlier: The version that an earlier promotion registered the run as.
-        storage: Where tracking lies.
+        name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
+        earlier: Version as which an earlier promotion registered the run, or None.
+        storage: Storage with the tracking URI.
     """
 
     best: EvaluatedRun
@@ -84,14 +86,14 @@ class _Challenge:
     storage: Storage
 
 
-def _lock_place(storage: Storage, name: str) -> str:
-    """Return the place by whose lock the promotions under a name take turns: beside the database where it is a file."""
+def _lock_path(storage: Storage, name: str) -> str:
+    """Return the path of the lock for promotions under a name: beside the database file, else in the home."""
     folder = tracking.database_folder(storage) or storage.home
     return f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | None:
-    """Decide and write the decision to the registry; None where the champion is not `previous` any more."""
+    """Decide, and write the decision to the registry; return None if the champion is no longer `previous`."""
     best, storage = challenge.best, challenge.storage
     decision = _decide(challenge, previous)
     champion = decision.champion
@@ -103,18 +105,18 @@ def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | 
         tags = {"lakevision.promotion": decision.sentence, "candidates": tracking.to_json(challenge.accuracies)}
         tags |= tracking.evaluation_tags(best, source)
         if challenge.earlier is not None and tracking.TABLE_ID_TAG in tracking.version_tags(storage, champion):
-            # It may have been promoted for another table with the same images, which finds its champion by these.
+            # It may have been promoted for another table with the same images, whose champion is found by these tags.
             tags = {name: value for name, value in tags.items() if name not in tracking.TABLE_TAGS}
     elif challenge.earlier is None:
-        lost = tracking.registered_version(storage, best.run, challenge.name)
-        if lost is not None:  # registered here, and then another run was the champion first
-            tracking.tag_version(storage, lost, tags)
-    if best.table is not None and not _is_before_served(best.table, champion, storage):
+        registered = tracking.registered_version(storage, best.run, challenge.name)
+        if registered is not None:  # registered by this promotion, before a concurrent one moved the alias
+            tracking.tag_version(storage, registered, tags)
+    if best.table is not None and not _is_older_than_served(best.table, champion, storage):
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
-        # An alias keeps no history: this is what a rollback goes back to.
+        # An alias has no history: this is the version to roll back to.
         tags["previous_champion"] = str(previous.version)
-    # Before the alias moves: whoever follows it finds a version that says all of itself.
+    # Before the alias moves, so that it never names a version without its tags.
     tracking.tag_version(storage, champion, tags)
     if decision.outcome == "promoted":
         if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
@@ -123,10 +125,10 @@ def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | 
     return decision
 
 
-def _is_before_served(table: TableRef, champion: ModelRef, storage: Storage) -> bool:
-    """Return whether the champion is of a later version of the table, or is said to serve one.
+def _is_older_than_served(table: TableRef, champion: ModelRef, storage: Storage) -> bool:
+    """Return whether the champion was trained on, or is tagged to serve, a later version of the table.
 
-    A run of an earlier version that loses says nothing of what the table holds now.
+    A run on an earlier version that loses must not replace the tag with the table's current version.
     """
     of = tracking.evaluated_version(storage, champion)
     known = of.serves if of.table is None else (*of.serves, of.table)
@@ -134,7 +136,7 @@ def _is_before_served(table: TableRef, champion: ModelRef, storage: Storage) -> 
 
 
 def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:
-    """Refuse, before anything is trained, a name whose champion was trained on another table.
+    """Check before training that the champion under the model's name was trained on the same table.
 
     Raises:
         WrongInput: As `check_comparable`.
@@ -143,13 +145,13 @@ def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, c
     champion = None if name is None else tracking.model_with_alias(storage, name, CHAMPION)
     if name is None or champion is None:
         return
-    coming = EvaluatedRun(RunRef(run_id=""), 0.0, None, table, open_cache(cache).content_digest, cache)
-    given = promote.model_name is not None
-    check_comparable(coming, tracking.evaluated_version(storage, champion), name, is_given=given)
+    future_run = EvaluatedRun(RunRef(run_id=""), 0.0, None, table, open_cache(cache).content_digest, cache)
+    is_given = promote.model_name is not None
+    check_comparable(future_run, tracking.evaluated_version(storage, champion), name, is_given=is_given)
 
 
 def _with_table(tested: EvaluatedRun, table: TableRef | None) -> EvaluatedRun:
-    """Return what a run was tested on, with the table as it is known here; of an older run, with its source."""
+    """Return the run with the given table; without one, add the table's source where an older run lacks it."""
     if table is not None:
         return replace(tested, table=table)
     if tested.table is None or tested.table.source:
@@ -178,16 +180,16 @@ def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
     name = None if tested.table is None else tracking.derived_model_name(tested.table, storage)
     if name is None:
         raise WrongInput(
-            f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not say what the images of its "
-            "table are: set promote.model_name"
+            f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not record the source of its "
+            "images: set promote.model_name"
         )
     return name
 
 
 def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
-    """Return the decision; of a champion that is still to be registered the version is 0."""
+    """Return the decision, with version 0 for a champion that is not registered yet."""
     best, name, storage = challenge.best, challenge.name, challenge.storage
-    measured = f"test accuracy {best.accuracy:.4f} on {counted(best)}"
+    measured = f"test accuracy {best.accuracy:.4f} on {num_test_images(best)}"
     champion = None if previous is None else tracking.evaluated_version(storage, previous)
 
     def decision(outcome: str, accuracy: float | None, images: int | None, reason: str) -> Promotion:
@@ -205,7 +207,7 @@ def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
         )
 
     if previous is None or champion is None:
-        return decision("promoted", None, None, f"{measured}, and there was no champion")
+        return decision("promoted", None, None, f"{measured}, without a previous champion")
     if previous.run_id == best.run.run_id:
         return decision("unchanged", best.accuracy, best.images, measured)
     check_comparable(best, champion, name, is_given=challenge.name_is_given)
@@ -214,8 +216,8 @@ def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
             "kept",
             champion.accuracy,
             champion.images,
-            f"run {best.run.run_id} is version {challenge.earlier.version} already, which is older, and a run that is "
-            "submitted again moves no alias back (to roll back, set the alias in MLflow)",
+            f"run {best.run.run_id} is version {challenge.earlier.version} already, which is older, and promoting it "
+            "again does not move the alias back (to roll back, set the alias in MLflow)",
         )
     if is_older(best, champion):
         assert best.table is not None, "an older table is known"
@@ -229,9 +231,9 @@ def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
         )
     known = champion_accuracy(best, champion, previous, storage)
     if not known.is_comparable:
-        reason = f"run {best.run.run_id} has {measured}, the champion {known.accuracy:.4f} {known.how}"
+        reason = f"run {best.run.run_id} has {measured}, the champion {known.accuracy:.4f} {known.measured_on}"
         return decision("kept", known.accuracy, known.images, reason)
     outcome = "promoted" if is_better(best.accuracy, known.accuracy) else "kept"
-    verdict = "better than" if outcome == "promoted" else "no better than"
-    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {known.accuracy:.4f} {known.how}"
+    verdict = "better than" if outcome == "promoted" else "not better than"
+    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {known.accuracy:.4f} {known.measured_on}"
     return decision(outcome, known.accuracy, known.images, reason)

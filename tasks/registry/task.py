@@ -1,24 +1,24 @@
-"""The promotion stage as a Prefect task."""
+"""The Prefect tasks that check and carry out a promotion, and its artifacts."""
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import Completed
 
 from tasks import tracking
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.environment import mlflow_page
-from tasks.markup import markdown_table, markdown_text
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.storage import Storage
+from tasks.text.markup import markdown_table, markdown_text
 
 KEPT = "Kept"
-"""Name of the state of a promotion after which the champion is the one from before."""
+"""Name of the state of a promotion that did not change the champion."""
 
 
 @stage("check-promotion", timeout_seconds=1800)
 def check_promotable(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:
-    """Refuse, before anything is trained, a name whose champion was trained on another table."""
+    """Check before training that the champion under the model's name was trained on the same table."""
     check_promotion(promote, storage, table, cache)
 
 
@@ -26,23 +26,23 @@ def check_promotable(promote: PromoteConfig, storage: Storage, table: TableRef, 
 def promote_run(
     runs: list[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
 ) -> ModelRef:
-    """Make the best run the champion where it is better than that, and return the champion."""
+    """Promote the best run if it beats the current champion, and return the champion."""
     decision = promote_best(runs, promote, storage, table)
     publish_promotion(decision, storage)
     if decision.outcome == "unchanged":
         return skipped(decision.champion, decision.sentence)
     if decision.outcome == "kept":
-        # As in `skipped`: Prefect takes a returned state for the task's own.
-        return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]
+        # As in `skipped`: Prefect uses a returned state as the task's own.
+        return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]  # Prefect unpacks a returned state
     return decision.champion
 
 
 def publish_promotion(decision: Promotion, storage: Storage) -> None:
-    """Show the decision and its numbers as Markdown, and a link to the champion in MLflow."""
+    """Publish the decision and its accuracies as a Markdown artifact, and a link to the champion in MLflow."""
     champion = f"{decision.champion.name} version {decision.champion.version}"
     rows = [
-        ["this run's", _accuracy(decision.challenger_accuracy), _count(decision.challenger_images)],
-        ["the champion's before", _accuracy(decision.champion_accuracy), _count(decision.champion_images)],
+        ["best run", _accuracy(decision.challenger_accuracy), _count(decision.challenger_images)],
+        ["previous champion", _accuracy(decision.champion_accuracy), _count(decision.champion_images)],
     ]
     table = markdown_table(["", "test accuracy", "test images"], rows)
     create_markdown_artifact(

@@ -1,1 +1,1 @@
-"""Checks of a model and its data, in seconds, before a training of hours: can it learn, and do all of its parts."""
+"""Sanity checks of a model and its data before a long training run: overfit one batch, check gradients."""

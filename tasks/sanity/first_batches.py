@@ -1,4 +1,4 @@
-"""What the checks train: model, optimizer and first batches of a training, made by that training's own functions."""
+"""Model, optimizer and first batches for the sanity checks, built by the functions of training."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -9,14 +9,14 @@ from torch.nn import functional
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
+from tasks.model.device import choose_device, make_optimizer
+from tasks.model.network import Classifier, build_classifier
+from tasks.model.precision import choose_precision
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
-from tasks.train.device import choose_device, make_optimizer
-from tasks.train.model import Classifier, build_classifier
-from tasks.train.precision import choose_precision
+from tasks.train.phases import Phase
 from tasks.train.schedule import REFERENCE_BATCH
-from tasks.train.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -26,46 +26,46 @@ class FirstBatches:
     classifier: Classifier
     optimizer: torch.optim.Optimizer
     batches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Pictures (uint8, BHWC) and labels (int64, B) of each."""
+    """Images (uint8, BHWC) and labels (int64, B) per batch."""
 
     def loss(self, batch: int) -> torch.Tensor:
-        """Return the mean cross-entropy of a batch, nats, without label smoothing, whose loss never falls to 0."""
+        """Return the mean cross-entropy of a batch in nats, without label smoothing, whose loss never reaches 0."""
         images_BHWC, labels_B = self.batches[batch]
-        if len(labels_B) == 1:  # Twice, as in training: batch norm has no variance of one value. The mean is the same.
+        if len(labels_B) == 1:  # Repeated, as in training: batch norm needs more than one value. The mean is the same.
             images_BHWC, labels_B = images_BHWC.repeat(2, 1, 1, 1), labels_B.repeat(2)
         return functional.cross_entropy(self.classifier(images_BHWC), labels_B)
 
-    def bound_gradients(self, max_norm: float | None) -> None:
-        """Scale the gradients down to `max_norm`, if there is such a bound."""
+    def clip_gradients(self, max_norm: float | None) -> None:
+        """Clip the gradients' norm to `max_norm`, unless it is None."""
         if max_norm is not None:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), max_norm)
 
 
-def first_batches(train: TrainConfig, stage: Stage, cache: CacheRef, num_batches: int) -> FirstBatches:
-    """Build what a training would, and read its first batches; as many as there are, where there are fewer.
+def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int) -> FirstBatches:
+    """Build model and optimizer as training does, and read the first batches of epoch 0.
 
     Args:
-        train: Model, optimizer, precision, batch size and seed, as a training has them.
-        stage: Which of its stages: what learns, and with what learning rate.
-        cache: Where the pictures come from.
-        num_batches: How many.
+        train: Model, optimizer, precision, batch size and seed of the training run.
+        phase: Phase of the training run, which sets the trained layers and the learning rate.
+        cache: Cache of the images.
+        num_batches: Number of batches at most; fewer if the split has fewer.
 
     Raises:
-        WrongInput: Weights, model, layer, device or precision that cannot be.
-        CacheDamaged: The cache is not what it was.
+        WrongInput: Invalid weights, model, layer, device or precision.
+        CacheDamaged: The cache was changed or removed.
     """
     manifest = open_cache(cache)
     device = choose_device(train.device, 0)
     torch.manual_seed(train.seed)
     classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
-    if stage.unfreeze_from is not None:
-        classifier.unfreeze_from(stage.unfreeze_from)
+    if phase.unfreeze_from is not None:
+        classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = choose_precision(train.precision, device, manifest.image_size)
     batch_size = REFERENCE_BATCH if train.batch_size == "auto" else train.batch_size
     loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
-    # Cloned: the loader uses a batch's memory again.
+    # Cloned: the loader reuses a batch's memory.
     batches = [
         (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
         for batch in islice(loader.epoch(0), num_batches)
     ]
-    return FirstBatches(classifier.train(), make_optimizer(train, classifier, stage.learning_rate), batches)
+    return FirstBatches(classifier.train(), make_optimizer(train, classifier, phase.learning_rate), batches)

@@ -1,58 +1,59 @@
-"""Overfit one batch: a model that cannot learn a few pictures by heart learns nothing from many."""
+"""Overfit one batch: a model that cannot fit a few images cannot learn from many."""
 
 import logging
 
-from tasks.config import OverfitConfig, TrainConfig
+from tasks.config.sanity import OverfitConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.sanity.first_batches import first_batches
-from tasks.train.stages import stages_of
+from tasks.train.phases import phases_of
 
 logger = logging.getLogger("lakevision.sanity")
 
 
 def overfit_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -> OverfitReport:
-    """Train on the first batch alone, at `train.learning_rate`, until its loss has fallen far enough or steps run out.
+    """Train on the first batch alone, at `train.learning_rate`, until its loss reaches the target or steps run out.
 
-    After Karpathy, "A Recipe for Training Neural Networks" (2019), "overfit one batch". It is the first stage that
-    trains: with the learning rates of later ones, which are for a head that has learnt before, a new one learns little.
+    After Karpathy, "A Recipe for Training Neural Networks" (2019), "overfit one batch". It trains as in the first
+    phase: the learning rates of later phases suit a trained head, and a new head learns little with them.
 
     Args:
-        train: Model, optimizer, learning rate, precision, batch size and seed, as a training has them.
-        cache: Where the pictures come from.
-        overfit: How many steps, and how far the loss is to fall.
+        train: Model, optimizer, learning rate, precision, batch size and seed of the training run.
+        cache: Cache of the images.
+        overfit: Number of steps and target of the loss.
 
     Raises:
         WrongInput: As `first_batches`.
     """
-    few = first_batches(train, stages_of(train)[0], cache, 1)
+    setup = first_batches(train, phases_of(train)[0], cache, 1)
     losses: list[float] = []
-    # Once more than there are steps: the last loss is that after the last step.
+    # One iteration more than steps: the last loss is measured after the last step.
     for step in range(overfit.max_steps + 1):
-        loss = few.loss(0)
+        loss = setup.loss(0)
         losses.append(float(loss.detach()))
-        if losses[-1] < overfit.loss_share * losses[0] or step == overfit.max_steps:
+        if losses[-1] < overfit.target_loss_ratio * losses[0] or step == overfit.max_steps:
             break
-        few.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        few.bound_gradients(train.max_gradient_norm)
-        few.optimizer.step()
+        setup.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+        setup.clip_gradients(train.max_gradient_norm)
+        setup.optimizer.step()
     logger.info("the loss of one batch went from %.4f to %.4f in %d steps", losses[0], losses[-1], len(losses) - 1)
-    return OverfitReport(losses=losses, pictures=len(few.batches[0][1]))
+    return OverfitReport(losses=losses, num_images=len(setup.batches[0][1]))
 
 
 def check_overfitted(report: OverfitReport, train: TrainConfig, overfit: OverfitConfig) -> None:
-    """Refuse a model that did not learn its one batch by heart.
+    """Raise an error if the model did not overfit the batch.
 
     Raises:
-        WrongInput: Says how far the loss fell, and what may be wrong.
+        WrongInput: Has the first and the last loss, and the likely causes.
     """
     first, last = report.losses[0], report.losses[-1]
-    # Not "greater than": NaN is no success.
-    if not last < overfit.loss_share * first:
+    # `not <`, and not `>=`, so that a NaN loss fails.
+    if not last < overfit.target_loss_ratio * first:
         raise WrongInput(
-            f"the loss of one batch of {report.pictures} pictures went from {first:.4f} to {last:.4f} in "
-            f"{len(report.losses) - 1} steps and not below {overfit.loss_share:g} of what it was: try another "
-            f"train.learning_rate than {train.learning_rate:g}, or a higher overfit.max_steps; if that does not help, "
-            "labels do not go with pictures, or no gradient reaches what is trained (the flow check-gradients)"
+            f"the loss of one batch of {report.num_images} images went from {first:.4f} to {last:.4f} in "
+            f"{len(report.losses) - 1} steps, not below {overfit.target_loss_ratio:g} of its initial value: try "
+            f"another train.learning_rate than {train.learning_rate:g}, or a higher overfit.max_steps; otherwise "
+            "check that labels match images, and that gradients reach the trained layers (the flow check-gradients)"
         )

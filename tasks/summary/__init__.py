@@ -1,1 +1,1 @@
-"""What a whole run of the DAG gave, for people and for programs."""
+"""Summary of a run of the DAG, as JSON and as an artifact."""

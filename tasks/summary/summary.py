@@ -1,4 +1,4 @@
-"""The summary of a run of the DAG: `summary.json`, and the lines that a person reads."""
+"""The summary of a run of the DAG: `summary.json`, log lines, and a Markdown artifact."""
 
 import os
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
+from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 
 SUMMARY_FILE = "summary.json"
 
 
 class TrainingSummary(BaseModel):
-    """What one training gave."""
+    """Results of one training run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,7 +26,7 @@ class TrainingSummary(BaseModel):
 
 
 class PipelineSummary(BaseModel):
-    """What a run of the DAG gave; the names are stable, programs read them from summary.json."""
+    """Results of a run of the DAG; the names are stable, since programs read them from summary.json."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +43,7 @@ class PipelineSummary(BaseModel):
     predictions: int
     prediction_errors: int
     predict_images_per_second: float | None
-    """None where there was nothing to predict."""
+    """None if no new images were predicted."""
     seconds: dict[str, float]
     skipped: dict[str, bool]
 
@@ -66,7 +66,7 @@ def make_summary(
     seconds: dict[str, float],
     skipped: dict[str, bool],
 ) -> PipelineSummary:
-    """Collect what the stages gave."""
+    """Collect the results of the stages."""
     return PipelineSummary(
         images=etl.stored,
         quarantined=etl.quarantined,
@@ -89,7 +89,7 @@ def make_summary(
 
 
 def write_summary(storage: Storage, summary: PipelineSummary) -> Path:
-    """Write summary.json whole or not at all."""
+    """Write summary.json atomically; return its path."""
     home = Path(storage.home)
     home.mkdir(parents=True, exist_ok=True)
     partial = home / f".{SUMMARY_FILE}.partial"
@@ -99,18 +99,18 @@ def write_summary(storage: Storage, summary: PipelineSummary) -> Path:
 
 
 def summary_lines(summary: PipelineSummary) -> list[str]:
-    """Return the summary for a person, a line a fact."""
+    """Return the summary as text, one line per fact."""
     return [f"{name:<13} {text}" for name, text in _facts(summary).items()]
 
 
 def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mapping[str, str | None], file: Path) -> str:
-    """Return the summary as Markdown, with links to what the run made.
+    """Return the summary as Markdown, with links to the model and the MLflow runs.
 
     Args:
-        summary: What the run gave.
-        champion: Page of the champion in MLflow; None where no UI shows the tracking database.
-        runs: From the id of each training's MLflow run to its page, as above.
-        file: Where summary.json is.
+        summary: Results of the run.
+        champion: URL of the champion's page in MLflow; None if the tracking database has no UI.
+        runs: URL of the page of each training run by MLflow run id; None as above.
+        file: Path of summary.json.
     """
     stages = [
         [markdown_text(name), f"{seconds:.1f} s", "skipped" if summary.skipped[name] else ""]
@@ -120,9 +120,9 @@ def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mappi
     single, distributed = runs[summary.single.run_id], runs[summary.distributed.run_id]
     return "\n".join(
         [
-            "## What the run gave",
+            "## Results",
             "",
-            markdown_table(["what", "figures"], facts),
+            markdown_table(["item", "value"], facts),
             "",
             f"- Champion: {markdown_link(f'{markdown_text(summary.model)} version {summary.version}', champion)}",
             f"- Training in one process: {markdown_link('MLflow run', single)}",

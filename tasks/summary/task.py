@@ -9,6 +9,7 @@ from tasks import tracking
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.report.file_names import MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.summary.summary import (
     PipelineSummary,
@@ -17,7 +18,6 @@ from tasks.summary.summary import (
     summary_markdown,
     write_summary,
 )
-from tasks.train.report_files import MODEL_CARD_FILE
 
 logger = logging.getLogger("lakevision.summary")
 
@@ -39,13 +39,13 @@ def summarize(
     path = write_summary(storage, summary)
     publish_summary(summary, storage, champion, path)
     lines = summary_lines(summary)
-    form = "\n%s" * len(lines)  # a line break of our own: one within a line is escaped
+    form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
     logger.info(f"summary of the run{form}", *lines)
     return summary
 
 
 def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelRef, path: Path) -> None:
-    """Publish what a run of the DAG gave, each part one click from the run's page."""
+    """Publish the summary and the champion's model card as artifacts of the Prefect run."""
     pages = {
         training.run_id: mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=training.run_id)))
         for training in (summary.single, summary.distributed)
@@ -54,7 +54,7 @@ def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelR
     create_markdown_artifact(
         summary_markdown(summary, model, pages, path),
         key="summary",
-        description="What the run gave, with links",
+        description="Results of the run, with links",
     )
     if (card := tracking.read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(

@@ -1,10 +1,9 @@
-"""The only package that knows MLflow's API."""
+"""MLflow tracking and model registry: no other package uses MLflow's API."""
 
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
-from tasks.tracking.kept import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.models import (
     SOURCE_TAG,
@@ -18,16 +17,17 @@ from tasks.tracking.models import (
     to_json,
     version_tags,
 )
+from tasks.tracking.retained import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
     FLOW_RUN_TAG,
     FLOW_SOURCE_TAG,
-    GONE_ON_TAG,
+    RESUMED_WITH_CHANGES_TAG,
     SYSTEM_METRICS,
     code_commit,
     end_abandoned_runs,
-    find_begun_run,
     find_finished_run,
+    find_unfinished_run,
     has_run,
     package_versions,
     promotable_runs,
@@ -46,13 +46,13 @@ from tasks.tracking.searches import (
 )
 from tasks.tracking.sender import MetricSender
 from tasks.tracking.server import (
-    answers,
-    away_named,
     check_tracking,
     database_folder,
+    is_available,
     prepare_data_tracking,
     prepare_tracking,
     runs_location,
+    translate_outage,
 )
 from tasks.tracking.tracked_run import TrackedRun, tracked_run
 from tasks.tracking.trained import (
@@ -67,8 +67,8 @@ __all__ = [
     "BATCH_SIZE_TAG",
     "FLOW_RUN_TAG",
     "FLOW_SOURCE_TAG",
-    "GONE_ON_TAG",
     "REPEAT_TAG",
+    "RESUMED_WITH_CHANGES_TAG",
     "SOURCE_TAG",
     "SYSTEM_METRICS",
     "TABLE_ID_TAG",
@@ -80,8 +80,6 @@ __all__ = [
     "ParentRun",
     "TrackedRun",
     "TrainingData",
-    "answers",
-    "away_named",
     "check_registered",
     "check_tracking",
     "code_commit",
@@ -93,11 +91,12 @@ __all__ = [
     "evaluated_version",
     "evaluation_tags",
     "fetch_registered",
-    "find_begun_run",
     "find_data_checks",
     "find_finished_run",
     "find_newest_run",
+    "find_unfinished_run",
     "has_run",
+    "is_available",
     "log_data_checks",
     "logged_training",
     "mark_pruned",
@@ -124,6 +123,7 @@ __all__ = [
     "to_json",
     "tracked_run",
     "trained_versions",
+    "translate_outage",
     "trial_tags",
     "version_tags",
     "versions_in",

@@ -1,6 +1,6 @@
-"""The files of a registered model, fetched as data: the named ones alone, bounded, and by their digests.
+"""Download of a registered model's files as data: by name, of bounded size, verified by sha256.
 
-Nothing of MLflow's own loading is used: `MLmodel` may name code and pickles, and paths that lead elsewhere.
+MLflow's model loading is not used: `MLmodel` may refer to code, pickles and paths outside the model's folder.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
 from tasks.storage import Storage
-from tasks.tracking.server import away_named, client_of
+from tasks.tracking.server import client_of, translate_outage
 
 DIGEST_TAG = "lakevision.sha256."
-"""What the tags begin with that say the sha256 of a model's files, on its run and on its version."""
+"""Prefix of the tags with the sha256 of a model's files, on its run and on its version."""
 
 ARTIFACTS = "artifacts"
-"""Folder of a logged model in which MLflow keeps the files that `log_model` was given."""
+"""Folder of a logged model in which MLflow stores the files passed to `log_model`."""
 
 PLAIN_FOLDER = re.compile(rf"{ARTIFACTS}/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Return the tags that say the sha256 of every file in `folder`."""
+    """Return the tags with the sha256 of every file in `folder`."""
     return {f"{DIGEST_TAG}{file.name}": _digest(file) for file in sorted(folder.iterdir())}
 
 
@@ -41,21 +41,21 @@ def _digest(file: Path) -> str:
 
 
 def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int], folder: Path) -> Path:
-    """Copy the named files of a logged or registered model into `folder`, and nothing else.
+    """Copy the named files of a logged or registered model into `folder`, and no others.
 
     Args:
-        storage: Where tracking lies.
-        uri: `models:/...`.
-        named: What the model is called in messages.
-        limits: Most bytes of each file, by name.
-        folder: Created where it is missing.
+        storage: Storage with the tracking URI.
+        uri: URI of the model, `models:/...`.
+        named: Name of the model in messages.
+        limits: Maximum size of each file in bytes, by file name.
+        folder: Destination; created if it is missing.
 
     Raises:
-        WrongInput: A file is missing, too large, or no plain file inside the model's folder.
-        TrackingAway: The tracking server does not answer.
+        WrongInput: A file is missing, too large, or not a regular file inside the model's folder.
+        TrackingUnavailable: The tracking server does not answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with away_named(storage):
+    with translate_outage(storage):
         try:
             _fetch(storage, uri, named, limits, folder)
         except MlflowException as error:
@@ -70,50 +70,50 @@ def _fetch(storage: Storage, uri: str, named: str, limits: Mapping[str, int], fo
     repository = get_artifact_repository(ModelsArtifactRepository.get_underlying_uri(uri))
     folders = [found.path for found in repository.list_artifacts(ARTIFACTS) if found.is_dir]
     contents = {path: {Path(file.path).name: file for file in repository.list_artifacts(path)} for path in folders}
-    holding = [path for path, files in contents.items() if limits.keys() <= files.keys()]
-    if len(holding) != 1:
+    matching = [path for path, files in contents.items() if limits.keys() <= files.keys()]
+    if len(matching) != 1:
         raise WrongInput(
-            f"{named} has {len(holding)} folders with {' and '.join(limits)} below '{ARTIFACTS}', where a model of "
-            "this project has one: register a run of the flow train with the flow promote"
+            f"{named} has {len(matching)} folders with {' and '.join(limits)} below '{ARTIFACTS}', but a model of "
+            "this project has exactly one: register a run of the flow train with the flow promote"
         )
-    if not PLAIN_FOLDER.fullmatch(holding[0]):
-        raise WrongInput(f"{named} has its files in {holding[0]!r}, which is no plain name: promote another run")
-    for name, most in limits.items():
-        size = contents[holding[0]][name].file_size or 0
-        if size <= most:
-            path, root = f"{holding[0]}/{name}", folder / "download"
+    if not PLAIN_FOLDER.fullmatch(matching[0]):
+        raise WrongInput(f"{named} has its files in {matching[0]!r}, which is not a plain name: promote another run")
+    for name, max_bytes in limits.items():
+        size = contents[matching[0]][name].file_size or 0
+        if size <= max_bytes:
+            path, root = f"{matching[0]}/{name}", folder / "download"
             if isinstance(repository, LocalArtifactRepository):
                 root = Path(repository.artifact_dir)
                 found = root / path
             else:
                 root.mkdir(exist_ok=True)
                 found = Path(repository.download_artifacts(path, str(root)))
-            _check_plain(found, root, f"{named} has a file {name}")
+            _check_regular_file(found, root, f"{named} has a file {name}")
             size = found.stat().st_size
-        if size > most:
+        if size > max_bytes:
             raise WrongInput(
-                f"{named} has a file {name} of {size} bytes, and {most} is the most it can have: promote another run"
+                f"{named} has a file {name} of {size} bytes, of which the maximum is {max_bytes}: promote another run"
             )
         shutil.copyfile(found, folder / name, follow_symlinks=False)
     shutil.rmtree(folder / "download", ignore_errors=True)
 
 
-def _check_plain(file: Path, root: Path, what: str) -> None:
-    """Refuse what is no regular file at exactly its place below `root`.
+def _check_regular_file(file: Path, root: Path, what: str) -> None:
+    """Check that a file is a regular file below `root`, without links in its path.
 
     Raises:
-        WrongInput: It is a link, or one of its folders is.
+        WrongInput: It is not a regular file, or it or one of its folders is a link.
     """
-    place = Path(os.path.realpath(root)) / os.path.relpath(file, root)
-    if os.path.realpath(file) != str(place) or not stat.S_ISREG(file.lstat().st_mode):
-        raise WrongInput(f"{what}, which is no plain file of the model's own folder: promote another run")
+    expected = Path(os.path.realpath(root)) / os.path.relpath(file, root)
+    if os.path.realpath(file) != str(expected) or not stat.S_ISREG(file.lstat().st_mode):
+        raise WrongInput(f"{what}, which is not a regular file in the model's own folder: promote another run")
 
 
 def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection[str]) -> None:
-    """Refuse a version without the digests that this project notes of these files when it registers one.
+    """Check that a version has the digest tags that this project sets when it registers a model.
 
     Raises:
-        WrongInput: Names the version, the tag and the way out.
+        WrongInput: A tag is missing; the message names the version and the tag.
     """
     lacking = [name for name in names if f"{DIGEST_TAG}{name}" not in tags]
     if lacking:
@@ -125,14 +125,14 @@ def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection
 
 
 def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int], folder: Path) -> Path:
-    """Copy the named files of a registered version into `folder`, each with the sha256 that its tag says.
+    """Copy the named files of a registered version into `folder`, and verify each by the sha256 in its tag.
 
     Raises:
-        WrongInput: As `fetch_files`; the version has no such tag, or a file has another sha256.
-        TrackingAway: The tracking server does not answer.
+        WrongInput: As `fetch_files`; a tag is missing, or a file has another sha256.
+        TrackingUnavailable: The tracking server does not answer.
     """
     named = f"{model.name} version {model.version}"
-    with away_named(storage):
+    with translate_outage(storage):
         tags = client_of(storage).get_model_version(model.name, str(model.version)).tags
     check_registered(tags, model, limits)
     fetch_files(storage, f"models:/{model.name}/{model.version}", named, limits, folder)
@@ -141,6 +141,6 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
         if found != wanted:
             raise WrongInput(
                 f"{named} has a file {name} with the sha256 {found}, but was registered with {wanted}: it was changed "
-                "since and is not used; restore it, or train and promote again"
+                "since then and is not used; restore it, or train and promote again"
             )
     return folder

@@ -1,4 +1,4 @@
-"""MLflow runs of data validations: written, and found again."""
+"""MLflow runs of data validations: logging and lookup."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def log_data_checks(
     metrics: dict[str, float],
     tags: dict[str, str],
 ) -> RunRef:
-    """Log what a version of the tables holds as a run of its own; tables without rows are left out."""
+    """Log the validation of a version of the tables as a separate run; tables without rows are left out."""
     experiment, client = prepare_data_tracking(storage), client_of(storage)
     end_abandoned_runs(storage, key, None, [experiment])
     run = client.create_run(experiment, tags={KEY_TAG: key, FLOW_SOURCE_TAG: "flows.etl", **tags}, run_name=name)
@@ -31,15 +31,15 @@ def log_data_checks(
     for table, rows in tables.items():
         if rows:
             client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{table}.json")
-    # Last: a run that has finished has all of it.
+    # Last, so that a finished run is complete.
     client.log_dict(run_id, checks, CHECKS_FILE)
     client.set_terminated(run_id)
     return RunRef(run_id=run_id)
 
 
 def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
-    """Return what `log_data_checks` logged under this key, or None."""
-    # Versions before this one logged them among the training runs.
+    """Return the checks that `log_data_checks` logged under this key, or None."""
+    # Earlier versions of this code logged them among the training runs.
     found = find_finished_run(storage, key, [prepare_data_tracking(storage), prepare_tracking(storage)])
     if found is None:
         return None

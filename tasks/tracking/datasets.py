@@ -1,4 +1,4 @@
-"""The data of a training run as MLflow's datasets: one per split, with the table's version and its content digest."""
+"""The data of a training run as MLflow datasets: one per split, with table version and content digest."""
 
 import json
 import posixpath
@@ -12,10 +12,10 @@ from tasks.credentials import without_credentials
 from tasks.refs import TableRef
 
 DELTA_SOURCE = "delta_table"
-"""The type under which `mlflow.data.get_source` finds a Delta table again."""
+"""The source type by which `mlflow.data.get_source` resolves a Delta table."""
 
 DIGEST_CHARACTERS = 16
-"""MLflow takes at most 36 and shows all of them in its lists; 64 bits tell the versions of a table apart."""
+"""MLflow accepts at most 36 and shows all of them in its lists; 64 bits distinguish the versions of a table."""
 
 NAME_CHARACTERS = 100
 
@@ -29,14 +29,14 @@ class TrainingData:
     rows: Mapping[str, int]
     """Images by split."""
     source: str | None
-    """Folder or URL that the images came from; None where the table does not say."""
+    """Folder or URL that the images came from; None if the table does not record it."""
 
 
 def dataset_inputs(data: TrainingData) -> list[DatasetInput]:
     """Return a dataset per split.
 
-    MLflow's own `load_delta` takes a digest of the query plan, which says nothing about the content, and its source
-    leaves out version 0 and the table's id.
+    MLflow's own `load_delta` uses a digest of the query plan, which does not depend on the content, and its source
+    lacks version 0 and the table's id.
     """
     source = {
         "path": without_credentials(data.table.path),
@@ -48,7 +48,7 @@ def dataset_inputs(data: TrainingData) -> list[DatasetInput]:
     return [
         DatasetInput(
             Dataset(
-                # The split is in the name: a run has each pair of name and digest once.
+                # The split is part of the name, since a run stores each pair of name and digest only once.
                 name=f"{_short_name(data)} v{data.table.version} {split}",
                 digest=data.content_digest[:DIGEST_CHARACTERS],
                 source_type=DELTA_SOURCE,
@@ -63,8 +63,8 @@ def dataset_inputs(data: TrainingData) -> list[DatasetInput]:
 
 
 def _short_name(data: TrainingData) -> str:
-    """Return the last folder of the source, or of the table where the source is not known."""
+    """Return the last folder of the source, or that of the table's path if the source is unknown."""
     name = posixpath.basename((data.source or data.table.path).rstrip("/"))
-    # A folder may be called anything; a list shows one line.
+    # Folder names may have line breaks and escape sequences; MLflow's lists show one line.
     shown = "".join(character if character.isprintable() else " " for character in name)
     return " ".join(shown.split())[:NAME_CHARACTERS] or "images"

@@ -1,4 +1,4 @@
-"""Descriptions in MLflow's UI, in Markdown: of a run, and of a version of a registered model."""
+"""Markdown descriptions of runs and registered versions in MLflow's UI, cut to the maximum length."""
 
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
@@ -6,19 +6,19 @@ DESCRIPTION_TAG = MLFLOW_RUN_NOTE
 
 MAX_RUN_DESCRIPTION = 8000
 MAX_VERSION_DESCRIPTION = 5000
-"""Characters that a column of MLflow's database holds; SQLite takes more, PostgreSQL refuses them."""
+"""Column sizes of MLflow's database in characters; SQLite accepts longer texts, PostgreSQL rejects them."""
 
 CUT_NOTE = "\n\n*Shortened: the whole text is the artifact `model_card.md` of the training run.*\n"
 
 
 def fit_description(text: str, max_characters: int) -> str:
-    """Return a text that fits: whole, or as many of its first chapters as there is room for, and a note.
+    """Return the text, or as many of its first sections as fit, followed by a note.
 
-    A first chapter that does not fit is cut after a line; a line that does not fit is cut within.
+    If the first section does not fit, it is cut at a line break; if its first line does not fit, within that line.
     """
     if len(text) <= max_characters:
         return text
     room = max_characters - len(CUT_NOTE)
-    # Never inside a table or a fence, of which the rest would be shown as something else.
+    # Not within a table or a code fence, whose remainder would be rendered as something else.
     end = max(text.rfind("\n## ", 0, room + 1), 0) or max(text.rfind("\n", 0, room + 1), 0) or room
     return text[:end].rstrip() + CUT_NOTE

@@ -1,4 +1,4 @@
-"""What runs and registered versions were tested on, read off MLflow."""
+"""The test accuracy and test data of runs and registered versions, read from MLflow."""
 
 from dataclasses import dataclass, replace
 
@@ -7,36 +7,36 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.storage import Storage
-from tasks.tracking.kept import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
 from tasks.tracking.models import SOURCE_TAG, version_tags
 from tasks.tracking.registry_values import share, whole_number
+from tasks.tracking.retained import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
 from tasks.tracking.server import client_of
 
 CONTENT_TAG = "lakevision.content_digest"
 IMAGES_TAG = "lakevision.test_images"
 ACCURACY_TAG = "test_accuracy"
 TABLE_TAGS = (TABLE_TAG, TABLE_VERSION_TAG, TABLE_ID_TAG, SOURCE_TAG)
-"""The tags by which a registered version names the table it was promoted for first."""
+"""Tags of a registered version that name the table for which it was first promoted."""
 
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """The test accuracy of a run and the data it was measured on; what an older run does not say is empty."""
+    """The test accuracy of a run and its data; values that an older run did not record are empty or None."""
 
     run: RunRef
     accuracy: float
-    """Share of right test images, 0-1."""
+    """Fraction of test images that were classified correctly, 0-1."""
     images: int | None
-    """Images of the split `test`."""
+    """Number of images in the split `test`."""
     table: TableRef | None
     content_digest: str
-    """Of labels and splits of all images of the table's version."""
+    """Digest of the labels and splits of all images in the table's version."""
     cache: CacheRef | None
     serves: tuple[TableRef, ...] = ()
-    """Tables other than its own for which a registered version was found to be the champion."""
+    """Other tables of which a registered version is the champion."""
 
     def same_table(self, other: "EvaluatedRun") -> bool:
-        """Return whether both were trained from the same Delta table, by its id, or by its path where one has none."""
+        """Return whether both were trained on the same Delta table, by its id, or by its path if an id is missing."""
         if self.table is None or other.table is None:
             return False
         if self.table.table_id and other.table.table_id:
@@ -44,7 +44,7 @@ class EvaluatedRun:
         return self.table.path == other.table.path
 
     def is_served_by(self, other: "EvaluatedRun") -> bool:
-        """Return whether a registered version is the champion of this run's table, though trained on another."""
+        """Return whether a registered version is the champion of this run's table, though trained on another one."""
         return (
             self.table is not None
             and bool(self.table.table_id)
@@ -57,49 +57,49 @@ class EvaluatedRun:
 
 
 def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
-    """Return what a run was tested on.
+    """Return the test accuracy and test data of a run.
 
     Raises:
-        WrongInput: It has no test accuracy.
+        WrongInput: The run has no test accuracy.
     """
     data, of = client_of(storage).get_run(run.run_id).data, f"MLflow run {run.run_id}"
     accuracy = share(data.metrics, "test_accuracy", of)
     if accuracy is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has no metric test_accuracy: give finished runs of the flow train")
-    given = data.params
-    table, version = None, whole_number(given, "data.version", of)
-    if "data.table" in given and version is not None:
+    params = data.params
+    table, version = None, whole_number(params, "data.version", of)
+    if "data.table" in params and version is not None:
         table = TableRef(
-            path=given["data.table"],
+            path=params["data.table"],
             version=version,
-            table_id=given.get("data.table_id", ""),
-            source=given.get("data.source", ""),
+            table_id=params.get("data.table_id", ""),
+            source=params.get("data.source", ""),
         )
     cache = None
-    if "cache.url" in given and "cache.digest" in given:
-        cache = CacheRef(url=given["cache.url"], digest=given["cache.digest"])
+    if "cache.url" in params and "cache.digest" in params:
+        cache = CacheRef(url=params["cache.url"], digest=params["cache.digest"])
     return EvaluatedRun(
         run=run,
         accuracy=accuracy,
-        images=whole_number(given, "data.rows.test", of),
+        images=whole_number(params, "data.rows.test", of),
         table=table,
-        content_digest=given.get("data.content_digest", ""),
+        content_digest=params.get("data.content_digest", ""),
         cache=cache,
     )
 
 
 def evaluation_tags(tested: EvaluatedRun, source: str) -> dict[str, str]:
-    """Return the tags by which a registered version says what it was tested on.
+    """Return the tags with the test accuracy and test data of a registered version.
 
     Args:
-        tested: Its run.
+        tested: The run of the version.
         source: Name of the table's source.
     """
     tags = {ACCURACY_TAG: f"{tested.accuracy:.6f}", CONTENT_TAG: tested.content_digest}
     if tested.images is not None:
         tags[IMAGES_TAG] = str(tested.images)
     if tested.table is not None:
-        # Together: maintenance keeps the files of this version of this table.
+        # All of them together: maintenance keeps the files of this version of the table.
         tags |= {
             TABLE_TAG: tested.table.path,
             TABLE_VERSION_TAG: str(tested.table.version),
@@ -110,10 +110,10 @@ def evaluation_tags(tested: EvaluatedRun, source: str) -> dict[str, str]:
 
 
 def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
-    """Return what a registered version was tested on: by its tags, and by its run where that is still there.
+    """Return the test accuracy and test data of a registered version, from its tags, and from its run if that exists.
 
     Raises:
-        WrongInput: Neither says its test accuracy.
+        WrongInput: Neither of them has a test accuracy.
     """
     tags, of = version_tags(storage, model), f"{model.name} version {model.version}"
     try:
@@ -142,7 +142,7 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
     tested = replace(tested, serves=tuple(served_tables(tags, of)))
     if TABLE_ID_TAG not in tags or version is None:
         return tested
-    # A run is found again for another table of the same content: its version says which one it was promoted for.
+    # A run is reused for other tables with the same content: its version's tags name the table it was promoted for.
     table = TableRef(
         path=tags.get(TABLE_TAG, "" if tested.table is None else tested.table.path),
         version=version,

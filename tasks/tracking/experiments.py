@@ -1,4 +1,4 @@
-"""The two experiments: training runs, and data validations apart from them; and how MLflow's UI opens each."""
+"""The two MLflow experiments, of training runs and of data validations, with their views in MLflow's UI."""
 
 import json
 import time
@@ -10,35 +10,35 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 KIND_TAG, TRAINING_KIND = "mlflow.experimentKind", "custom_model_development"
-"""The kind of an experiment of trained models, where MLflow goes by a tag."""
+"""Tag and value by which MLflow recognizes an experiment with training runs of models."""
 
 WORKFLOW = "workflowType=machine_learning"
-"""In a link: without it MLflow 3.17 opens a browser that it has not seen before on traces of language models, whatever
-the experiment's kind."""
+"""Query parameter of links: without it, MLflow 3.17 shows a new browser its traces of language models, whatever the
+experiment's kind."""
 
 VIEW_TAG = "mlflow.sharedViewState."
-"""Begins the tags that hold the saved views of a run list."""
+"""Prefix of the tags that hold the saved views of a run list."""
 
 VIEW = "lakevision"
-"""Id of the saved view; MLflow's own list of runs shows no metric until a user chooses some."""
+"""Id of the saved view; MLflow's default run list shows no metrics until a user selects some."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment, and what its run list shows."""
+    """An experiment and the saved view of its run list."""
 
     name: str
     about: str
-    """Its description, in Markdown."""
+    """Description of the experiment, in Markdown."""
     view: str
-    """Name of its saved view."""
+    """Name of the saved view."""
     metrics: Sequence[str]
-    """Columns of that view."""
+    """Metrics that the view shows as columns."""
 
 
 TRAINING = Experiment(
     name="lakevision",
-    about="Training runs. The saved view **Results** shows their metrics; data validations are in the experiment "
+    about="Training runs. The saved view **Results** lists their metrics; data validations are in the experiment "
     "`lakevision-data`.",
     view="Results",
     metrics=("best_val_accuracy", "test_accuracy", "test_macro_f1"),
@@ -46,7 +46,7 @@ TRAINING = Experiment(
 
 DATA = Experiment(
     name="lakevision-data",
-    about="Data validations: one run per version of the tables. The saved view **Checks** shows what they measured; "
+    about="Data validations: one run per version of the tables. The saved view **Checks** lists their metrics; "
     "training runs are in the experiment `lakevision`.",
     view="Checks",
     metrics=("images", "classes", "imbalance_ratio", "quarantined_fraction", "duplicates", "near_duplicates"),
@@ -54,9 +54,9 @@ DATA = Experiment(
 
 
 def prepare_experiment(client: mlflow.MlflowClient, experiment: Experiment, location: str) -> str:
-    """Create the experiment where it is missing, with its artifacts at `location`, and return its id.
+    """Create the experiment if it is missing, with its artifacts at `location`, and return its id.
 
-    What a user changed in the UI (kind, description, view) stays.
+    Changes that a user made in the UI (kind, description, view) are kept.
     """
     found = client.get_experiment_by_name(experiment.name)
     if found is None:
@@ -65,28 +65,28 @@ def prepare_experiment(client: mlflow.MlflowClient, experiment: Experiment, loca
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(experiment.name)  # Another process was quicker.
+            found = client.get_experiment_by_name(experiment.name)  # created by another process meanwhile
     missing = _tags(experiment).keys() - found.tags.keys()
-    for name in sorted(missing):  # Of an experiment that an older version made.
+    for name in sorted(missing):  # for an experiment that an older version created
         client.set_experiment_tag(found.experiment_id, name, _tags(experiment)[name])
     return str(found.experiment_id)
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
-    """Return where MLflow's UI shows a run."""
+    """Return the path of a run's page in MLflow's UI."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}?{WORKFLOW}"
 
 
 def run_list(experiment_id: str) -> str:
-    """Return where MLflow's UI shows an experiment's runs in the saved view."""
+    """Return the path of an experiment's run list in MLflow's UI, in the saved view."""
     return f"/#/experiments/{experiment_id}/runs?{WORKFLOW}&viewStateShareKey={VIEW}"
 
 
 def _tags(experiment: Experiment) -> dict[str, str]:
-    # Without the datasets, whose column is so wide that metrics would be off the screen.
+    # Without the datasets, whose wide column would move the metrics off the screen.
     columns = ["attributes.`Models`", *(f"metrics.`{name}`" for name in experiment.metrics)]
     now = int(time.time() * 1000)
-    # As MLflow's UI itself saves a view: an envelope around the state of the page, which is JSON within JSON.
+    # The format in which MLflow's UI saves a view: a JSON object with the state of the page as a JSON string.
     view = {
         "name": experiment.view,
         "createdAt": now,

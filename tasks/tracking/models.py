@@ -1,4 +1,4 @@
-"""The model registry: versions, their aliases and their tags."""
+"""MLflow's model registry: versions, aliases and tags."""
 
 import json
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
-from tasks.tracking.kept import table_tags
 from tasks.tracking.registry_values import checked_run_id
+from tasks.tracking.retained import table_tags
 from tasks.tracking.server import client_of
 
 SOURCE_TAG = "lakevision.source"
-"""Where the images of that table come from: a tag of the registered version."""
+"""Tag of a registered version with the source of the images in its table."""
 
 
 def whole_model(storage: Storage, run: RunRef) -> str | None:
-    """Return the id of the newest whole model that a run logged, or None.
+    """Return the id of the newest complete model that a run logged, or None.
 
-    A training that was killed while it logged its model logs another one when it goes on: the first is not whole.
+    A training run that is killed while it logs its model logs another one when it resumes; the first is incomplete.
     """
     client = client_of(storage)
     logged = [client.get_logged_model(output.model_id) for output in client.get_run(run.run_id).outputs.model_outputs]
@@ -36,7 +36,7 @@ def whole_model(storage: Storage, run: RunRef) -> str | None:
 
 
 def registered_version(storage: Storage, run: RunRef, name: str) -> ModelRef | None:
-    """Return the version under `name` that the run is registered as, or None."""
+    """Return the version of the registered model `name` that was created from the run, or None."""
     for found in client_of(storage).search_model_versions(f"name = '{name}'"):
         if found.run_id == run.run_id:
             return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
@@ -46,16 +46,16 @@ def registered_version(storage: Storage, run: RunRef, name: str) -> ModelRef | N
 def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
     """Register the run's model under `name`, with the sha256 of its files as tags.
 
-    A run that is registered already keeps its version, and gets the tags where an older one has none.
+    A run that is already registered keeps its version, to which missing tags are added.
 
     Args:
-        storage: Where tracking lies.
+        storage: Storage with the tracking URI.
         run: The run.
         name: Name of the registered model.
-        limits: Most bytes of each file that is used of the model, by name.
+        limits: Maximum size in bytes of each file of the model that is used, by file name.
 
     Raises:
-        WrongInput: The run has logged no model, or one without these files.
+        WrongInput: The run has logged no model, or a model without these files.
     """
     client = client_of(storage)
     found = registered_version(storage, run, name)
@@ -68,10 +68,10 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
     digests = _logged_digests(storage, run, model_id, limits)
     if found is None:
         logged = client.get_run(run.run_id).data
-        # Kept beside the model as well: maintenance needs the table's when the run is purged.
+        # As tags of the version as well: maintenance needs those of the table if the run is purged.
         created = mlflow.register_model(f"models:/{model_id}", name, tags=digests | table_tags(logged.params))
         if description := logged.tags.get(DESCRIPTION_TAG):
-            # The model card, where a reader of the registry looks for it.
+            # The model card, as the description of the version.
             client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
         return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
     tag_version(storage, found, digests)
@@ -79,11 +79,11 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
 
 
 def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int]) -> dict[str, str]:
-    """Return the digests that the training noted of its files, or those of the files where it is older than that."""
-    noted = client_of(storage).get_run(run.run_id).data.tags
+    """Return the digests that the training run recorded, or those of its files if an older run recorded none."""
+    recorded = client_of(storage).get_run(run.run_id).data.tags
     wanted = [f"{DIGEST_TAG}{name}" for name in limits]
-    if all(tag in noted for tag in wanted):
-        return {tag: noted[tag] for tag in wanted}
+    if all(tag in recorded for tag in wanted):
+        return {tag: recorded[tag] for tag in wanted}
     with TemporaryDirectory() as scratch:
         named = f"MLflow run '{run.run_id}'"
         return file_digests(fetch_files(storage, f"models:/{model_id}", named, limits, Path(scratch)))
@@ -93,7 +93,7 @@ def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None
     """Return the model version that the alias names, or None.
 
     Raises:
-        WrongInput: It does not name a run.
+        WrongInput: The version does not name a valid MLflow run.
     """
     try:
         found = client_of(storage).get_model_version_by_alias(name, alias)
@@ -123,15 +123,15 @@ def tag_version(storage: Storage, model: ModelRef, tags: Mapping[str, str]) -> N
 
 
 def set_alias(storage: Storage, model: ModelRef, alias: str) -> None:
-    """Let the alias name this version."""
+    """Set the alias to this version."""
     client_of(storage).set_registered_model_alias(model.name, alias, str(model.version))
 
 
 def model_location(model: ModelRef) -> str:
-    """Return where a person finds a registered version in MLflow's UI."""
+    """Return the path of a registered version's page in MLflow's UI."""
     return f"/#/models/{quote(model.name, safe='')}/versions/{model.version}"
 
 
 def to_json(value: Any) -> str:
-    """Serialize for a tag: sorted, compact."""
+    """Return a value as compact JSON with sorted keys, for a tag."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Values that anybody with access to MLflow may have written: parsed, or treated as absent with a warning."""
+"""Parsing of untrusted values from MLflow; invalid ones are ignored with a warning."""
 
 import logging
 import math
@@ -16,12 +16,12 @@ _RUN_ID: TypeAdapter[str] = TypeAdapter(RunId)
 
 
 def whole_number(values: Mapping[str, str], name: str, of: str) -> int | None:
-    """Return the whole number from 0 to 2^53 that `values` has under this name, or None.
+    """Return the whole number, of at most 15 digits, that `values` has under this name, or None.
 
     Args:
         values: Tags or parameters.
-        name: The name of one of them.
-        of: What they belong to, for the warning.
+        name: Name of a tag or parameter.
+        of: Name of the run or version that they belong to, for the warning.
     """
     text = values.get(name)
     if text is None:
@@ -33,7 +33,7 @@ def whole_number(values: Mapping[str, str], name: str, of: str) -> int | None:
 
 
 def share(values: Mapping[str, str | float], name: str, of: str) -> float | None:
-    """Return the number from 0 to 1 that `values` has under this name, or None; the arguments as `whole_number`."""
+    """Return the number from 0 to 1 that `values` has under this name, or None; arguments as for `whole_number`."""
     value = values.get(name)
     if value is None:
         return None
@@ -41,26 +41,26 @@ def share(values: Mapping[str, str | float], name: str, of: str) -> float | None
         number = float(value)
     except ValueError:
         number = math.nan
-    if not 0 <= number <= 1:  # NaN is not
+    if not 0 <= number <= 1:  # also true for NaN
         _warn(name, str(value), of, "a number from 0 to 1")
         return None
     return number
 
 
 def checked_run_id(run_id: str | None, of: str) -> str:
-    """Return the id of the run that a registered version names.
+    """Return the run id of a registered version if it is valid.
 
     Raises:
-        WrongInput: It is not an id of MLflow's, or is missing.
+        WrongInput: It is missing, or is not a valid MLflow run id.
     """
     try:
         return _RUN_ID.validate_python(run_id)
     except ValidationError:
         raise WrongInput(
-            f"{of} names the MLflow run {shown(repr(run_id))}, which is not the id of one, so it was not registered by "
-            "this project's flow promote: let the alias name another version in MLflow, or remove it there"
+            f"{of} names the MLflow run {shown(repr(run_id))}, which is not a valid run id, so it was not registered "
+            "by this project's flow promote: set the alias to another version in MLflow, or remove it there"
         ) from None
 
 
 def _warn(name: str, value: str, of: str, wanted: str) -> None:
-    logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is not used", name, of, shown(value), wanted)
+    logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is ignored", name, of, shown(value), wanted)

@@ -1,4 +1,4 @@
-"""MLflow runs: found again by what was trained, and ended."""
+"""Lookup and termination of MLflow runs, and the provenance that they record."""
 
 import logging
 import subprocess
@@ -18,34 +18,35 @@ from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.experiments import run_page
-from tasks.tracking.server import away_named, client_of, prepare_tracking
+from tasks.tracking.server import client_of, prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
 KEY_TAG = "lakevision.key"
 
 CONFIG_FILE = "config.json"
-"""What a training was given: enough to do it again."""
+"""File with all settings of a training run, from which it can be repeated."""
 
 CODE_TAG = "lakevision.code_version"
 
 VERSION_PARAM = "version."
-"""What the parameters that say packages' versions begin with."""
+"""Prefix of the parameters with the versions of packages."""
 
 BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
-"""What the tags begin with that say which batch size was chosen in a stage, where that was left to the training."""
+"""Prefix of the tags with the automatically chosen batch size of each phase, by its number."""
 
-GONE_ON_TAG = "lakevision.gone_on"
-"""Of a training that was gone on with on another device or processor, in another number format, with other threads,
-code or packages than its parameters and CODE_TAG say: which, from what to what."""
+RESUMED_WITH_CHANGES_TAG = "lakevision.resumed_with_changes"
+"""Tag of a run that was resumed with another device, processor, number format, number of threads, code or packages.
+
+Its value lists the differences from the run's parameters and CODE_TAG, with the old and the new values."""
 
 SYSTEM_METRICS = "system/"
-"""What the names of MLflow's own metrics of the machine begin with."""
+"""Prefix of the names of MLflow's system metrics."""
 
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
 FLOW_SOURCE_TAG = MLFLOW_SOURCE_NAME
-"""What the column Source of MLflow's lists shows: the flow, where MLflow's default is the file that a rank runs."""
+"""Tag with the flow for the column Source of MLflow's lists; by default it shows the file that a rank runs."""
 
 LOGGED_PACKAGES = (
     "torch",
@@ -63,25 +64,30 @@ LOGGED_PACKAGES = (
 
 
 def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> RunRef | None:
-    """Return the finished run of exactly these inputs, or None; without `experiments`, among the training runs.
+    """Return the finished run with this key, or None.
+
+    Args:
+        storage: Storage with the tracking URI.
+        key: Key of the run's inputs.
+        experiments: Ids of the experiments to search; None for that of the training runs.
 
     Raises:
-        TrackingAway: The server has not answered for as long as MLflow tries.
+        TrackingUnavailable: The server did not answer within MLflow's retries.
     """
-    with away_named(storage):
+    with translate_outage(storage):
         runs = runs_with_key(storage, key, experiments)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 
 
 def has_run(storage: Storage, run_id: str) -> bool:
-    """Say whether the tracking server knows the run and nobody deleted it.
+    """Return whether the run exists on the tracking server and is not deleted.
 
     Raises:
-        TrackingAway: The server does not answer.
+        TrackingUnavailable: The server does not answer.
     """
     try:
-        with away_named(storage):
+        with translate_outage(storage):
             found = client_of(storage).get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
@@ -91,19 +97,19 @@ def has_run(storage: Storage, run_id: str) -> bool:
 
 
 def runs_with_key(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> list[Run]:
-    """Return the runs of exactly these inputs that nobody deleted, the newest first."""
+    """Return the runs with this key that are not deleted, the newest first; arguments as for `find_finished_run`."""
     within = list(experiments or [prepare_tracking(storage)])
     return list(
         client_of(storage).search_runs(within, f"tags.`{KEY_TAG}` = '{key}'", run_view_type=ViewType.ACTIVE_ONLY)
     )
 
 
-def find_begun_run(storage: Storage, key: str) -> str | None:
-    """Return the id of the newest run of exactly these inputs that was begun and has measured nothing, or None.
+def find_unfinished_run(storage: Storage, key: str) -> str | None:
+    """Return the id of the newest unfinished run with this key that has no training metrics yet, or None.
 
-    Its process ended before its first checkpoint: whoever trains the same goes on with it, so that one training is one
-    run however often it was killed. A run begun by other code or with other packages is left as it is, since what it
-    says of them would be untrue of what comes.
+    Its process ended before its first checkpoint. The next process with the same inputs continues in this run, so that
+    a training run has one MLflow run however often it is killed. A run of other code or package versions is skipped,
+    since its parameters and tags would be wrong for the continued run.
     """
     code, versions = code_commit(), version_params()
     for run in runs_with_key(storage, key):
@@ -118,17 +124,17 @@ def find_begun_run(storage: Storage, key: str) -> str | None:
 
 
 def version_params() -> dict[str, str]:
-    """Return the packages' versions as parameters of a run."""
+    """Return the versions of packages as parameters of a run."""
     return {f"{VERSION_PARAM}{package}": found for package, found in package_versions().items()}
 
 
 def versions_in(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the packages' versions that a run's parameters say, by package."""
+    """Return the versions of packages in a run's parameters, by package."""
     return {name.removeprefix(VERSION_PARAM): value for name, value in params.items() if name.startswith(VERSION_PARAM)}
 
 
 def end_abandoned_runs(storage: Storage, key: str, keep: str | None, experiments: Sequence[str] | None = None) -> None:
-    """Mark runs of this key as killed that no process can still be writing; the caller holds the key's lock."""
+    """Mark running runs with this key as killed, except `keep`; the caller holds the key's lock, so none is alive."""
     for run in runs_with_key(storage, key, experiments):
         if run.info.status == RunStatus.to_string(RunStatus.RUNNING) and run.info.run_id != keep:
             logger.info("MLflow run %s was abandoned by a killed process: marked as killed", run.info.run_id)
@@ -136,12 +142,12 @@ def end_abandoned_runs(storage: Storage, key: str, keep: str | None, experiments
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that a training may depend on."""
+    """Return the versions of the packages that the result of a training run may depend on."""
     return {package: version(package) for package in LOGGED_PACKAGES}
 
 
 def code_commit() -> str | None:
-    """Return the commit of the checkout this code lies in, or what the image says."""
+    """Return the commit of the code, from the image's environment or else from the git checkout, or None."""
     if given := code_version():
         return given
     command = ["git", "-C", str(Path(tasks.__file__).parent), "rev-parse", "HEAD"]
@@ -153,7 +159,7 @@ def code_commit() -> str | None:
 
 
 def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as MLflow's parameters: names joined by dots."""
+    """Return nested settings as MLflow parameters, with their names joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flat_params(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -176,14 +182,14 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
 
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
-    with away_named(storage):
+    with translate_outage(storage):
         return dict(client_of(storage).get_run(run.run_id).data.metrics)
 
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
-    """Return the content of a file among the run's artifacts, or None where there is none of that name."""
+    """Return the content of a file in the run's artifacts, or None if it does not exist."""
     client = client_of(storage)
-    with away_named(storage), TemporaryDirectory() as scratch:
+    with translate_outage(storage), TemporaryDirectory() as scratch:
         if name not in artifact_names(run.run_id):
             return None
         return Path(client.download_artifacts(run.run_id, name, scratch)).read_bytes()
@@ -195,7 +201,7 @@ def artifact_names(run_id: str) -> set[str]:
 
 
 def run_location(storage: Storage, run: RunRef) -> str:
-    """Return where a person finds the run: the experiment and run in MLflow's UI."""
-    with away_named(storage):
+    """Return the path of the run's page in MLflow's UI."""
+    with translate_outage(storage):
         experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return run_page(experiment, run.run_id)

@@ -1,4 +1,4 @@
-"""The MLflow run of a search for hyper-parameters, under which the runs of its trials are."""
+"""The MLflow run of a hyper-parameter search, the parent of the runs of its trials."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ TRIAL_TAG = "lakevision.trial"
 
 @dataclass(frozen=True)
 class ParentRun:
-    """The running MLflow run of a search."""
+    """The running MLflow run of a hyper-parameter search."""
 
     run_id: str
     client: MlflowClient
@@ -27,23 +27,23 @@ class ParentRun:
     def log_search(
         self, rows: list[dict[str, Any]], number: int, values: dict[str, Any], best: float, metric: str
     ) -> None:
-        """Log every trial as `trials.json`, and the best one, which a search that goes on may replace.
+        """Log all trials as `trials.json`, and the best trial, which a resumed search may replace.
 
         Args:
-            rows: A row a trial.
-            number: Of the best trial.
-            values: Its settings, by name.
-            best: Its metric.
+            rows: One row per trial.
+            number: Number of the best trial.
+            values: Settings of the best trial, by name.
+            best: Metric of the best trial.
             metric: Name of the metric.
         """
         self.client.log_dict(self.run_id, {"trials": rows}, "trials.json")
         self.client.log_metric(self.run_id, f"best_{metric}", best, step=len(rows))
-        # Tags and not parameters: those can never be changed.
+        # Tags and not parameters, which cannot be changed.
         for name, value in {"trial": number, **values}.items():
             self.client.set_tag(self.run_id, f"lakevision.best.{name}", value)
 
     def end_trial(self, number: int) -> None:
-        """End the run of a trial as killed, unless it is finished: its process was ended, or is about to be."""
+        """Mark the run of a trial as killed unless it is finished; its process has ended or is about to."""
         for run in self.client.search_runs(
             [self.client.get_run(self.run_id).info.experiment_id],
             f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self.run_id}' AND tags.`{TRIAL_TAG}` = '{number}'",
@@ -55,9 +55,9 @@ class ParentRun:
 def parent_run(
     storage: Storage, name: str, key: str, about: dict[str, Any], tags: dict[str, str]
 ) -> Iterator[ParentRun]:
-    """Open the MLflow run of a search, or go on with the one it has; it ends as finished, failed or killed.
+    """Create or resume the MLflow run of a search, which ends as finished, failed or killed.
 
-    Not MLflow's active run: those of the trials are begun in other processes.
+    It is not MLflow's active run, since the runs of the trials are created in other processes.
     """
     experiment, client = prepare_tracking(storage), client_of(storage)
     known = runs_with_key(storage, key)
@@ -85,36 +85,36 @@ def _describe(client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
     missing = {name: value for name, value in flat_params(about).items() if name not in run.data.params}
     if not missing:
         return
-    # The parameters last: where a process was killed on the way here, the next search finds some missing.
+    # The parameters last: if the process is killed before, the next search finds them missing.
     client.log_dict(run.info.run_id, about, CONFIG_FILE)
     for name, value in missing.items():
         client.log_param(run.info.run_id, name, value)
 
 
 def trial_tags(parent_run_id: str, number: int | None) -> dict[str, str]:
-    """Return the tags of a trial's run, which MLflow shows below that of the search."""
+    """Return the tags of a trial's run, which MLflow shows below the run of the search."""
     return {MLFLOW_PARENT_RUN_ID: parent_run_id, TRIAL_TAG: str(number)}
 
 
 def find_newest_run(storage: Storage, key: str) -> str | None:
-    """Return the id of the newest run of exactly these inputs, whatever became of it, or None."""
+    """Return the id of the newest run with this key, whatever its status, or None."""
     runs = runs_with_key(storage, key)
     return str(runs[0].info.run_id) if runs else None
 
 
 def mark_pruned(storage: Storage, key: str) -> str | None:
-    """Say of the newest run of this key, whose process has ended, that it was pruned; return its id, or None."""
+    """Tag the newest run with this key, whose process has ended, as pruned; return its id, or None."""
     client = client_of(storage)
     runs = runs_with_key(storage, key)
     if not runs:
         return None
     client.set_tag(runs[0].info.run_id, PRUNED_TAG, "true")
-    # Its process was given some seconds to say so itself.
+    # In case its process did not do so within the seconds that it had.
     _kill(client, runs[0])
     return str(runs[0].info.run_id)
 
 
 def _kill(client: MlflowClient, run: Run) -> None:
-    """End a run as killed, unless it is finished: its model is there, and may be promoted."""
+    """Mark a run as killed unless it is finished: a finished run has a model that may be promoted."""
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
         client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))

@@ -1,4 +1,4 @@
-"""Metrics on their way to the tracking server: a server that is away ends no training, and loses no metric."""
+"""Asynchronous sending of metrics: an outage of the tracking server stops no training run and loses no metric."""
 
 import logging
 import queue
@@ -11,19 +11,19 @@ import mlflow
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.errors import RunDeleted, TrackingAway
+from tasks.errors import RunDeleted, TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
-from tasks.tracking.server import away_named, client_of
+from tasks.tracking.server import client_of, translate_outage
 from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
 
 RETRY_SECONDS = 10.0
-"""Between two tries while the server is away; MLflow's own client tries several times within each."""
+"""Delay between two attempts during an outage; MLflow's client makes several requests in each."""
 
 FLUSH_SECONDS = 600.0
-"""How long the end of a training waits for a server that is away."""
+"""How long the end of a training run waits for an unavailable server."""
 
 
 class _Sent(NamedTuple):
@@ -34,10 +34,10 @@ class _Sent(NamedTuple):
 
 
 class MetricSender:
-    """Sends an epoch's metrics in one transaction each, in their order, from a thread of its own.
+    """Sender of metrics in order, from its own thread, with one transaction per epoch.
 
-    MLflow's own thread for the machine's metrics ends with the first sample that a server does not take: it is started
-    again when the server is back.
+    MLflow's thread for system metrics ends with the first sample that the server does not accept; it is restarted
+    after the outage.
     """
 
     def __init__(self, storage: Storage, run_id: str, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -54,68 +54,68 @@ class MetricSender:
         self._thread.start()
 
     def steps_sent(self, metric: str) -> set[int]:
-        """Return the steps of which the run has this metric already.
+        """Return the steps at which the run has this metric already.
 
         Raises:
-            TrackingAway: The server does not answer.
+            TrackingUnavailable: The server does not answer.
         """
-        with away_named(self._storage):
+        with translate_outage(self._storage):
             return {found.step for found in self._client.get_metric_history(self._run_id, metric)}
 
     def send(self, values: Mapping[str, float], step: int) -> None:
-        """Send the metrics of a step as soon as the server takes them."""
+        """Queue the metrics of a step, to be sent as soon as the server accepts them."""
         self._waiting.put(_Sent(step, int(time.time() * 1000), dict(values), {}))
 
     def send_tag(self, name: str, value: str) -> None:
-        """Send a tag as soon as the server takes it; one of that name is replaced."""
+        """Queue a tag, to be sent as soon as the server accepts it; an existing value is replaced."""
         self._waiting.put(_Sent(0, 0, {}, {name: value}))
 
     def close(self, timeout_seconds: float = FLUSH_SECONDS) -> None:
-        """Wait until all is sent.
+        """Wait until everything is sent.
 
         Raises:
-            TrackingAway: The server did not answer for so long.
-            RunDeleted: The run is not there any more.
-            Exception: What else ended the thread, whose metrics are not all sent.
+            TrackingUnavailable: The server did not answer within `timeout_seconds`.
+            RunDeleted: The run was deleted.
+            Exception: Any other error that ended the thread before all metrics were sent.
         """
         self._closing.set()
         self._waiting.put(None)
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
-            raise TrackingAway(
-                f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training is in "
-                "its checkpoint; mend the server and run again, and what is missing is sent"
+            raise TrackingUnavailable(
+                f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training state "
+                "is in its checkpoint; fix the server and run again, and the missing metrics are sent"
             )
         if self._failed is not None:
             raise self._failed
         if self._deleted:
             raise RunDeleted(
-                f"MLflow run {self._run_id} of '{self._shown}' was deleted while it was trained: the training is in "
-                "its checkpoint; run again, and it goes on from there in a new run"
+                f"MLflow run {self._run_id} of '{self._shown}' was deleted during training: the training state is in "
+                "its checkpoint; run again, and training resumes from it in a new run"
             )
 
     def _run(self) -> None:
         try:
             self._send_all()
-        except Exception as error:  # Raised by `close`: nobody sees what ends a thread.
-            logger.exception("no more metrics are sent: the training goes on, and fails at its end")
+        except Exception as error:  # Raised by `close`: an exception in a thread is not seen elsewhere.
+            logger.exception("no more metrics are sent: training continues, and fails at its end")
             self._failed = error
 
     def _send_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             away = False
-            while not self._try(item, told=away):
+            while not self._try(item, has_warned=away):
                 away = True
-                # At the end of a training somebody waits.
+                # Shorter once `close` waits for the end.
                 time.sleep(min(1.0, self._retry_seconds) if self._closing.wait(self._retry_seconds) else 0.0)
             if away and not self._deleted:
                 try:
                     resume_system_metrics(self._run_id)
-                except Exception as error:  # Those of the machine, which are no part of the training.
-                    logger.warning("the machine's metrics are not sent any more: %s", error)
-                logger.info("the tracking server '%s' is back: metrics are sent", self._shown)
+                except Exception as error:  # System metrics are not essential.
+                    logger.warning("system metrics are no longer sent: %s", error)
+                logger.info("the tracking server '%s' is available again: metrics are sent", self._shown)
 
-    def _try(self, item: _Sent, *, told: bool) -> bool:
+    def _try(self, item: _Sent, *, has_warned: bool) -> bool:
         metrics = [Metric(name, value, item.timestamp_ms, item.step) for name, value in item.values.items()]
         tags = [RunTag(name, value) for name, value in item.tags.items()]
         try:
@@ -125,10 +125,10 @@ class MetricSender:
                 if not self._is_deleted(error):
                     raise
                 self._deleted = True
-        except (MlflowException, OSError) as error:  # Also where the server went while it was asked for the run.
-            if not told:
+        except (MlflowException, OSError) as error:  # Also from `_is_deleted`, if the outage begins there.
+            if not has_warned:
                 logger.warning(
-                    "the tracking server '%s' does not take metrics (%s): the training goes on, they are sent later",
+                    "the tracking server '%s' does not accept metrics (%s): training continues, they are sent later",
                     self._shown,
                     type(error).__name__,
                 )

@@ -1,4 +1,4 @@
-"""The tracking server or database: prepared once, and refused where it does not answer."""
+"""The MLflow tracking server or database: client, set-up, and checks that it answers."""
 
 import os
 from collections.abc import Iterator
@@ -14,31 +14,32 @@ from mlflow.utils.rest_utils import http_request
 from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
-from tasks.errors import TrackingAway, WrongInput
-from tasks.home import make_home, make_private_file
-from tasks.storage import Storage, artifacts_folder, local_path, tracking_file
+from tasks.errors import TrackingUnavailable, WrongInput
+from tasks.paths import local_path
+from tasks.storage import Storage, artifacts_folder, tracking_file
+from tasks.system.home import make_home, make_private_file
 from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
 
 EXPERIMENT = TRAINING.name
 
 FIRST_RETRIES = 2
-"""How often a server is asked again before work starts: a person waits for the answer. MLflow's seven, each after twice
-the time of the one before, are for a run that has something to lose."""
+"""Retries of the first request, for which the user waits; MLflow's default of seven, with exponential backoff, is for
+runs that have something to lose."""
 
 FIRST_TIMEOUT_SECONDS = 10
-"""How long it may take to answer then."""
+"""Timeout of the first request."""
 
 
 def client_of(storage: Storage) -> mlflow.MlflowClient:
-    """Return MLflow's client of this storage's tracking, which MLflow's own functions use from now on as well."""
-    # MLflow's own progress bars and hints are written for a notebook.
+    """Return an MLflow client for the tracking URI of a storage, and set this URI for MLflow's fluent API as well."""
+    # MLflow's progress bars are meant for notebooks.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     mlflow.set_tracking_uri(storage.tracking)
     return mlflow.MlflowClient(tracking_uri=storage.tracking)
 
 
 def database_folder(storage: Storage) -> Path | None:
-    """Return the folder of the tracking database where that is a file, or None."""
+    """Return the folder of the tracking database if that is a file, else None."""
     if not storage.tracking.startswith("sqlite:"):
         return None
     name = make_url(storage.tracking).database
@@ -46,13 +47,13 @@ def database_folder(storage: Storage) -> Path | None:
 
 
 def prepare_tracking(storage: Storage) -> str:
-    """Create database and experiment where they are missing, and return the experiment's id.
+    """Create database and experiment if they are missing, and return the experiment's id.
 
-    Called once before anything runs in parallel: two processes that make one SQLite database race.
+    Call it once before anything runs in parallel: processes that create the same SQLite database would race.
     """
     if storage.tracking.startswith("sqlite:///"):
         database = Path(storage.tracking.removeprefix("sqlite:///"))
-        if storage.tracking == tracking_file(str(database.parent)):  # that of a home, this run's or its stack's
+        if storage.tracking == tracking_file(str(database.parent)):  # the database of a home: the run's or its stack's
             make_home(database.parent)
             make_private_file(database)
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +61,9 @@ def prepare_tracking(storage: Storage) -> str:
 
 
 def prepare_data_tracking(storage: Storage) -> str:
-    """Create the experiment of the data validations where it is missing, and return its id.
+    """Create the experiment of the data validations if it is missing, and return its id.
 
-    Its artifacts lie where those of the training runs lie.
+    Its artifacts have the same location as those of the training runs.
     """
     client = client_of(storage)
     training = client.get_experiment(prepare_tracking(storage))
@@ -70,7 +71,7 @@ def prepare_data_tracking(storage: Storage) -> str:
 
 
 def runs_location(storage: Storage) -> str:
-    """Return where MLflow's UI lists all training runs with their metrics."""
+    """Return the path of the list of all training runs in MLflow's UI."""
     return run_list(prepare_tracking(storage))
 
 
@@ -80,40 +81,40 @@ def _artifact_location(storage: Storage) -> str:
 
 
 @contextmanager
-def away_named(storage: Storage) -> Iterator[None]:
-    """Turn what MLflow makes of a server or database that does not answer into one sentence.
+def translate_outage(storage: Storage) -> Iterator[None]:
+    """Convert MLflow's errors about a server or database that does not answer into one sentence.
 
     Raises:
-        TrackingAway: Names it and the way out.
+        TrackingUnavailable: The server or database does not answer.
     """
     try:
         yield
     except MlflowException as error:
-        if not _is_away(error):
+        if not _is_unavailable(error):
             raise
-        said = " ".join(without_credentials(str(error)).split())
-        # Not from the error itself, whose text a traceback would show as it is.
-        raise TrackingAway(
-            f"the tracking server '{storage.tracking_shown}' does not answer ({said}): mend it and run again, what was "
-            "trained is in its checkpoint"
+        message = " ".join(without_credentials(str(error)).split())
+        # `from None`: a traceback would show the text of the original error, with its credentials.
+        raise TrackingUnavailable(
+            f"the tracking server '{storage.tracking_shown}' does not answer ({message}): fix it and run again, "
+            "training resumes from its checkpoint"
         ) from None
 
 
-def _is_away(error: MlflowException) -> bool:
-    # MLflow's client gives no other sign than the error of its HTTP library, on whose account it raises its own.
+def _is_unavailable(error: MlflowException) -> bool:
+    # MLflow's client signals an outage of a server only by the context of its error, an error of its HTTP library.
     unanswered = isinstance(error.__context__, requests.RequestException)
-    return unanswered or bool(error.error_code == "TEMPORARILY_UNAVAILABLE")  # so it says of a database
+    return unanswered or bool(error.error_code == "TEMPORARILY_UNAVAILABLE")  # its code for a database
 
 
-def _ask_first(storage: Storage) -> None:
-    """Ask a server whether it is there, for seconds and not for minutes, unless the environment says how long.
+def _ping(storage: Storage) -> None:
+    """Send a first request to the server, with a short timeout unless the environment sets MLflow's own.
 
     Raises:
-        MlflowException: It does not answer.
+        MlflowException: The server does not answer.
     """
     if not storage.tracking.startswith("http"):
         return
-    # Any answer will do: what it means is for MLflow's client, which asks after this.
+    # Any answer will do: MLflow's client interprets those of later requests.
     http_request(
         get_default_host_creds(storage.tracking),
         "/api/2.0/mlflow/experiments/get-by-name",
@@ -124,29 +125,29 @@ def _ask_first(storage: Storage) -> None:
     )
 
 
-def answers(storage: Storage) -> bool:
-    """Say whether the tracking server answers, where there is one, within seconds."""
+def is_available(storage: Storage) -> bool:
+    """Return whether the tracking server answers within seconds; True for a database."""
     try:
-        _ask_first(storage)
+        _ping(storage)
     except MlflowException:
         return False
     return True
 
 
 def check_tracking(storage: Storage) -> None:
-    """Refuse a tracking server or database that does not answer, or that keeps its artifacts elsewhere.
+    """Check that the tracking server or database answers, and that its artifact location is `storage.artifacts`.
 
     Raises:
-        WrongInput: Names it and the way out.
+        WrongInput: It does not answer, or keeps its artifacts elsewhere.
     """
     try:
-        _ask_first(storage)
+        _ping(storage)
         experiment = client_of(storage).get_experiment(prepare_tracking(storage))
     except MlflowException as error:
-        said = without_credentials(str(error))
-        # Not from the error itself, whose text a traceback would show as it is.
+        message = without_credentials(str(error))
+        # `from None`: a traceback would show the text of the original error, with its credentials.
         raise WrongInput(
-            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({said}): start that MLflow "
+            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message}): start the MLflow "
             "server, or leave the setting empty for a database file"
         ) from None
     chosen = storage.artifacts != artifacts_folder(storage.home)
@@ -154,5 +155,5 @@ def check_tracking(storage: Storage) -> None:
         raise WrongInput(
             f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of "
             f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}': "
-            "leave the setting as it was, or track elsewhere"
+            "restore the former value of the setting, or track elsewhere"
         )

@@ -1,4 +1,4 @@
-"""An MLflow run while it is written."""
+"""An open MLflow run: its metrics, tables, figures, datasets and model."""
 
 import logging
 import os
@@ -19,24 +19,24 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.types import ColSpec, DataType, Schema
 
 import tasks
-from tasks.errors import TrackingAway
+from tasks.errors import TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import file_digests
 from tasks.tracking.datasets import TrainingData, dataset_inputs
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
-from tasks.tracking.server import away_named, prepare_tracking
+from tasks.tracking.server import prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
 MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
-"""What the model package imports; stated, since MLflow would otherwise export the whole project's lock."""
+"""Packages that the model package imports; without them, MLflow would export the lock file of the whole project."""
 
 DATASET_ATTEMPTS = 5
-"""How often the datasets of a run are logged where other runs log the same ones at the same time."""
+"""Attempts to log the datasets of a run while other runs log the same ones."""
 
 UNIQUE_VIOLATED = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
-"""What SQLite, PostgreSQL and MySQL say of a row that another process has just added."""
+"""Message of SQLite, PostgreSQL or MySQL about a row that another process has just added."""
 
 SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec(DataType.binary, "content")]),
@@ -56,20 +56,20 @@ class TrackedRun:
 
     run_id: str
     code_version: str | None = None
-    """The commit of the code that began it, where it is known."""
+    """Commit of the code that started the run, if it is known."""
     params: dict[str, str] = field(default_factory=dict)
-    """Parameters that it had when it was opened; none of a new one."""
+    """Parameters of the run when it was opened; empty for a new run."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Log metrics at a step, but for those that the run has already with these values."""
-        there = mlflow.get_run(self.run_id).data.metrics
-        new = {name: value for name, value in metrics.items() if there.get(name) != value}
+        """Log metrics at a step, except those that the run already has with the same values."""
+        existing = mlflow.get_run(self.run_id).data.metrics
+        new = {name: value for name, value in metrics.items() if existing.get(name) != value}
         mlflow.log_metrics(new, step=step, run_id=self.run_id)
 
     def log_table(self, rows: dict[str, list[Any]], name: str) -> None:
-        """Log a table, columns by name, as JSON that the UI shows; one of that name is replaced."""
+        """Log a table, given as columns by name, as JSON that the UI shows; an existing table is replaced."""
         if name in artifact_names(self.run_id):
-            # MLflow would append, and a training that was resumed here have each row twice.
+            # MLflow would append to it, so that a resumed run would have each row twice.
             data = [list(row) for row in zip(*rows.values(), strict=True)]
             mlflow.log_dict({"columns": list(rows), "data": data}, name, run_id=self.run_id)
         else:
@@ -78,7 +78,7 @@ class TrackedRun:
     def log_figure(self, figure: Any, name: str) -> None:
         """Log a matplotlib figure."""
         with warnings.catch_warnings():
-            # Of a script that the font lacks each letter is an empty box, and a line in the log.
+            # The font lacks some scripts, and matplotlib logs a line for each of their letters.
             warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
             mlflow.log_figure(figure, name)
 
@@ -87,19 +87,19 @@ class TrackedRun:
         mlflow.log_text(text, name, run_id=self.run_id)
 
     def log_data(self, data: TrainingData) -> None:
-        """Log what the run is trained on as its datasets; of a resumed run, those that it has stay."""
+        """Log the training data as datasets of the run; a resumed run keeps those that it has."""
         for attempts_left in reversed(range(DATASET_ATTEMPTS)):
             try:
                 mlflow.MlflowClient().log_inputs(self.run_id, datasets=dataset_inputs(data))
             except MlflowException as error:
-                # MLflow looks for a dataset and then adds it: another run on the same data may come in between.
+                # MLflow looks for a dataset before it adds it: another run on the same data may add it in between.
                 if not attempts_left or not UNIQUE_VIOLATED.search(str(error)):
                     raise
             else:
                 return
 
     def describe(self, text: str) -> None:
-        """Make a Markdown text the run's description, which its page begins with."""
+        """Set the run's description, in Markdown, which is shown at the top of its page."""
         mlflow.MlflowClient().set_tag(self.run_id, DESCRIPTION_TAG, fit_description(text, MAX_RUN_DESCRIPTION))
 
     def log_folder(self, folder: Path, name: str) -> None:
@@ -107,20 +107,20 @@ class TrackedRun:
         mlflow.log_artifacts(str(folder), name, run_id=self.run_id)
 
     def log_model(self, folder: Path) -> None:
-        """Log the model package around what `save_classifier` wrote into `folder`."""
+        """Log the model package with the files that `save_classifier` wrote into `folder`."""
         package = Path(tasks.__file__).parent
-        # Noted here, where the files are the training's own: what is fetched later is checked by these.
+        # Recorded here, where the files are trusted: files that are fetched later are verified by these digests.
         mlflow.MlflowClient().log_batch(
             self.run_id, tags=[RunTag(name, sha256) for name, sha256 in file_digests(folder).items()]
         )
-        # An environment made by uv has no pip, which MLflow remarks on with every model.
+        # Environments created by uv have no pip, about which MLflow warns for every model.
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            # The signature is stated; an example picture in every model would add nothing to it.
+            # The signature is explicit; an example image in every model would not add to it.
             warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
             mlflow.pyfunc.log_model(
                 name="model",
-                python_model=str(package / "predict" / "pyfunc.py"),
+                python_model=str(package / "model" / "pyfunc.py"),
                 artifacts={"classifier": str(folder)},
                 code_paths=[str(package)],
                 signature=SIGNATURE,
@@ -132,29 +132,29 @@ class TrackedRun:
 def tracked_run(
     storage: Storage, name: str, key: str, config: dict[str, Any], tags: dict[str, str], resume: str | None
 ) -> Iterator[TrackedRun]:
-    """Open an MLflow run, or go on with the run `resume`; it ends as finished, failed or killed.
+    """Open a new MLflow run, or resume one; it ends as finished, failed or killed.
 
     Args:
-        storage: Where tracking lies.
+        storage: Storage with the tracking URI.
         name: Name of a new run.
-        key: Names the inputs; `find_begun_run` and `find_finished_run` look for it.
-        config: What the training was given; of a run that is gone on with, what is there already stays.
-        tags: Tags beside the key's.
-        resume: Id of a run to go on with.
+        key: Key of the inputs, by which `find_unfinished_run` and `find_finished_run` find the run.
+        config: Settings of the training run; a resumed run keeps the values that it already has.
+        tags: Tags in addition to that of the key.
+        resume: Id of the run to resume, or None.
 
     Raises:
-        TrackingAway: The server does not answer, here or in what is done within.
-        BaseException: What is raised within, also where the server is not there to be told of the end.
+        TrackingUnavailable: The server does not answer, here or within the context.
+        BaseException: Any error raised within the context, also if the server does not accept the final status.
     """
-    # A training of a few seconds has samples, too; MLflow takes one every 10 s and none at the end.
+    # Samples for runs of a few seconds, too: by default MLflow takes one every 10 s and none at the end.
     os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "2")
     mlflow.enable_system_metrics_logging()
-    # Named by its key from the first moment: no kill leaves a run that nobody finds.
+    # Created with its key, so that the run of a killed process can always be found.
     key_and_tags = {KEY_TAG: key, **tags}
     within: BaseException | None = None
     try:
         with (
-            away_named(storage),  # Outside: a run is ended by a message, too.
+            translate_outage(storage),  # outside, since setting the final status sends a request as well
             mlflow.start_run(resume, prepare_tracking(storage), None if resume else name, tags=key_and_tags) as run,
         ):
             tracked = _described(run, config)
@@ -165,7 +165,7 @@ def tracked_run(
                 if isinstance(raised, KeyboardInterrupt):
                     mlflow.end_run(RunStatus.to_string(RunStatus.KILLED))
                 raise
-    except TrackingAway as away:
+    except TrackingUnavailable as away:
         if within in (None, away) or isinstance(within, MlflowException):
             raise
         logger.warning("MLflow run %s is left as running: %s", tracked.run_id, away)
@@ -178,7 +178,7 @@ def _described(run: mlflow.ActiveRun, config: dict[str, Any]) -> TrackedRun:
     missing = {name: value for name, value in given.items() if name not in run.data.params}
     tracked = TrackedRun(run.info.run_id, run.data.tags.get(CODE_TAG) or code_commit(), dict(run.data.params))
     if missing:
-        # The parameters last: where a process was killed on the way here, the next one finds some missing.
+        # The parameters last: if the process is killed before, the next one finds them missing.
         mlflow.log_dict(config, CONFIG_FILE)
         if tracked.code_version:
             mlflow.set_tag(CODE_TAG, tracked.code_version)
@@ -187,7 +187,7 @@ def _described(run: mlflow.ActiveRun, config: dict[str, Any]) -> TrackedRun:
 
 
 def resume_system_metrics(run_id: str) -> None:
-    """Go on with the machine's metrics of a running run, whose thread has ended: a server did not take a sample."""
+    """Restart MLflow's thread for system metrics of a run if it has ended, since the server did not accept a sample."""
     monitors = mlflow.tracking.fluent.run_id_to_system_metrics_monitor
     monitor = monitors.get(run_id)
     if monitor is None or monitor._process is None or monitor._process.is_alive():

@@ -1,4 +1,4 @@
-"""Finished trainings as they were logged: what they were given, what they gave, and their model."""
+"""Finished training runs as logged in MLflow: settings, provenance, metrics and model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,48 +13,48 @@ from tasks.errors import WrongInput
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, GONE_ON_TAG, versions_in
+from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, RESUMED_WITH_CHANGES_TAG, versions_in
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
 REPEAT_TAG = "lakevision.repeat_of"
-"""Tag of a repetition: the run that it repeats."""
+"""Tag of a repeated training run with the id of the original run."""
 
 
 @dataclass(frozen=True)
 class LoggedTraining:
-    """What MLflow has of a finished training."""
+    """Settings, provenance and metrics of a finished training run in MLflow."""
 
     run_id: str
     config: dict[str, Any]
     """Content of `config.json`."""
     versions: dict[str, str]
-    """Of packages, by name."""
+    """Versions of packages, by name."""
     code_version: str | None
     metrics: dict[str, float]
     batch_sizes: dict[str, str]
-    """By stage, where they were left to the training."""
-    gone_on: str | None = None
-    """What changed on the way, where it was gone on with otherwise than it was begun."""
+    """Automatically chosen batch sizes, by the number of the phase."""
+    resumed_with_changes: str | None = None
+    """Differences in provenance with which the run was resumed, if any."""
 
 
 def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
-    """Return what a finished training logged.
+    """Return what a finished training run logged.
 
     Raises:
-        WrongInput: There is no such run, it has not finished, or it was no training.
+        WrongInput: The run does not exist, has not finished, or is not a training run.
     """
     way_out = "give a finished run of the flow train, train-distributed or tune"
     try:
         run = client_of(storage).get_run(run_id)
     except MlflowException as error:
-        said = without_credentials(str(error))
+        message = without_credentials(str(error))
         raise WrongInput(
-            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({said}): {way_out}"
+            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({message}): {way_out}"
         ) from None
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
-        raise WrongInput(f"run_id is '{run_id}', a run that is {run.info.status}: {way_out}")
+        raise WrongInput(f"run_id is '{run_id}', whose status is {run.info.status}: {way_out}")
     if "test_accuracy" not in run.data.metrics:
-        raise WrongInput(f"run_id is '{run_id}', a run that is no training: {way_out}")
+        raise WrongInput(f"run_id is '{run_id}', which is not a training run: {way_out}")
     config: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{CONFIG_FILE}")
     batch_sizes = {
         name.removeprefix(BATCH_SIZE_TAG): value
@@ -68,15 +68,15 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         code_version=run.data.tags.get(CODE_TAG),
         metrics=dict(run.data.metrics),
         batch_sizes=batch_sizes,
-        gone_on=run.data.tags.get(GONE_ON_TAG),
+        resumed_with_changes=run.data.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
 
 
 def newest_training(storage: Storage) -> RunRef:
-    """Return the newest finished training that is no repetition.
+    """Return the newest finished training run that is not a repetition.
 
     Raises:
-        WrongInput: There is none.
+        WrongInput: No training run has finished.
     """
     runs = client_of(storage).search_runs(
         [prepare_tracking(storage)],
@@ -87,8 +87,8 @@ def newest_training(storage: Storage) -> RunRef:
         if REPEAT_TAG not in run.data.tags:
             return RunRef(run_id=run.info.run_id)
     raise WrongInput(
-        f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished training: "
-        "run the flow train first"
+        f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished "
+        "training run: run the flow train first"
     )
 
 
@@ -100,6 +100,6 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     """
     model_id = whole_model(storage, run)
     if model_id is None:
-        raise WrongInput(f"run_id is '{run.run_id}', a run that has logged no model: give another")
+        raise WrongInput(f"run_id is '{run.run_id}', which has logged no model: give another run")
     package = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}", dst_path=str(folder / run.run_id)))
     return next(package.rglob("weights.pt"))

@@ -1,49 +1,54 @@
-"""Whether the data have what a training asks of them: pictures for a step on every rank, classes for its metric."""
+"""Checks that a cache has enough images for the ranks and the batch size, and classes for the metric."""
 
 from tasks.cache.manifest import CacheManifest
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.schema import TRAIN
 
-STEPS_TO_LEARN = 10
-"""Steps per epoch that an error advises. With one or two, an epoch moves the weights once or twice."""
+RECOMMENDED_STEPS = 10
+"""Steps per epoch that an error recommends; with one or two, an epoch updates the weights once or twice."""
 
 
 def check_batches(
     train: TrainConfig, num_ranks: int, rows: int, counted: str = "the split 'train' has {} images"
 ) -> None:
-    """Refuse more ranks, or a larger global batch, than there are images to train on.
+    """Check that there are enough training images for the ranks and the global batch size.
 
     Args:
-        train: Its batch size.
+        train: Training settings with the batch size.
         num_ranks: Ranks that share the split `train`.
-        rows: Images of the split `train`, or a number that they cannot exceed.
-        counted: Says what was counted, with `{}` for `rows`.
+        rows: Number of images of the split `train`, or an upper bound of it.
+        counted: Clause of the error that names the counted images, with `{}` for `rows`.
 
     Raises:
-        WrongInput: Names the setting, its value, the images there are, and what is possible.
+        WrongInput: There are fewer images than ranks, or than a global batch. The message names the setting, its value,
+            the number of images, and the possible values.
     """
     if rows < num_ranks:
         raise WrongInput(f"distributed.num_ranks is {num_ranks}, but {counted.format(rows)}: give at most {rows}")
     if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
         ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
         most = rows // num_ranks
-        better = f", or {most // STEPS_TO_LEARN} for {STEPS_TO_LEARN} steps per epoch" if most >= STEPS_TO_LEARN else ""
+        recommended = (
+            f", or {most // RECOMMENDED_STEPS} for {RECOMMENDED_STEPS} steps per epoch"
+            if most >= RECOMMENDED_STEPS
+            else ""
+        )
         raise WrongInput(
             f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes: "
-            f"give at most {most}{better}"
+            f"give at most {most}{recommended}"
         )
 
 
 def check_data(train: TrainConfig, manifest: CacheManifest, num_ranks: int) -> None:
-    """Refuse settings that these data cannot be trained with.
+    """Check that a cache can be trained on with these settings.
 
     Raises:
-        WrongInput: As `check_batches`, or a metric that says nothing of these classes.
+        WrongInput: As for `check_batches`, or the monitored metric is constant for so few classes.
     """
     check_batches(train, num_ranks, manifest.splits[TRAIN].rows)
     if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
         raise WrongInput(
             f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} "
-            "classes: watch val_accuracy, val_macro_f1 or val_loss"
+            "classes: use val_accuracy, val_macro_f1 or val_loss"
         )

@@ -1,48 +1,48 @@
-"""Checkpoints of a running training: whole or not there, the last few of them, and no code in them."""
+"""Checkpoints of a training run, written atomically and loaded without executing code."""
 
 import errno
 import logging
 import os
 import pickle
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import nn
 
+from tasks.collectives import Reducer
+from tasks.metrics.epoch import EpochMetrics
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
-from tasks.train.computed_on import of_checkpoint
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
-from tasks.train.reduce import Reducer
+from tasks.train.progress import Progress, RunningEpoch
 
 logger = logging.getLogger("lakevision.train")
 
 CONTENT = (
-    *("config", "classes", "model", "optimizer", "rank_buffers", "stage", "first_epoch", "next_epoch", "running"),
-    *("batch_size", "stopping", "history", "seconds", "computed_on", "tags"),
+    *("config", "classes", "model", "optimizer", "rank_buffers", "phase", "first_epoch", "next_epoch", "running"),
+    *("batch_size", "stopping", "history", "seconds", "provenance", "tags"),
 )
-"""What a checkpoint holds."""
+"""Keys of a checkpoint."""
 
 FORM = [*CONTENT, *(field.name for kind in (EarlyStopping, EpochMetrics, RunningEpoch) for field in fields(kind))]
-"""Names of all that is in one: what was written by code that held other things cannot be gone on from."""
+"""Names of all values in a checkpoint; a run cannot resume from a checkpoint with other names."""
 
 
 class Checkpoints:
-    """The checkpoints of one training in a folder of their own.
+    """The checkpoints of a training run, in their own folder.
 
-    `step-...+best-...pt` hold all that is needed to go on but the weights of the best epoch. Those are in the file
-    `best-...pt` that the name says, so that they are not written again with each of them.
+    Files `step-...+best-...pt` have all state that is needed to resume except the weights of the best epoch. Those are
+    in the file `best-...pt` given by the name, and so are not written again with each checkpoint.
     """
 
     def __init__(self, folder: Path, keep: int, config: dict[str, Any]) -> None:
-        """Name a folder, which need not be there.
+        """Use a folder, which is created by the first save.
 
         Args:
-            folder: Where they lie.
-            keep: How many of the last ones stay.
-            config: What a training must have in common with a checkpoint to go on from it.
+            folder: Folder of the checkpoints.
+            keep: Number of checkpoints to keep.
+            config: Settings and data that a run must share with a checkpoint to resume from it.
         """
         self._folder = folder
         self._keep = keep
@@ -53,20 +53,20 @@ class Checkpoints:
     def collect(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, reducer: Reducer
     ) -> dict[str, Any]:
-        """Return what a checkpoint holds; every rank calls this after the same step.
+        """Return the content of a checkpoint; every rank calls this after the same step.
 
-        Batch norm's running statistics are each rank's own until the end of an epoch, and the sums of the running epoch
-        are so as well.
+        Batch norm's running statistics and the sums of the running epoch differ between ranks until the end of the
+        epoch.
         """
-        running = asdict(progress.running) | {
+        running = asdict(replace(progress.running, takes_no_step=False)) | {
             "totals": reducer.sum(progress.running.totals.cpu()),
             "gradient_norms": progress.running.gradient_norms.cpu(),
         }
         buffers = {name: value.cpu() for name, value in model.named_buffers()}
-        # Only where they differ: between epochs, and without batch norm, they are those of rank 0.
-        own = (
+        # Collected only if they differ: after an epoch all ranks have the averaged statistics.
+        rank_buffers = (
             [reducer.broadcast(buffers, rank) for rank in range(reducer.num_ranks)]
-            if _differ(progress, reducer)
+            if _buffers_differ(progress, reducer)
             else []
         )
         content = {
@@ -74,8 +74,8 @@ class Checkpoints:
             "classes": list(progress.classes),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "rank_buffers": own,
-            "stage": progress.stage,
+            "rank_buffers": rank_buffers,
+            "phase": progress.phase,
             "first_epoch": progress.first_epoch,
             "next_epoch": progress.next_epoch,
             "running": running,
@@ -83,22 +83,23 @@ class Checkpoints:
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
-            "computed_on": progress.computed_on,
+            "provenance": progress.provenance,
             "tags": progress.tags,
         }
-        assert tuple(content) == CONTENT, "CONTENT says what a checkpoint holds"
+        assert tuple(content) == CONTENT, "CONTENT lists the keys of a checkpoint"
         return content
 
     def save(self, content: dict[str, Any], progress: Progress, run_id: str) -> bool:
-        """Write a checkpoint aside and rename it: killed at any moment, the previous one is still whole.
+        """Write a checkpoint to a temporary file and rename it.
 
-        A full disk ends no training: it is told, and the previous checkpoint stays.
+        If the process is killed at any time, the previous checkpoint stays intact. A full disk does not end training:
+        a warning is logged, and the previous checkpoint is kept.
 
         Returns:
-            Whether it was written.
+            Whether the checkpoint was written.
         """
-        best = f"best-{progress.stage:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
-        name = f"step-{progress.stage:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
+        best = f"best-{progress.phase:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
+        name = f"step-{progress.phase:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if best and best != self._best_written:
@@ -109,7 +110,8 @@ class Checkpoints:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             logger.warning(
-                "no checkpoint was written, the disk of '%s' is full: the training goes on, the previous one is good",
+                "no checkpoint was written, the disk of '%s' is full: training continues, "
+                "the previous checkpoint is kept",
                 self._folder,
             )
             return False
@@ -117,11 +119,13 @@ class Checkpoints:
         return True
 
     def newest(self) -> tuple[str | None, str | None]:
-        """Return the name of the newest checkpoint that can be read and the id of its MLflow run, or None for both.
+        """Return the name of the newest valid checkpoint and the id of its MLflow run, or None for both.
 
-        What was read of it is kept for the `load` that follows. One whose content cannot be gone on from is renamed:
-        its number may be higher than of those that come now, and it would be taken for the newer one. One that the disk
-        does not give is raised and left where it is: another time it may.
+        Its content is kept in memory for the `load` that follows. A checkpoint with invalid content is renamed: its
+        number may be higher than those of later checkpoints, and it would be taken for the newest one.
+
+        Raises:
+            OSError: A checkpoint could not be read. It stays in place, since the fault may be temporary.
         """
         for path in reversed(self._steps()):
             try:
@@ -130,14 +134,14 @@ class Checkpoints:
                 self._read = path.name, content
                 return path.name, str(content["run_id"])
             except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-                # The last one also for a file with more in it than tensors and plain values, which is not run.
-                logger.warning("%s cannot be gone on from (%r): the one before it is taken, if any", path, error)
+                # UnpicklingError also for a file with objects other than tensors and plain values; no code is executed.
+                logger.warning("cannot resume from %s (%r): the checkpoint before it is used, if any", path, error)
                 path.rename(path.with_suffix(UNREADABLE))
                 self._best_written = ""
         return None, None
 
     def load(self, name: str) -> dict[str, Any]:
-        """Return a checkpoint, with `best_state`; the tensors in it are the caller's."""
+        """Return a checkpoint with its `best_state`; the caller owns the tensors."""
         read, self._read = self._read, None
         if read is not None and read[0] == name:
             return read[1]
@@ -148,7 +152,7 @@ class Checkpoints:
                 torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
             )
         except FileNotFoundError:
-            raise ValueError(f"the weights of its best epoch, {best}, are gone") from None
+            raise ValueError(f"the weights of its best epoch, {best}, are missing") from None
         self._best_written = best
         return content
 
@@ -161,14 +165,14 @@ class Checkpoints:
             path.unlink()
         for path in self._folder.glob(f"*{PARTIAL}"):
             path.unlink()
-        # By name: what was best once is what an older checkpoint, which stays, goes on from.
+        # Compared by name: an older checkpoint that is kept resumes with the weights that were the best ones then.
         needed = {path.name.partition("+")[2] for path in steps[-self._keep :]}
         for path in self._folder.glob("best-*.pt"):
             if path.name not in needed:
                 path.unlink()
 
 
-def _differ(progress: Progress, reducer: Reducer) -> bool:
+def _buffers_differ(progress: Progress, reducer: Reducer) -> bool:
     return reducer.num_ranks > 1 and progress.running.position > 0 and not progress.running.is_trained
 
 
@@ -194,15 +198,15 @@ def _save(content: dict[str, Any], file: IO[bytes]) -> None:
     try:
         torch.save(content, file)
     except RuntimeError as error:
-        # torch ends its zip file even after a write that failed, and raises what it then finds instead of the failure.
+        # torch finalizes its zip file even after a failed write, and raises that error in place of the first one.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
 
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:
-    """Bring the progress to where the checkpoint was taken; the sums of all ranks go on on rank 0."""
-    progress.stage = content["stage"]
+    """Restore the progress of a checkpoint; rank 0 continues with the sums of all ranks, the others with zeros."""
+    progress.phase = content["phase"]
     progress.first_epoch = content["first_epoch"]
     progress.next_epoch = content["next_epoch"]
     progress.batch_size = content["batch_size"]
@@ -213,16 +217,16 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
     progress.seconds = content["seconds"]
-    progress.computed_on = of_checkpoint(content["computed_on"])
+    progress.provenance = dict(content["provenance"])
     progress.tags = content["tags"]
 
 
 def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Bring model and optimizer of the checkpoint's stage to where it was taken, on each rank to its own."""
+    """Restore model and optimizer of the checkpoint's phase; each rank restores its own buffers."""
     model.load_state_dict(content["model"])
     optimizer.load_state_dict(content["optimizer"])
-    own = content["rank_buffers"]
-    if len(own) == reducer.num_ranks:
+    rank_buffers = content["rank_buffers"]
+    if len(rank_buffers) == reducer.num_ranks:
         buffers = dict(model.named_buffers())
-        for name, value in own[reducer.rank].items():
+        for name, value in rank_buffers[reducer.rank].items():
             buffers[name].copy_(value)

@@ -1,4 +1,4 @@
-"""The files of a training's checkpoints, whatever is in them."""
+"""File names of checkpoints, and their removal."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
 
 def remove_checkpoints(folder: Path) -> bool:
-    """Remove all checkpoints of a training that is finished, or given up; say whether there was one."""
+    """Remove all checkpoints of a finished or abandoned training run; return whether there were any."""
     found = [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]
     for path in found:
         path.unlink(missing_ok=True)

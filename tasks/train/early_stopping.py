@@ -1,4 +1,4 @@
-"""When to stop training."""
+"""Early stopping by a validation metric."""
 
 import math
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass
 class EarlyStopping:
-    """Watches one validation metric; knows nothing of models.
+    """Patience counter for one validation metric, independent of models.
 
     Attributes:
         patience: Epochs without improvement after which training stops.
-        min_delta: The least change that counts as improvement.
+        min_delta: Smallest change that counts as improvement.
         higher_is_better: True for an accuracy, False for a loss.
     """
 
@@ -22,7 +22,7 @@ class EarlyStopping:
     epochs_without_improvement: int = 0
 
     def update(self, epoch: int, value: float) -> bool:
-        """Take the metric of an epoch in; return whether it is the best so far, which NaN never is."""
+        """Record the metric of an epoch; return whether it is the best so far, False for NaN."""
         if math.isnan(value):
             self.epochs_without_improvement += 1
             return False
@@ -35,5 +35,5 @@ class EarlyStopping:
 
     @property
     def should_stop(self) -> bool:
-        """Whether patience is used up."""
+        """True once patience is used up."""
         return self.epochs_without_improvement >= self.patience

@@ -1,4 +1,4 @@
-"""What each rank writes of the features of a frozen backbone: a file a split, with its share of the row groups."""
+"""Feature files: each rank runs the frozen backbone and writes its row groups of each split."""
 
 import logging
 import time
@@ -11,51 +11,52 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheFile, CacheManifest, FeatureSettings
 from tasks.cache.sizes import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.cache.write import RowFileWriter
+from tasks.collectives import Reducer
+from tasks.model.network import Classifier
 from tasks.progress.count import advance
 from tasks.schema import cache_schema
-from tasks.train.model import Classifier
-from tasks.train.reduce import Reducer
 
 logger = logging.getLogger("lakevision.train")
 
 BATCH = 64
-"""Pictures a pass of the backbone: its own number, so that features do not depend on the training's batch size."""
+"""Images per forward pass of the backbone; fixed, so that features do not depend on `train.batch_size`."""
 
-TELL_SECONDS = 30.0
-"""Between two lines that say how far the features are: of a million pictures, a CPU makes them for hours."""
+LOG_SECONDS = 30.0
+"""Seconds between two log lines on progress; a CPU takes hours for the features of a million images."""
 
 
 @contextmanager
 def head_inputs(classifier: Classifier) -> Iterator[list[torch.Tensor]]:
-    """Yield a list to which every forward pass adds what the head was given."""
-    seen: list[torch.Tensor] = []
-    handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    """Yield a list to which every forward pass appends the input of the head."""
+    inputs_of_head: list[torch.Tensor] = []
+    handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: inputs_of_head.append(inputs[0]))
     try:
-        yield seen
+        yield inputs_of_head
     finally:
         handle.remove()
 
 
 def feature_rows_per_group(rows: int, settings: FeatureSettings) -> int:
-    """Return how many of a split's rows a row group of features has."""
+    """Return the number of rows in a row group of features, for a split of `rows` rows."""
     return rows_in_group(rows, 4 * settings.num_features, FEATURE_GROUP_BYTES)
 
 
 def write_share(
     backbone: Classifier,
     source_url: str,
-    pictures: CacheManifest,
+    images: CacheManifest,
     split: str,
     url: str,
     device: torch.device,
     reducer: Reducer,
     settings: FeatureSettings,
 ) -> list[CacheFile]:
-    """Write this rank's row groups of a split; they are whole but for the very last, so that files can be joined.
+    """Write this rank's row groups of a split, and return the file; an empty list if the rank has none.
 
-    Rank 0 says now and then how far it is.
+    All row groups but the last one of the split are full, so that the files can be concatenated. Rank 0 logs its
+    progress.
     """
-    rows = pictures.splits[split].rows
+    rows = images.splits[split].rows
     in_group = feature_rows_per_group(rows, settings)
     num_groups = -(-rows // in_group)
     begin, end = (
@@ -63,31 +64,31 @@ def write_share(
     )
     if begin == end:
         return []
-    loader = CacheLoader(source_url, pictures, split, BATCH)
+    loader = CacheLoader(source_url, images, split, BATCH)
     schema = cache_schema(4 * settings.num_features, "features")
     writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
-    began = told = time.monotonic()
+    began = logged_at = time.monotonic()
     try:
-        with head_inputs(backbone) as seen, torch.inference_mode():
+        with head_inputs(backbone) as vectors, torch.inference_mode():
             for batch in loader.epoch(0, begin):
                 backbone(batch.inputs.to(device, non_blocking=True))
-                features = seen.pop().float().cpu().numpy()
+                features = vectors.pop().float().cpu().numpy()
                 for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
                     if row < end:
                         writer.add_content(vector.tobytes(), label, row)
                 last = int(batch.rows_B[-1])
                 if last >= end - 1:
                     break
-                # The other ranks' shares are as large, and about as far.
+                # Extrapolated from this rank: the shares of the others are as large, and progress alike.
                 advance("features", split, round(rows * (last + 1 - begin) / (end - begin)))
                 now = time.monotonic()
-                if reducer.rank == 0 and now - told >= TELL_SECONDS:
-                    told = now
-                    made, share = last + 1 - begin, end - begin
+                if reducer.rank == 0 and now - logged_at >= LOG_SECONDS:
+                    logged_at = now
+                    done, share = last + 1 - begin, end - begin
                     logger.info(
-                        "features of %d of %d pictures of the split '%s'%s, %.0f images/s",
-                        *(made, share, split, " that are rank 0's" if reducer.num_ranks > 1 else ""),
-                        made / (now - began),
+                        "features of %d of %d images of the split '%s'%s, %.0f images/s",
+                        *(done, share, split, " (the share of rank 0)" if reducer.num_ranks > 1 else ""),
+                        done / (now - began),
                     )
         advance("features", split, rows)
         return [writer.close()]

@@ -1,4 +1,4 @@
-"""A frozen backbone runs once a picture, not once a picture and epoch: its features are a cache like any other."""
+"""Cached features of a frozen backbone, which runs once per image instead of once per image and epoch."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import fsspec
 import torch
 
-from tasks.cache.held import HELD_BYTES, HeldLoader
+from tasks.cache.in_memory import IN_MEMORY_BYTES, InMemoryLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import (
     FORMAT,
@@ -22,35 +22,35 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
-from tasks.disk import full_disk_named
+from tasks.collectives import Reducer
+from tasks.model.fold import fold_batch_norm
+from tasks.model.network import Classifier
+from tasks.model.precision import precision_name
+from tasks.model.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.progress.count import counted
 from tasks.refs import CacheRef
-from tasks.train.alone import alone
+from tasks.system.disk import translate_disk_full
+from tasks.system.locks import exclusive_lock
 from tasks.train.feature_files import feature_rows_per_group, head_inputs, write_share
-from tasks.train.fold import fold_batch_norm
-from tasks.train.model import Classifier
-from tasks.train.precision import precision_name
-from tasks.train.reduce import Reducer
-from tasks.train.transforms import IMAGENET_MEAN, IMAGENET_STD
-from tasks.turns import take_turn
+from tasks.train.rank_zero import run_on_rank_zero
 
 logger = logging.getLogger("lakevision.train")
 
 FORM = 2
-"""Of the folded network: raised by whoever changes what `fold_batch_norm` computes. 2: activated convolutions."""
+"""Version of the folded network; increment it when `fold_batch_norm` changes. 2: activated convolutions."""
 
 
 def sample_images(side: int) -> torch.Tensor:
-    """Return two pictures of noise, uint8 (2, side, side, 3), the same every time: for `ends_in_head`."""
+    """Return two images of fixed noise for `ends_in_head`, uint8 (2, side, side, 3)."""
     return torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
-    """Say whether the logits are exactly the head's output on a flat vector, so that features stand for pictures.
+    """Return whether the logits are exactly the head's output on a flat vector, so that features can replace images.
 
-    Tried on pictures, not guessed: squeezenet, for one, pools after its last layer.
+    Determined by a forward pass: squeezenet, for example, pools after its last layer.
     """
-    with head_inputs(classifier) as seen:
+    with head_inputs(classifier) as vectors:
         outputs: list[torch.Tensor] = []
         handle = classifier.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
@@ -59,15 +59,15 @@ def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
         finally:
             handle.remove()
     return (
-        len(seen) == len(outputs) == 1
-        and seen[0].ndim == 2
+        len(vectors) == len(outputs) == 1
+        and vectors[0].ndim == 2
         and outputs[0].shape == logits.shape
         and bool(torch.equal(outputs[0].float(), logits))
     )
 
 
 def backbone_digest(name: str, classifier: Classifier) -> str:
-    """Return the sha256 of architecture and weights, the head's left out."""
+    """Return the sha256 of architecture and weights without the head."""
     head = {id(value) for value in classifier.head.state_dict(keep_vars=True).values()}
     digest = hashlib.sha256(name.encode())
     for key, value in classifier.network.state_dict(keep_vars=True).items():
@@ -81,35 +81,35 @@ def materialize_features(
     name: str,
     classifier: Classifier,
     source: CacheRef,
-    pictures: CacheManifest,
+    images: CacheManifest,
     splits: tuple[str, ...],
     folder: str,
     device: torch.device,
     precision: torch.dtype | None,
     reducer: Reducer,
 ) -> tuple[str, CacheManifest]:
-    """Run the backbone over the pictures of some splits, or find that done; every rank calls this and does its share.
+    """Return cached features of the given splits, computed by all ranks together if they do not exist.
 
     Args:
         name: Architecture of the classifier.
-        classifier: Its backbone is what runs; it is not changed.
-        source: Cache of the pictures, whose manifest is `pictures`.
-        pictures: See `source`.
-        splits: What is made.
+        classifier: Classifier with the backbone; it is not changed.
+        source: Cache of the images.
+        images: Manifest of `source`.
+        splits: Splits to compute features for.
         folder: Folder or URL of the caches.
-        device: Where the backbone runs.
-        precision: Number format it computes in; None is that of its weights. Features are float32 in any case.
+        device: Device of the backbone.
+        precision: Number format of the backbone; None is that of its weights. Features are float32 in any case.
         reducer: The other ranks.
 
     Returns:
         URL and manifest of the cache with the features.
 
     Raises:
-        WrongInput: The disk has no room for them.
-        DiskFull: The disk was full before they were whole; nothing of them is left.
+        WrongInput: The disk has too little free space for the features.
+        DiskFull: The disk became full before the features were complete; all partial files are removed.
     """
-    size = pictures.image_size
-    with head_inputs(classifier) as seen, torch.no_grad():
+    size = images.image_size
+    with head_inputs(classifier) as vectors, torch.no_grad():
         classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
     settings = FeatureSettings(
         source=source.digest,
@@ -117,47 +117,46 @@ def materialize_features(
         precision=precision_name(precision, device),
         device=device.type,
         transform=(IMAGENET_MEAN, IMAGENET_STD),
-        num_features=seen[0].shape[1],
+        num_features=vectors[0].shape[1],
         form=FORM,
     )
     decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
     url = f"{folder.rstrip('/')}/{key}"
-    with full_disk_named(folder), ExitStack() as stack:
+    with translate_disk_full(folder), ExitStack() as stack:
 
-        def look() -> CacheManifest | None:
-            stack.enter_context(take_turn(url))  # Another training may be making them.
-            return _whole(url, settings)
+        def find_existing() -> CacheManifest | None:
+            stack.enter_context(exclusive_lock(url))  # Another training run may be computing them.
+            return _complete_features(url, settings)
 
-        found = alone(reducer, look)
+        found = run_on_rank_zero(reducer, find_existing)
         if found is not None:
-            logger.info("%s has the features of this backbone already", url)
+            logger.info("%s already has the features of this backbone", url)
             return url, found
         if reducer.rank == 0:
-            discard(url)  # What a killed or damaged build left.
-            num_pictures = sum(pictures.splits[split].rows for split in splits)
-            check_disk(url, num_pictures * (4 * settings.num_features + 16), "set train.feature_cache to false")
-            logger.info("%s: the frozen backbone runs over %d pictures, once", url, num_pictures)
+            discard(url)  # Files of a killed build, or damaged ones.
+            num_images = sum(images.splits[split].rows for split in splits)
+            check_disk(url, num_images * (4 * settings.num_features + 16), "set train.feature_cache to false")
+            logger.info("%s: running the frozen backbone over %d images, once", url, num_images)
             filesystem, root = fsspec.core.url_to_fs(url)
             filesystem.makedirs(root, exist_ok=True)
-            stack.callback(_discard_half, url)
-            stack.enter_context(counted("features", num_pictures))
-        reducer.broadcast(None)  # The folder is there.
+            stack.callback(_discard_partial, url)
+            stack.enter_context(counted("features", num_images))
+        reducer.broadcast(None)  # The other ranks wait until the folder exists.
         backbone = fold_batch_norm(classifier)
         backbone.precision = precision
         written = {
-            split: write_share(backbone, source.url, pictures, split, url, device, reducer, settings)
-            for split in splits
+            split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
         }
-        everyone = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
-        manifest = pictures.model_copy(
+        files_of_ranks = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
+        manifest = images.model_copy(
             update={
                 "features": settings,
                 "splits": {
                     split: CacheSplit(
-                        rows=pictures.splits[split].rows,
-                        rows_per_group=feature_rows_per_group(pictures.splits[split].rows, settings),
-                        files=tuple(file for own in everyone for file in own[split]),
+                        rows=images.splits[split].rows,
+                        rows_per_group=feature_rows_per_group(images.splits[split].rows, settings),
+                        files=tuple(file for files in files_of_ranks for file in files[split]),
                     )
                     for split in splits
                 },
@@ -166,24 +165,24 @@ def materialize_features(
         if reducer.rank == 0:
             remove_unnamed(url, manifest)
             write_manifest(url, manifest)
-            logger.info("%s: features of %d pictures", url, sum(part.rows for part in manifest.splits.values()))
-        reducer.broadcast(None)  # Whole before any rank reads it.
+            logger.info("%s: features of %d images", url, sum(part.rows for part in manifest.splits.values()))
+        reducer.broadcast(None)  # The other ranks read only a complete cache.
     return url, manifest
 
 
-def _discard_half(url: str) -> None:
+def _discard_partial(url: str) -> None:
     if read_manifest(url) is None:
         discard(url)
 
 
-def _whole(url: str, settings: FeatureSettings) -> CacheManifest | None:
+def _complete_features(url: str, settings: FeatureSettings) -> CacheManifest | None:
     manifest = read_manifest(url)
     if manifest is None or manifest.features != settings:
         return None
     try:
         check_files(url, manifest)
     except CacheDamaged as damage:
-        logger.warning("%s: it will be built again", damage)
+        logger.warning("%s: it will be rebuilt", damage)
         return None
     return manifest
 
@@ -191,8 +190,8 @@ def _whole(url: str, settings: FeatureSettings) -> CacheManifest | None:
 def feature_loader(
     url: str, manifest: CacheManifest, split: str, batch_size: int, *, seed: int | None, rank: int, num_ranks: int
 ) -> CacheLoader:
-    """Return the loader of features: from memory where they are few enough, else from the cache."""
-    held = manifest.splits[split].rows * manifest.row_bytes <= HELD_BYTES
-    return (HeldLoader if held else CacheLoader)(
+    """Return a loader of features: from memory if they fit, else from the cache."""
+    fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
+    return (InMemoryLoader if fits_in_memory else CacheLoader)(
         url, manifest, split, batch_size, seed=seed, rank=rank, num_ranks=num_ranks
     )

@@ -1,4 +1,4 @@
-"""What makes two trainings the same: the name they share, and what a checkpoint must have in common with them."""
+"""Identity of a training run: its key, and the settings that a checkpoint must share with it."""
 
 import hashlib
 import json
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, listed
+from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.tracking.runs import flat_params
-from tasks.train.pretrained import weights_digest
 
 
 def run_key(
     train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
 ) -> str:
-    """Name a training by everything that decides its result, so that the same one is not trained twice."""
+    """Return the key of a training run, a digest of everything that decides its result."""
     decisive = decisive_settings(train, cache, distributed, repetition)
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -24,11 +25,11 @@ def run_key(
 def decisive_settings(
     train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None
 ) -> dict[str, Any]:
-    """Return what names a training, and what a checkpoint must have in common with it."""
+    """Return the settings and data that decide the result; a checkpoint must have the same."""
     decisive: dict[str, Any] = {
         "cache": cache.digest,
-        # By content: another file at the same path, or other weights of torchvision, are another training; the same
-        # file elsewhere is the same.
+        # By content: a changed file at the same path, or other weights of torchvision, make another run; the same
+        # file at another path does not.
         "train": train.decisive() | {"weights": weights_digest(train.model, train.weights)},
         "ranks": None
         if distributed is None
@@ -40,30 +41,32 @@ def decisive_settings(
 
 
 def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequence[str], folder: Path) -> None:
-    """Refuse a checkpoint of another training.
+    """Check that a checkpoint belongs to the training run that resumes from it.
 
     Args:
         content: The checkpoint.
-        config: The `decisive_settings` of the training that would go on from it.
-        classes: Names of that training's classes.
-        folder: Where the checkpoint lies.
+        config: The `decisive_settings` of the training run.
+        classes: Class names of the training run.
+        folder: Folder of the checkpoint, for the message.
 
     Raises:
-        WrongInput: Names what differs, in the checkpoint and here.
+        WrongInput: Settings, data or classes differ; names the differences with both values.
     """
     different = [
-        f"classes only {where}: {listed(sorted(names)[:5], len(names))}"
+        f"classes only in the {where}: {listed(sorted(names)[:5], len(names))}"
         for where, names in (
-            ("there", set(content["classes"]) - set(classes)),
-            ("here", set(classes) - set(content["classes"])),
+            ("checkpoint", set(content["classes"]) - set(classes)),
+            ("data", set(classes) - set(content["classes"])),
         )
         if names
     ]
-    theirs, ours = flat_params(content["config"]), flat_params(config)
-    settings = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-    different += [f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in settings[:4]]
+    saved, current = flat_params(content["config"]), flat_params(config)
+    settings = sorted(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
+    different += [
+        f"{name} is {saved.get(name)!r} in the checkpoint and {current.get(name)!r} now" for name in settings[:4]
+    ]
     if different:
         raise WrongInput(
-            f"the checkpoint in '{folder}' is of another training ({'; '.join(different)}): train with its data and "
-            "settings, or remove the files of that folder to begin anew"
+            f"the checkpoint in '{folder}' is of another training run ({'; '.join(different)}): train with its data "
+            "and settings, or remove the files in that folder to start again"
         )

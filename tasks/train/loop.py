@@ -1,4 +1,4 @@
-"""The training loop: one for a single process and for every rank.
+"""The training loop, the same for a single process and for each rank.
 
 `train_one_epoch`, `evaluate` and `fit` are named as in torchvision's references.
 """
@@ -6,134 +6,153 @@
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
 
-from tasks.signals import held_back
-from tasks.train.diverged import Diverged
-from tasks.train.evaluate import Loader, evaluate
-from tasks.train.finite import (
-    WAY_OUT,
-    FiniteWatch,
-    describe_earlier,
-    describe_gradients,
-    describe_loss,
-    diverged_on,
-    is_look,
-)
-from tasks.train.model import copy_of_state
-from tasks.train.pause import NoPauses
-from tasks.train.progress import EpochMetrics, Progress, RunningEpoch
-from tasks.train.reduce import Reducer
-from tasks.train.step import StepSettings, at_least_two, augmented, seed_step, step_seed, summed_loss
+from tasks.collectives import Reducer
+from tasks.errors import Diverged
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import Loader, evaluate
+from tasks.model.network import copy_of_state
+from tasks.schema import TRAIN, VAL
+from tasks.system.signals import defer_signals
+from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
+from tasks.train.progress import Progress, RunningEpoch
+from tasks.train.step import StepSettings, replayed_inputs, seed_step, step_seed, summed_loss
+from tasks.train.step_callback import NullStepCallback
 
 logger = logging.getLogger("lakevision.train")
 
 
 @dataclass(frozen=True)
 class TrainedEpoch:
-    """What training on every picture once gave, over all ranks."""
+    """Training metrics of an epoch, over all ranks."""
 
     loss: float
     accuracy: float
     gradient_norm: float
-    """Mean over the steps of the norm of all gradients together, before it is bounded."""
+    """Mean over the steps of the total gradient norm, before clipping."""
     images_per_second: float
     data_wait_share: float
-    """Share of the time of this rank spent waiting for batches."""
+    """Share of this rank's training time spent waiting for batches, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Settings of all epochs of a phase."""
+
+    learning_rate: Callable[[int], float]
+    """Maps a step, counted over the epochs of all phases, to the learning rate of all parameter groups."""
+    device: torch.device
+    """Device of the model."""
+    reducer: Reducer
+    max_epochs: int
+    """Epochs of the phase."""
+    monitor: str
+    """Metric of `EpochMetrics` for early stopping."""
+    num_classes: int
+    step: StepSettings = field(default_factory=StepSettings)
+    step_callback: NullStepCallback = field(default_factory=NullStepCallback)
+
+
+class _StepTimer:
+    """Timer that adds the time of the steps, and of waiting for batches, to a running epoch."""
+
+    def __init__(self, running: RunningEpoch) -> None:
+        self._running = running
+        self.restart()
+
+    def restart(self) -> None:
+        """Start waiting for the next batch; the time since the last `stop` is not counted."""
+        self._began = time.perf_counter()
+
+    def batch_arrived(self) -> None:
+        """Add the time of waiting for a batch."""
+        self._running.waited += time.perf_counter() - self._began
+
+    def stop(self) -> None:
+        """Add the time of the step since `restart`."""
+        self._running.seconds += time.perf_counter() - self._began
 
 
 def train_one_epoch(
     model: nn.Module,
     loader: Loader,
     optimizer: torch.optim.Optimizer,
-    learning_rate: Callable[[int], float],
+    loop: LoopSettings,
     epoch: int,
-    device: torch.device,
-    reducer: Reducer,
-    settings: StepSettings = StepSettings(),
     running: RunningEpoch | None = None,
-    pauses: NoPauses = NoPauses(),
-    *,
-    is_over: bool = False,
 ) -> TrainedEpoch:
-    """Train on every picture once, or on those that are left of the epoch.
+    """Train one epoch, or the rest of a resumed one.
 
     Args:
-        model: Takes a batch's inputs, gives logits (B, K).
+        model: Takes a batch's inputs and returns logits (B, K).
         loader: This rank's share of the split `train`.
-        optimizer: From the reducer's `wrap_optimizer`.
-        learning_rate: From the step, counted over all epochs, to the learning rate of every parameter group.
+        optimizer: Optimizer returned by the reducer's `wrap_optimizer`.
+        loop: Settings of the loop.
         epoch: Number of this epoch, from 0.
-        device: Where the model is.
-        reducer: The other ranks.
-        settings: What a step does beside the textbook's.
-        running: Where the epoch stands, brought up to date after each step; None where it begins.
-        pauses: What may happen between two steps, the end of the epoch among it.
-        is_over: Whether the epoch has had its last step, in a process before this one.
+        running: Position and sums of the epoch, updated after each step; None for a new epoch.
 
     Raises:
-        Diverged: A loss or a gradient is no number any more; names the step and the layer.
+        Diverged: A loss or gradient is non-finite; the message names step and layer.
     """
     model.train()
-    running = running or RunningEpoch()
-    start, first_step = running.position, running.steps
-    looked_at, step, problem, rows = False, first_step, "", list[int]()
-    watch = FiniteWatch(device)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
-
-    def bound_gradients() -> None:
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        running.gradient_norms += norm
-        watch.see(step, norm, rows)
-        if looked_at and (bad := watch.first_bad_step()) is not None:
-            if bad == step:
-                raise diverged_on(reducer, problem, describe_gradients(model, epoch, step), rows)
-            raise diverged_on(reducer, "", describe_earlier(epoch, bad, step), watch.rows_of(bad))
-        if settings.max_gradient_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, settings.max_gradient_norm, norm)
-
-    began = waiting_since = time.perf_counter()
-    with held_back():  # No step is torn: what asks to leave is heard between two.
-        for step, batch in enumerate(() if is_over else loader.epoch(epoch, start), first_step):
-            running.waited += time.perf_counter() - waiting_since
-            set_learning_rate(optimizer, learning_rate(epoch * loader.num_steps + step))
-            # Seeded anew each step, so that a training resumed here draws the same dropout as one never stopped.
+    start, first_step = running.position, running.steps
+    guard = NonFiniteGuard(model, reducer, device, epoch, loader.num_steps)
+    clip_gradients = partial(_clip_gradients, optimizer, settings.max_gradient_norm, guard, running)
+    timer = _StepTimer(running)
+    with defer_signals():  # Signals interrupt between steps, never within one.
+        for step, batch in enumerate(() if running.takes_no_step else loader.epoch(epoch, start), first_step):
+            timer.batch_arrived()
+            set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
+            # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
             seed = step_seed(settings.seed, epoch, step, reducer.rank)
             seed_step(device, seed)
             optimizer.zero_grad()
-            looked_at, rows = is_look(step, loader.num_steps, device), batch.rows_B.tolist()
+            guard.begin_step(step, batch.rows_B.tolist())
             num_global_rows = loader.num_global_rows(step - first_step, start)
             if len(batch.labels_B):
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
                 total = summed_loss(model, inputs, labels_B, settings, running)
-                if looked_at and not bool(total.isfinite()):
-                    seed_step(device, seed)  # The same augmentation and dropout again.
-                    inputs, _targets = augmented(inputs, labels_B, settings)
-                    problem = describe_loss(model, at_least_two(inputs), float(total.detach()), epoch, step)
-                    # An infinite loss may have finite gradients: so that every rank knows, in the same step.
-                    total = total * math.nan
-                # Ranks may hold different numbers of pictures: divided by the ranks' mean number, the average of the
-                # gradients over ranks is exactly the gradient of the mean loss over all pictures of the step.
-                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]
-            # A rank without pictures in this step takes part all the same, with gradients of zero.
-            reducer.step(optimizer, bound_gradients)
-            running.position += num_global_rows
-            running.steps = step + 1
-            running.seconds += time.perf_counter() - began
-            leave = pauses.after_step()
-            # What happens between two steps, a checkpoint it may be, is neither training nor waiting for batches.
-            began = waiting_since = time.perf_counter()
-            if leave:
+                total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
+                # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
+                # are exactly the gradient of the mean loss over all images of the step.
+                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            # A rank without images in this step contributes gradients of zero.
+            reducer.step(optimizer, clip_gradients)
+            running.position, running.steps = running.position + num_global_rows, step + 1
+            timer.stop()
+            running.takes_no_step = loop.step_callback.after_step()
+            timer.restart()  # The time of writing a checkpoint is not counted.
+            if running.takes_no_step:
                 break
-    # Read once an epoch: on a GPU every read of a value waits for all work before it.
+    return _reduced(running, reducer)
+
+
+def _clip_gradients(
+    optimizer: torch.optim.Optimizer, max_norm: float | None, guard: NonFiniteGuard, running: RunningEpoch
+) -> None:
+    """Add the total gradient norm to that of the epoch, check it, and clip the gradients to `max_norm`."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    running.gradient_norms += norm
+    guard.check_gradients(norm)
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+
+def _reduced(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
+    """Return the metrics of an epoch over all ranks."""
+    # Read once per epoch, since reading a value synchronizes the GPU.
     totals = reducer.sum(running.totals.cpu())
-    # All of it is rank 0's from here on: it may write a checkpoint without the others.
+    # From here on rank 0 has the sums of all ranks, so that it can write a checkpoint without the others.
     running.totals = totals if reducer.rank == 0 else torch.zeros_like(totals)
     loss, correct, count = totals.tolist()
     return TrainedEpoch(
@@ -152,7 +171,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, each of which saw its own pictures."""
+    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images."""
     if reducer.num_ranks == 1:
         return
     for buffer in model.buffers():
@@ -160,57 +179,49 @@ def average_buffers(model: nn.Module, reducer: Reducer) -> None:
             buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
 
 
-def is_left(progress: Progress, max_epochs: int) -> bool:
-    """Say whether a stage of at most so many epochs has another one."""
+def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
+    """Return whether the phase has another epoch to train."""
     return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
 
 
 def fit(
     model: nn.Module,
-    train_loader: Loader,
-    val_loader: Loader,
+    loaders: Mapping[str, Loader],
     optimizer: torch.optim.Optimizer,
-    learning_rate: Callable[[int], float],
+    loop: LoopSettings,
     progress: Progress,
-    *,
-    max_epochs: int,
-    monitor: str,
-    num_classes: int,
-    device: torch.device,
-    reducer: Reducer,
     on_epoch: Callable[[EpochMetrics, Progress], None],
-    settings: StepSettings = StepSettings(),
-    pauses: NoPauses = NoPauses(),
 ) -> bool:
-    """Train a stage until early stopping, `max_epochs` or the end of the budget, then restore the best weights.
+    """Train a phase until early stopping, its last epoch or the end of the time budget, then restore the best weights.
 
     Args:
-        learning_rate: From the step, counted over the stage's epochs, to the learning rate.
-        progress: Where to go on; brought up to date after each step and epoch.
-        max_epochs: Epochs of this stage.
+        model: As for `train_one_epoch`.
+        loaders: This rank's shares of the splits `train` and `val`.
+        optimizer: As for `train_one_epoch`.
+        loop: Settings of the loop.
+        progress: State to resume from; updated after each step and epoch.
         on_epoch: Called on every rank after each epoch.
-        settings: What a step does beside the textbook's.
-        pauses: What may happen between two steps.
 
     Returns:
         Whether the time budget is used up.
+
+    Raises:
+        Diverged: A loss, a gradient or the monitored metric is non-finite.
     """
-    is_over = pauses.is_over()
-    # An epoch that has had a step is validated, also where the budget ran out before this process.
-    while (progress.running.steps or not is_over) and is_left(progress, max_epochs):
+    reducer, is_over = loop.reducer, loop.step_callback.is_over()
+    # An epoch with at least one step is validated, even if the budget was used up before this process started.
+    while (progress.running.steps or not is_over) and has_epochs_left(progress, loop.max_epochs):
         epoch, running = progress.next_epoch, progress.running
-        with held_back():  # Who is asked to leave from the last step on does so when the epoch can be saved as trained.
-            trained = train_one_epoch(
-                model, train_loader, optimizer, learning_rate, epoch, device, reducer, settings, running, pauses,
-                is_over=is_over or running.is_trained,
-            )  # fmt: skip
+        running.takes_no_step = is_over or running.is_trained
+        with defer_signals():  # An interrupt after the last step is deferred until the epoch can be saved as trained.
+            trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:
                 average_buffers(model, reducer)
                 running.is_trained = True
         began = time.perf_counter()
-        validation = evaluate(model, val_loader, num_classes, device, reducer)
+        validation = evaluate(model, loaders[VAL], loop.num_classes, loop.device, reducer)
         if not math.isfinite(validation.loss):
-            # Of weights that the epoch's last step spoilt, or of batch norm's statistics: the steps saw no such number.
+            # The last step made weights or batch norm's statistics non-finite, which no later step could detect.
             raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}: {WAY_OUT}")
         metrics = EpochMetrics(
             epoch=epoch,
@@ -227,15 +238,15 @@ def fit(
             train_seconds=running.seconds,
             validation_seconds=time.perf_counter() - began,
         )
-        with held_back():
+        with defer_signals():
             progress.history.append(metrics)
-            if progress.stopping.update(epoch, getattr(metrics, monitor)):
+            if progress.stopping.update(epoch, getattr(metrics, loop.monitor)):
                 progress.best_state = copy_of_state(model)
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)
-        is_over = pauses.is_over()
+        is_over = loop.step_callback.is_over()
     if not progress.best_state:
-        raise Diverged(f"{monitor} was no number in any of {progress.next_epoch} epochs: {WAY_OUT}")
+        raise Diverged(f"{loop.monitor} was non-finite in each of {progress.next_epoch} epochs: {WAY_OUT}")
     model.load_state_dict(progress.best_state)
     return is_over

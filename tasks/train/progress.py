@@ -1,98 +1,77 @@
-"""Where a training stands: what a checkpoint holds beside the model and the optimizer."""
+"""Progress of a training run: the state that a checkpoint holds besides model and optimizer."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
+from tasks.metrics.epoch import EpochMetrics
 from tasks.refs import RunRef
 from tasks.train.early_stopping import EarlyStopping
 
 
 @dataclass(frozen=True)
-class EpochMetrics:
-    """What one epoch gave, over all ranks."""
-
-    epoch: int
-    train_loss: float
-    train_accuracy: float
-    val_loss: float
-    val_accuracy: float
-    val_top5_accuracy: float
-    val_macro_f1: float
-    learning_rate: float
-    gradient_norm: float
-    """Mean over the steps, before it is bounded."""
-    images_per_second: float
-    data_wait_share: float
-    """Share of the training time of rank 0 spent waiting for batches."""
-    train_seconds: float
-    validation_seconds: float
-
-    def values(self) -> dict[str, float]:
-        """Return the metrics by name, without the epoch's number."""
-        return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
-
-
-@dataclass(frozen=True)
 class ReportedEpoch(EpochMetrics):
-    """An epoch as whoever watches the training is told of it."""
+    """Metrics of an epoch as reported to the launcher."""
 
     ends_training: bool
-    """No epoch comes after it: all are trained, patience has run out in the last stage, or the time budget is used."""
+    """True for the last epoch: `max_epochs` or patience is reached in the last phase, or the time budget is used up."""
 
 
 @dataclass
 class RunningEpoch:
-    """An epoch between two steps: where it stands, and its sums so far."""
+    """State of an epoch between two steps: its position and sums."""
 
     position: int = 0
-    """Pictures of all ranks that were trained on."""
+    """Images that were trained on, over all ranks."""
     steps: int = 0
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
-    """Summed loss, correct predictions and pictures of this rank, float64 (3,), on the training device."""
+    """Summed loss, correct predictions and images of this rank, float64 (3,), on the training device."""
     gradient_norms: torch.Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    """Sum over the steps, float64 (), on the training device."""
+    """Sum of the total gradient norms of the steps, float64 (), on the training device."""
     seconds: float = 0.0
+    """Training time."""
     waited: float = 0.0
-    """Seconds of it spent waiting for batches."""
+    """Part of `seconds` spent waiting for batches."""
+    takes_no_step: bool = False
+    """True if this process takes no further step: the time budget is used up, or the epoch is trained."""
     is_trained: bool = False
-    """Every picture was seen, or the budget is used up: what lacks is the validation."""
+    """True if all images were trained on, or the budget is used up, and only the validation is missing."""
 
 
 @dataclass
 class Progress:
-    """Where a training stands, over all its stages."""
+    """Progress of a training run over all its phases."""
 
     stopping: EarlyStopping
-    stage: int = 0
-    """0 is the first; each entry of `train.fine_tune` is another."""
+    phase: int = 0
+    """Number of the phase: 0 is the first, and each entry of `train.fine_tune` is one more."""
     first_epoch: int = 0
-    """First epoch of the stage."""
+    """First epoch of the phase."""
     next_epoch: int = 0
-    """The epoch that runs, or comes next; epochs count over all stages."""
+    """Number of the running epoch, or of the next one, counted over all phases."""
     batch_size: int | None = None
-    """Pictures a step on each rank in this stage; None until it is chosen."""
+    """Images per step on each rank in this phase; None until it is chosen."""
     running: RunningEpoch = field(default_factory=RunningEpoch)
     history: list[EpochMetrics] = field(default_factory=list)
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the best epoch."""
     seconds: float = 0.0
-    """Time of training and validation of the epochs that ended, over all starts."""
+    """Training and validation time of the finished epochs, over all starts."""
     classes: tuple[str, ...] = ()
-    """Names of what it tells apart, in the order of the logits."""
-    computed_on: dict[str, str] = field(default_factory=dict)
-    """What the last start was computed on and with, as `tasks.train.computed_on` names it."""
+    """Class names in the order of the logits."""
+    provenance: dict[str, str] = field(default_factory=dict)
+    """Provenance of the last start, from `tasks.train.provenance`."""
     tags: dict[str, str] = field(default_factory=dict)
-    """What the MLflow run is to say of the training, by tag."""
+    """Tags that the training run sets on its MLflow run."""
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """Where a training begins."""
+class ResumePoint:
+    """State that a training run starts from."""
 
     finished: RunRef | None = None
-    """The run of exactly this training, where it is done."""
+    """MLflow run of this training run, if it is finished."""
     checkpoint: str | None = None
-    """Name of the checkpoint to go on from."""
+    """Name of the checkpoint to resume from."""
     resume: str | None = None
-    """The MLflow run to go on with."""
+    """Id of the MLflow run to resume."""

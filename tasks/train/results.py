@@ -1,7 +1,6 @@
-"""What a training says of itself in MLflow: what it was given, and at its end what came of it."""
+"""Contents of the MLflow run: name, tags, parameters and data at the start, results at the end."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,35 +8,42 @@ from typing import Any
 import torch
 
 from tasks.credentials import without_credentials
-from tasks.etl import snapshots
-from tasks.etl.settings import table_source
-from tasks.predict.model import save_classifier
+from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.model.classifier import save_classifier
+from tasks.model.device import processor_name
+from tasks.model.precision import precision_name
+from tasks.model.pretrained import weights_digest
 from tasks.refs import TableRef
+from tasks.report.model_card import TrainingFacts
+from tasks.report.report import log_report
 from tasks.schema import TRAIN
-from tasks.spark import NeedsSpark
-from tasks.storage import Storage
-from tasks.tracking import FLOW_SOURCE_TAG, GONE_ON_TAG, REPEAT_TAG, TABLE_ID_TAG, TRIAL_TAG, TrackedRun, TrainingData
-from tasks.train.device import processor_name
-from tasks.train.evaluate import DetailedEvaluation
-from tasks.train.model_card import TrainingFacts
-from tasks.train.precision import precision_name
-from tasks.train.pretrained import weights_digest
+from tasks.spark.session import NeedsSpark
+from tasks.tables import snapshots
+from tasks.tables.properties import table_source
+from tasks.tracking import (
+    FLOW_SOURCE_TAG,
+    REPEAT_TAG,
+    RESUMED_WITH_CHANGES_TAG,
+    TABLE_ID_TAG,
+    TRIAL_TAG,
+    TrackedRun,
+    TrainingData,
+)
+from tasks.train.phases import TrainingContext
 from tasks.train.progress import Progress
-from tasks.train.report import log_report
-from tasks.train.stages import Setting
 
 logger = logging.getLogger("lakevision.train")
 
 
-def training_data(setting: Setting) -> TrainingData:
-    """Return which version of which table the run is trained on, and where its images came from."""
-    manifest = setting.manifest
+def training_data(context: TrainingContext) -> TrainingData:
+    """Return table, version, content, rows and source of the images that the run is trained on."""
+    manifest = context.manifest
     rows = {split: part.rows for split, part in manifest.splits.items()}
     return TrainingData(manifest.table, manifest.content_digest, rows, source_of(manifest.table))
 
 
 def source_of(table: TableRef) -> str | None:
-    """Return the folder or URL of a table's images; None of a table that only Spark can read, or of a lost version."""
+    """Return the folder or URL of a table's images; None for a table that only Spark can read, or a deleted version."""
     try:
         source = table.source or table_source(snapshots.properties_of(table))
     except (NeedsSpark, OSError, ValueError):
@@ -45,34 +51,36 @@ def source_of(table: TableRef) -> str | None:
     return without_credentials(source) if source else None
 
 
-def run_name(setting: Setting, tags: Mapping[str, str]) -> str:
-    """Return what the list of runs calls the run: the network, its image size, and what is special about the run."""
-    ranks = [] if setting.distributed is None else [f"{setting.reducer.num_ranks} ranks"]
+def run_name(context: TrainingContext) -> str:
+    """Return the name of the run: network, image size, and number of ranks, trial or repetition."""
+    tags = context.spec.tags
+    ranks = [] if context.spec.distributed is None else [f"{context.reducer.num_ranks} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
     repeated = ["repeated"] if REPEAT_TAG in tags else []
-    return ", ".join([f"{setting.train.model} {setting.manifest.image_size} px", *ranks, *trial, *repeated])
+    return ", ".join([f"{context.spec.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
 
 
-def run_tags(setting: Setting, tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of the run: those given, the flow that trains as its source, and the table's id."""
+def run_tags(context: TrainingContext) -> dict[str, str]:
+    """Return the tags of the run: the given ones, the flow as its source, and the id of the table."""
+    tags = context.spec.tags
     if TRIAL_TAG in tags or REPEAT_TAG in tags:
         flow = "tune" if TRIAL_TAG in tags else "repeat"
     else:
-        flow = "train" if setting.distributed is None else "train_distributed"
-    table_id = setting.manifest.table.table_id
+        flow = "train" if context.spec.distributed is None else "train_distributed"
+    table_id = context.manifest.table.table_id
     own = {FLOW_SOURCE_TAG: f"flows.{flow}", **({TABLE_ID_TAG: table_id} if table_id else {})}
     return own | dict(tags)
 
 
-def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
-    """Return all that decides a training, enough to do it again."""
-    manifest = setting.manifest
+def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
+    """Return everything that decides the result, sufficient to repeat the training run."""
+    manifest = context.manifest
     return {
-        "train": setting.train.model_dump(),
-        "distributed": None if setting.distributed is None else setting.distributed.model_dump(),
+        "train": context.spec.train.model_dump(),
+        "distributed": None if context.spec.distributed is None else context.spec.distributed.model_dump(),
         "cache": {
-            "url": setting.cache.url,
-            "digest": setting.cache.digest,
+            "url": context.spec.cache.url,
+            "digest": context.spec.cache.digest,
             "image_size": manifest.image_size,
             "settings": manifest.settings.decisive(),
         },
@@ -84,20 +92,18 @@ def run_config(setting: Setting, data: TrainingData) -> dict[str, Any]:
             "source": data.source or "",
             "rows": dict(data.rows),
         },
-        "weights_digest": weights_digest(setting.train.model, setting.train.weights),
-        "num_ranks": setting.reducer.num_ranks,
-        "device": str(setting.device),
-        "processor": processor_name(setting.device),
-        "precision": precision_name(setting.precision, setting.device),
+        "weights_digest": weights_digest(context.spec.train.model, context.spec.train.weights),
+        "num_ranks": context.reducer.num_ranks,
+        "device": str(context.device),
+        "processor": processor_name(context.device),
+        "precision": precision_name(context.precision, context.device),
         "num_threads": torch.get_num_threads(),
     }
 
 
-def log_results(
-    run: TrackedRun, setting: Setting, progress: Progress, test: DetailedEvaluation, storage: Storage
-) -> None:
-    """Log the metrics of the best epoch and of the split `test`, the report, and the model that was tested."""
-    manifest = setting.manifest
+def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation) -> None:
+    """Log the metrics of the best epoch and of the split `test`, the report, and the evaluated model."""
+    manifest = context.manifest
     best = progress.history[progress.stopping.best_epoch]
     run.log_metrics(
         {
@@ -115,22 +121,22 @@ def log_results(
         step=best.epoch,
     )
     facts = TrainingFacts(
-        train=setting.train,
-        distributed=setting.distributed,
-        cache=setting.cache,
+        train=context.spec.train,
+        distributed=context.spec.distributed,
+        cache=context.spec.cache,
         manifest=manifest,
-        weights_digest=weights_digest(setting.train.model, setting.train.weights),
-        num_ranks=setting.reducer.num_ranks,
-        device=str(setting.device),
+        weights_digest=weights_digest(context.spec.train.model, context.spec.train.weights),
+        num_ranks=context.reducer.num_ranks,
+        device=str(context.device),
         history=progress.history,
         best_epoch=best.epoch,
         test=test,
         source=source_of(manifest.table),
-        gone_on=progress.tags.get(GONE_ON_TAG),
+        resumed_with_changes=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
-    log_report(run, facts, setting.counts[TRAIN].tolist(), storage)
+    log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:
-        state = setting.classifier.state_dict()
-        save_classifier(Path(scratch), setting.train.model, state, manifest.classes, manifest.image_size)
+        state = context.classifier.state_dict()
+        save_classifier(Path(scratch), context.spec.train.model, state, manifest.classes, manifest.image_size)
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)

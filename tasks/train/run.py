@@ -1,4 +1,4 @@
-"""One training run, from a cache to a finished MLflow run: what every rank does, whether there is one or many."""
+"""A training run on one rank, from a cache to a finished MLflow run."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -6,74 +6,62 @@ from contextlib import ExitStack
 import filelock
 
 from tasks import tracking
-from tasks.config import DistributedConfig, TrainConfig
-from tasks.refs import CacheRef, RunRef
-from tasks.storage import Storage
-from tasks.train.alone import alone
+from tasks.collectives import Reducer, SingleProcess
+from tasks.refs import RunRef
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.progress import Beginning, ReportedEpoch
-from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.progress import ReportedEpoch, ResumePoint
+from tasks.train.rank_zero import run_on_rank_zero
+from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
 
 
 def train_model(
-    train: TrainConfig,
-    cache: CacheRef,
-    storage: Storage,
-    distributed: DistributedConfig | None = None,
-    reducer: Reducer | None = None,
-    tags: dict[str, str] | None = None,
-    on_epoch: Callable[[ReportedEpoch], None] | None = None,
-    repetition: str | None = None,
+    spec: TrainingSpec, reducer: Reducer | None = None, on_epoch: Callable[[ReportedEpoch], None] | None = None
 ) -> RunRef:
-    """Train, evaluate the best weights on the split `test`, and log it all to MLflow.
+    """Train, evaluate the best weights on the split `test`, and log the results to MLflow.
 
-    A run killed on the way goes on from its last checkpoint when it is started again with the same inputs, in the same
-    MLflow run. A finished one is not repeated.
+    A run that was killed resumes from its last checkpoint when it is started again with the same specification, in
+    the same MLflow run. A finished run is not repeated.
 
     Args:
-        train: Settings of the training.
-        cache: The cache to train from.
-        storage: Where checkpoints and tracking lie.
-        distributed: Settings of the ranks, where there are many.
+        spec: Settings and data of the training run.
         reducer: The other ranks; None for a single process.
-        tags: Tags of the MLflow run.
         on_epoch: Called on rank 0 after each epoch.
-        repetition: Names a repetition, which is trained although the same was trained before.
 
     Raises:
-        WrongInput: Weights, model or device that cannot be.
-        CacheDamaged: The cache is not what it was.
-        DiskFull: The disk of the cache has no room for the features of a frozen backbone.
-        TrackingAway: The tracking server does not answer; what was trained is in the checkpoint.
-        KeyboardInterrupt: The process was asked to leave; the checkpoint is written.
+        WrongInput: Weights, model or device are invalid or not available.
+        CacheDamaged: Files of the cache are missing or changed.
+        DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
+        TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
+        KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
-    training = Training(train, cache, storage, distributed, reducer, tags or {}, on_epoch, repetition)
+    training = Training(spec, reducer, on_epoch)
     with ExitStack() as stack:
 
-        def begin() -> Beginning:
+        def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
-            # Two that want the same training: one trains, the other waits and finds it done. Launchers queue before
-            # they start ranks; this lock is for plain calls, and for a rank that outlives its launcher.
+            # Of two processes with the same run, one trains; the other waits and finds it finished. Launchers have a
+            # lock of their own; this one is for direct calls, and for a rank that outlives its launcher.
             stack.enter_context(filelock.FileLock(training_lock(training.folder)))
-            sweep_checkpoints(storage.checkpoints, train.keep_checkpoint_days)
-            with tracking.away_named(storage):
-                return _find_beginning(training, storage)
+            sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
+            with tracking.translate_outage(spec.storage):
+                return _find_resume_point(training, spec)
 
-        return training.run(alone(reducer, begin))
+        return training.run(run_on_rank_zero(reducer, begin))
 
 
-def _find_beginning(training: Training, storage: Storage) -> Beginning:
-    """Return where a training begins, by what earlier processes left; the caller holds its lock."""
-    finished = tracking.find_finished_run(storage, training.key)
+def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
+    """Return the state that earlier processes left of the training run; the caller holds its lock."""
+    storage, key = spec.storage, spec.key
+    finished = tracking.find_finished_run(storage, key)
     if finished is not None:
-        remove_checkpoints(training.folder)  # The process may have been killed before it did so itself.
-        return Beginning(finished=finished)
+        remove_checkpoints(training.folder)  # The process that finished it may have been killed before.
+        return ResumePoint(finished=finished)
     name, resume = training.checkpoints.newest()
     if resume is None or not tracking.has_run(storage, resume):
-        # Killed before its first checkpoint; or somebody deleted the run, and the training goes on in another.
-        resume = tracking.find_begun_run(storage, training.key)
-    tracking.end_abandoned_runs(storage, training.key, keep=resume)
-    return Beginning(checkpoint=name, resume=resume)
+        # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
+        resume = tracking.find_unfinished_run(storage, key)
+    tracking.end_abandoned_runs(storage, key, keep=resume)
+    return ResumePoint(checkpoint=name, resume=resume)

@@ -1,21 +1,22 @@
-"""The learning rate of every step, known before the first: a resumed training computes the same one."""
+"""Learning rate schedules as functions of the step, so that a resumed run has the same rates."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.train.early_stopping import EarlyStopping
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A warm-up from `start` to `peak` in a straight line, then the schedule over the steps that are left.
+    """A linear warm-up from `start` to `peak`, then the schedule over the remaining steps.
 
     Gradual warm-up after Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2; cosine after Loshchilov and
     Hutter, "SGDR" (2017), equation 5, without restarts. One cycle after Smith and Topin, "Super-Convergence" (2018),
-    with the shares and factors of torch's OneCycleLR; its rise is its warm-up, so it has no other.
+    with the shares and factors of torch's OneCycleLR; its rise replaces the warm-up.
     """
 
     start: float
@@ -24,11 +25,14 @@ class LearningRate:
     """Learning rate after the warm-up."""
     warmup_steps: int
     total_steps: int
-    """Steps of all epochs, those of the warm-up among them."""
+    """Steps of all epochs, including the warm-up."""
     schedule: Literal["cosine", "constant", "one_cycle"]
+    first_step: int = 0
+    """Number of the phase's first step, counted over the epochs of all phases."""
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0 over all epochs."""
+        """Return the learning rate of a step, counted from 0 over the epochs of all phases."""
+        step -= self.first_step
         if self.schedule == "one_cycle":
             return self._one_cycle(step)
         if step < self.warmup_steps:
@@ -39,7 +43,7 @@ class LearningRate:
         return _along_cosine(self.peak, 0.0, min(1.0, (step - self.warmup_steps) / left))
 
     def _one_cycle(self, step: int) -> float:
-        """Rise from a 25th of the peak over three tenths of the steps, then fall to a 10,000th of where it began."""
+        """Rise from 1/25 of the peak over 30 % of the steps, then fall to 1/10,000 of the initial rate."""
         low = self.peak / 25
         top, last = max(1.0, 0.3 * self.total_steps - 1), max(2.0, self.total_steps - 1)
         if step <= top:
@@ -52,38 +56,38 @@ def _along_cosine(begin: float, end: float, share: float) -> float:
 
 
 PLATEAU_FACTOR = 0.1
-"""What the learning rate falls to on a plateau, as a share: that of torch's ReduceLROnPlateau."""
+"""Factor of the learning rate on a plateau, as in torch's ReduceLROnPlateau."""
 
 REFERENCE_BATCH = 32
-"""Pictures a step for which `train.learning_rate` is meant where it is scaled."""
+"""Images per step that a scaled `train.learning_rate` refers to."""
 
 SCALED_WARMUP_EPOCHS = 5.0
-"""Epochs of the warm-up to a rate that the batch scales up, where nobody chose: those of Goyal et al., of their 90."""
+"""Default epochs of the warm-up to a rate that the batch size scales up, as in Goyal et al., who train for 90."""
 
 SCALED_WARMUP_SHARE = 0.25
-"""What that warm-up has of a stage at most, so that the schedule has the rest."""
+"""Maximum share of a phase for that warm-up, so that the schedule has the rest."""
 
 WARMUP_START = 0.01
-"""Where a warm-up to a rate that is not scaled up begins, as a share of it: that of torchvision's references
+"""Initial share of the rate in a warm-up to a rate that is not scaled up, as in torchvision's references
 (`lr_warmup_decay` of references/classification/train.py)."""
 
 
 def count_plateaus(
     values: Sequence[float], epochs: int, higher_is_better: bool, min_delta: float = 0.0, first_epoch: int = 0
 ) -> int:
-    """Return how often a metric went `epochs` epochs without an improvement, counted anew each time.
+    """Return the number of plateaus, each of `epochs` consecutive epochs without improvement.
 
     Args:
-        values: The metric of every epoch so far; NaN is no improvement.
+        values: Metric of each epoch so far; NaN never counts as improvement.
         epochs: Epochs without improvement that make a plateau.
         higher_is_better: True for an accuracy, False for a loss.
-        min_delta: The least change that counts as improvement.
-        first_epoch: First epoch that counts. Those before it are what is to be improved on, as early stopping has it.
+        min_delta: Smallest change that counts as improvement.
+        first_epoch: First epoch that counts. As in early stopping, it must improve on the epochs before it.
     """
-    watch = EarlyStopping(patience=epochs, min_delta=min_delta, higher_is_better=higher_is_better)
+    stopping = EarlyStopping(patience=epochs, min_delta=min_delta, higher_is_better=higher_is_better)
     waited = plateaus = 0
     for epoch, value in enumerate(values):
-        if watch.update(epoch, value) or epoch < first_epoch:
+        if stopping.update(epoch, value) or epoch < first_epoch:
             waited = 0
             continue
         waited += 1
@@ -92,16 +96,16 @@ def count_plateaus(
     return plateaus
 
 
-def scaled(rate: float, how: Literal["none", "linear", "sqrt"], factor: float) -> float:
-    """Return a rate for `factor` times the pictures a step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
-    grown: dict[str, float] = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}
-    return rate * grown[how]
+def scale_rate(rate: float, rule: Literal["none", "linear", "sqrt"], factor: float) -> float:
+    """Return the rate for `factor` times the images per step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
+    factors: dict[str, float] = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}
+    return rate * factors[rule]
 
 
 def learning_rate(
     train: TrainConfig,
     distributed: DistributedConfig | None,
-    steps_an_epoch: int,
+    steps_per_epoch: int,
     *,
     batch_size: int = REFERENCE_BATCH,
     base: float | None = None,
@@ -109,42 +113,43 @@ def learning_rate(
     history: Callable[[], Sequence[float]] = tuple,
     first_epoch: int = 0,
 ) -> Callable[[int], float]:
-    """Return the learning rate of a stage by its steps: scaled by batch size and ranks, after a warm-up.
+    """Return the learning rate of a phase as a function of the step, scaled by batch size and ranks.
 
-    To a rate that is scaled up the warm-up begins with that of REFERENCE_BATCH pictures on one rank (Goyal et al.
-    2017, arXiv:1706.02677, section 2.2), to any other with WARMUP_START of it.
+    The warm-up to a rate that is scaled up starts at the rate of REFERENCE_BATCH images on one rank (Goyal et al.
+    2017, arXiv:1706.02677, section 2.2). The warm-up to any other rate starts at WARMUP_START of it.
 
     Args:
-        train: Names schedule and scaling.
-        distributed: The ranks; None for one process.
-        steps_an_epoch: Steps of an epoch.
-        batch_size: Pictures a step on each rank.
-        base: Learning rate of the stage; None: `train.learning_rate`.
-        max_epochs: Epochs of the stage; None: `train.max_epochs`.
-        history: Returns the monitored metric of all epochs so far, those of earlier stages among them.
-        first_epoch: The stage's first epoch, by its number over all stages.
+        train: Training settings with schedule and scaling.
+        distributed: Settings of the ranks; None for a single process.
+        steps_per_epoch: Steps per epoch.
+        batch_size: Images per step on each rank.
+        base: Learning rate of the phase; None: `train.learning_rate`.
+        max_epochs: Epochs of the phase; None: `train.max_epochs`.
+        history: Returns the monitored metric of all epochs so far, including those of earlier phases.
+        first_epoch: Number of the phase's first epoch, counted over all phases.
     """
     base = train.learning_rate if base is None else base
-    by_batch = peak = scaled(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
+    by_batch = peak = scale_rate(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
     epochs, warmup_epochs = max_epochs or train.max_epochs, train.warmup_epochs
     if warmup_epochs is None:
         warmup_epochs = min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * epochs) if by_batch > base else 0.0
     if distributed is not None:
-        peak = scaled(by_batch, distributed.scale_learning_rate, float(distributed.num_ranks))
-        if peak > max(base, by_batch):  # One rank, and a rate that ranks do not raise, have nothing to rise to.
+        peak = scale_rate(by_batch, distributed.scale_learning_rate, float(distributed.num_ranks))
+        if peak > max(base, by_batch):  # No warm-up for one rank, or for a rate that ranks do not scale up.
             warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
     rate = LearningRate(
         start=base if peak > base else WARMUP_START * peak,
         peak=peak,
-        warmup_steps=round(warmup_epochs * steps_an_epoch),
-        total_steps=epochs * steps_an_epoch,
+        warmup_steps=round(warmup_epochs * steps_per_epoch),
+        total_steps=epochs * steps_per_epoch,
         schedule="constant" if train.schedule == "plateau" else train.schedule,
+        first_step=first_epoch * steps_per_epoch,
     )
     if train.schedule != "plateau":
         return rate
 
     def on_plateaus(step: int) -> float:
-        # A function of the metrics alone: a training resumed here falls as one never stopped.
+        # Depends on the metrics only, so that the rate of a resumed run falls like that of an uninterrupted one.
         higher_is_better = train.monitor != "val_loss"
         plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_epoch)
         return rate(step) * PLATEAU_FACTOR**plateaus

@@ -1,4 +1,4 @@
-"""What one step of training computes: its settings, its seed and its loss."""
+"""Settings, seed and loss of a training step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,24 +7,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tasks.model.network import at_least_two
 from tasks.train.progress import RunningEpoch
 
 Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""From inputs and labels (B,) to other inputs, and labels (B,) or the probabilities of the classes, (B, K)."""
+"""Maps inputs and labels (B,) to augmented inputs, and labels (B,) or class probabilities (B, K)."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a step does beside the textbook's.
+    """Settings of a training step.
 
     Attributes:
-        label_smoothing: Share of a target's probability that all classes get alike (Szegedy et al., "Rethinking the
-            Inception Architecture", 2016, section 7); 0 for none.
-        max_gradient_norm: Norm of all gradients together above which they are scaled down to it (Pascanu et al., "On
-            the difficulty of training recurrent neural networks", 2013, algorithm 1); None for no bound.
-        class_weights_K: How much each class counts in the loss, float32 (K,); None: all alike.
-        augment: Changes the batches; None leaves them as they are.
-        seed: Draws what a step draws: dropout, augmentation.
+        label_smoothing: Share of a target's probability that is distributed over all classes (Szegedy et al.,
+            "Rethinking the Inception Architecture", 2016, section 7); 0 for none.
+        max_gradient_norm: Maximum total norm, to which larger gradients are clipped (Pascanu et al., "On
+            the difficulty of training recurrent neural networks", 2013, algorithm 1); None for no clipping.
+        class_weights_K: Class weights of the loss, float32 (K,); None for equal weights.
+        augment: Augmentation of the batches; None for none.
+        seed: Seed of the random numbers of a step, for dropout and augmentation.
     """
 
     label_smoothing: float = 0.0
@@ -35,15 +36,15 @@ class StepSettings:
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
-    """Return another seed for every step of every rank, as torch takes it: below 2^64."""
+    """Return a seed that differs per step and rank, in torch's range below 2^64."""
     return (((seed * 10_007 + epoch) * 1_000_003 + step) * 4_099 + rank) % 2**63
 
 
 def seed_step(device: torch.device, seed: int) -> None:
-    """Seed what a step on the device draws from.
+    """Seed the random number generator of the device.
 
-    On a CPU its generator alone: torch.manual_seed notes the stack for a CUDA that may come later, a third of a
-    millisecond each time.
+    On a CPU only the default generator: torch.manual_seed also records the stack for a later initialisation of CUDA,
+    which takes a third of a millisecond each time.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -54,14 +55,20 @@ def seed_step(device: torch.device, seed: int) -> None:
 def augmented(
     inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs that a step trains on, and its targets: labels (B,), or probabilities of the classes (B, K)."""
+    """Return the augmented inputs and targets of a step: labels (B,), or class probabilities (B, K)."""
     return (inputs, labels_B) if settings.augment is None else settings.augment(inputs, labels_B)
+
+
+def replayed_inputs(inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, seed: int) -> torch.Tensor:
+    """Recompute the inputs of a step's forward pass, with the same seed and augmentation."""
+    seed_step(inputs.device, seed)
+    return at_least_two(augmented(inputs, labels_B, settings)[0])
 
 
 def summed_loss(
     model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
 ) -> torch.Tensor:
-    """Return the summed loss of a batch, (), and count what it was."""
+    """Return the summed loss of a batch, (), and add loss, correct predictions and images to `running`."""
     inputs, targets = augmented(inputs, labels_B, settings)
     logits_BK = model(at_least_two(inputs))[: len(inputs)]
     losses_B = functional.cross_entropy(
@@ -74,8 +81,3 @@ def summed_loss(
     correct = (logits_BK.argmax(1) == labels_B).sum()
     running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
     return losses_B.sum()
-
-
-def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, a lone picture's twice: batch norm has no variance of one value."""
-    return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

@@ -1,4 +1,4 @@
-"""Checkpoints of trainings that were given up, removed by age: never those of one that trains or is about to."""
+"""Removal of old checkpoints of abandoned training runs."""
 
 import logging
 import re
@@ -13,13 +13,13 @@ from tasks.train.checkpoint_files import remove_checkpoints
 logger = logging.getLogger("lakevision.train")
 
 KEY = re.compile(r"[0-9a-f]{16}")
-"""What the folder of a training is called."""
+"""Name of the folder of a training run: its key."""
 
 DAY_SECONDS = 86_400
 
 
 def launch_lock(folder: Path) -> Path:
-    """Return the file that a launcher locks from before its ranks start to their end."""
+    """Return the file that a launcher locks from before its ranks start until they end."""
     return folder.with_name(f"{folder.name}.launch.lock")
 
 
@@ -29,17 +29,18 @@ def training_lock(folder: Path) -> Path:
 
 
 def sweep_checkpoints(checkpoints: Path, keep_days: int, now: float | None = None) -> list[str]:
-    """Remove the checkpoints of trainings whose last one is older than `keep_days`.
+    """Remove the checkpoints of training runs whose newest checkpoint is older than `keep_days`.
 
-    A training that ended well has removed its own. What is left is of one that diverged, or that nobody ran again.
+    A finished run has removed its own; those left belong to runs that diverged or were not resumed. A run that trains
+    or is about to start holds a lock and is skipped.
 
     Args:
-        checkpoints: Folder of the checkpoints of all trainings; it need not be there.
-        keep_days: Days after the last checkpoint; 0 removes nothing.
-        now: Seconds since 1970; None is now.
+        checkpoints: Folder of the checkpoints of all training runs; it may be missing.
+        keep_days: Days after the newest checkpoint; 0 removes nothing.
+        now: Seconds since 1970; None is the current time.
 
     Returns:
-        Keys of the trainings whose checkpoints were removed.
+        Keys of the training runs whose checkpoints were removed.
     """
     if keep_days == 0 or not checkpoints.is_dir():
         return []
@@ -49,13 +50,13 @@ def sweep_checkpoints(checkpoints: Path, keep_days: int, now: float | None = Non
         try:
             if _idle_days(folder, now) > keep_days and _remove(folder, keep_days, now):
                 removed.append(folder.name)
-        except OSError as error:  # Somebody else's, or gone meanwhile: no training ends for that.
+        except OSError as error:  # Another user's folder, or removed concurrently: not a reason to fail.
             logger.warning("%s is kept: %s", folder, error)
     return removed
 
 
 def _idle_days(folder: Path, now: float) -> float:
-    # A file that is removed changes the folder's time as one that is written does.
+    # The folder counts too: removing a file changes its time, as writing one does.
     written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     return (now - written) / DAY_SECONDS
 
@@ -67,15 +68,15 @@ def _remove(folder: Path, keep_days: int, now: float) -> bool:
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
-                return False  # It trains, or is about to.
+                return False  # The run trains, or is about to start.
             stack.callback(lock.release)
         days = _idle_days(folder, now)
         if days <= keep_days:
-            return False  # It has trained until this moment.
+            return False  # The run has just ended.
         had_any = remove_checkpoints(folder)
-        with suppress(OSError):  # What is not ours stays, and the folder with it.
+        with suppress(OSError):  # A folder with other files stays.
             folder.rmdir()
         if had_any:
-            logger.info("%s removed: its training was left %.0f days ago", folder, days)
-        # The lock files stay: one that another process waits for must not be replaced by a new one of its name.
+            logger.info("%s removed: its training run was last active %.0f days ago", folder, days)
+        # The lock files stay: another process may be waiting for one, and would not notice its replacement.
         return had_any

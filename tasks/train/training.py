@@ -1,4 +1,4 @@
-"""One training on one rank: its stages, its checkpoints, and what of it goes to MLflow."""
+"""A training run on one rank: its phases, checkpoints and MLflow logging."""
 
 import logging
 from collections.abc import Callable
@@ -9,136 +9,136 @@ import torch
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import DistributedConfig, TrainConfig
-from tasks.cores import num_cores
+from tasks.collectives import Reducer, SingleProcess
 from tasks.environment import given_threads
-from tasks.refs import CacheRef, RunRef
-from tasks.schema import TEST, TRAIN, VAL
-from tasks.storage import Storage
-from tasks.train.alone import alone, wait_for_rank_0
+from tasks.errors import Diverged
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import DetailedEvaluation, evaluate_in_detail
+from tasks.model.device import choose_device, make_deterministic
+from tasks.model.fold import fold_batch_norm
+from tasks.model.network import build_classifier, copy_of_state
+from tasks.refs import RunRef
+from tasks.report.image_names import name_images
+from tasks.schema import TEST, TRAIN
+from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.computed_on import begun_with, changes, computed_on, note_of
-from tasks.train.device import choose_device, make_deterministic
-from tasks.train.diverged import Diverged
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.train.feature_files import BATCH
-from tasks.train.fold import fold_batch_norm
-from tasks.train.identity import check_fits, decisive_settings, run_key
-from tasks.train.loop import fit, is_left
-from tasks.train.model import build_classifier, copy_of_state
-from tasks.train.name_pictures import name_pictures
-from tasks.train.pause import Pauses
-from tasks.train.progress import Beginning, EpochMetrics, Progress, ReportedEpoch
-from tasks.train.reduce import Reducer, SingleProcess
+from tasks.train.identity import check_fits
+from tasks.train.loop import LoopSettings, fit, has_epochs_left
+from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
+from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
+from tasks.train.provenance import append_to_note, current_provenance, provenance_changes, recorded_provenance
+from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
-from tasks.train.stages import Setting, Trainable, prepare_stage, stages_of
+from tasks.train.spec import TrainingSpec
+from tasks.train.step_callback import StepCallback
 
 logger = logging.getLogger("lakevision.train")
 
-LEAVE_SECONDS = 2.0
-"""How long a training that ends before its end waits until its metrics are sent."""
+SEND_SECONDS = 2.0
+"""Maximum seconds for sending the remaining metrics when training is interrupted."""
 
 
 class Training:
-    """One training on one rank."""
+    """A training run on one rank."""
 
     def __init__(
-        self,
-        train: TrainConfig,
-        cache: CacheRef,
-        storage: Storage,
-        distributed: DistributedConfig | None,
-        reducer: Reducer,
-        tags: dict[str, str],
-        on_epoch: Callable[[ReportedEpoch], None] | None,
-        repetition: str | None = None,
+        self, spec: TrainingSpec, reducer: Reducer, on_epoch: Callable[[ReportedEpoch], None] | None = None
     ) -> None:
-        self.key = run_key(train, cache, distributed, repetition)
-        self.folder = storage.checkpoints / self.key
-        self._train = train
-        self._cache = cache
-        self._storage = storage
-        self._distributed = distributed
+        self.folder = spec.storage.checkpoints / spec.key
+        self._spec = spec
+        self._train = spec.train
+        self._storage = spec.storage
         self._reducer = reducer
-        self._tags = tags
         self._on_epoch = on_epoch
-        self._identity = decisive_settings(train, cache, distributed, repetition)
-        self.checkpoints = Checkpoints(self.folder, train.keep_checkpoints, self._identity)
+        self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
         self.progress = Progress(
-            EarlyStopping(train.patience, train.min_delta, higher_is_better=train.monitor != "val_loss")
+            EarlyStopping(
+                self._train.patience, self._train.min_delta, higher_is_better=self._train.monitor != "val_loss"
+            )
         )
-        # On rank 0 alone, while the MLflow run is open.
+        # Set on rank 0 while the MLflow run is open.
         self._run: tracking.TrackedRun | None = None
         self._sender: tracking.MetricSender | None = None
-        self._num_told = 0
-        self._sent: set[int] = set()
+        self._num_logged = 0
+        self._sent_epochs: set[int] = set()
 
-    def run(self, beginning: Beginning) -> RunRef:
+    def run(self, resume_point: ResumePoint) -> RunRef:
         """Train on this rank."""
-        if beginning.finished is not None:
-            logger.info("MLflow run %s has trained this already: nothing to train", beginning.finished.run_id)
-            return beginning.finished
-        setting = self._prepare()
-        # Read by every rank: with the optimizer's moments it may have gigabytes, more than Horovod's messages.
-        checkpoint = None if beginning.checkpoint is None else self.checkpoints.load(beginning.checkpoint)
+        if resume_point.finished is not None:
+            logger.info(
+                "MLflow run %s has already completed this training run: nothing to train", resume_point.finished.run_id
+            )
+            return resume_point.finished
+        context = self._prepare()
+        # Loaded by each rank: with the optimizer's moments it may have gigabytes, too much for a broadcast.
+        checkpoint = None if resume_point.checkpoint is None else self.checkpoints.load(resume_point.checkpoint)
         if checkpoint is not None:
-            check_fits(checkpoint, self._identity, setting.manifest.classes, self.folder)
+            check_fits(checkpoint, self._spec.identity, context.manifest.classes, self.folder)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
-            logger.info("going on at epoch %d, picture %d", self.progress.next_epoch, self.progress.running.position)
-        self.progress.classes = setting.manifest.classes
-        computed_before = self.progress.computed_on
-        self.progress.computed_on = computed_on(setting.device, setting.precision)
+            logger.info("resuming at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
+        self.progress.classes = context.manifest.classes
+        provenance_before = self.progress.provenance
+        self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
-            self._run_stages(setting, checkpoint)
-            self._test(setting)
-            run_of_rank_0: RunRef = wait_for_rank_0(self._reducer)
+            self._run_phases(context, checkpoint)
+            self._test(context)
+            run_of_rank_0: RunRef = wait_for_rank_zero(self._reducer)
             return run_of_rank_0
-        data = training_data(setting)
-        name, config, tags = run_name(setting, self._tags), run_config(setting, data), run_tags(setting, self._tags)
-        with tracking.tracked_run(self._storage, name, self.key, config, tags, beginning.resume) as run:
+        data = training_data(context)
+        name, config, tags = run_name(context), run_config(context, data), run_tags(context)
+        with tracking.tracked_run(self._storage, name, self._spec.key, config, tags, resume_point.resume) as run:
             run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
-                self._num_told = len(self.progress.history)
-                self._sent = self._sender.steps_sent("val_loss")
-                # What the process before had saved and the server did not get.
-                self._send_new()
+                self._num_logged = len(self.progress.history)
+                self._sent_epochs = self._sender.steps_sent("val_loss")
+                # Metrics and tags in the checkpoint that the server did not receive.
+                self._send_epochs()
                 for tag, text in self.progress.tags.items():
                     self._sender.send_tag(tag, text)
-            # What the checkpoint does not know is as the run was begun: its parameters cannot be changed.
-            changed = changes(begun_with(run) | computed_before, self.progress.computed_on)
+            # Values missing in the checkpoint come from the run's parameters, which MLflow never changes.
+            changed = provenance_changes(recorded_provenance(run) | provenance_before, self.progress.provenance)
             if changed:
-                why = "its weights may be those of neither" if checkpoint else "its parameters say how it was begun"
-                logger.warning("this training goes on otherwise than it was begun: %s; %s", "; ".join(changed), why)
-                self._tell(tracking.GONE_ON_TAG, note_of(self.progress.tags.get(tracking.GONE_ON_TAG), changed))
+                consequence = (
+                    "the weights may match those of neither environment"
+                    if checkpoint
+                    else "the MLflow parameters are those of the first start"
+                )
+                logger.warning("training resumes with changes: %s; %s", "; ".join(changed), consequence)
+                self._set_tag(
+                    tracking.RESUMED_WITH_CHANGES_TAG,
+                    append_to_note(self.progress.tags.get(tracking.RESUMED_WITH_CHANGES_TAG), changed),
+                )
             try:
-                self._run_stages(setting, checkpoint)
-                test = self._test(setting)
+                self._run_phases(context, checkpoint)
+                test = self._test(context)
             except BaseException:
-                # Those that a server does not take so soon are in the checkpoint, and sent when the training goes on.
+                # Metrics not sent within this time are in the checkpoint, and are sent when training resumes.
                 try:
-                    self._sender.close(LEAVE_SECONDS)
+                    self._sender.close(SEND_SECONDS)
                 except Exception as error:
                     logger.warning("not all metrics were sent: %s", error)
                 raise
-            result = alone(self._reducer, lambda: self._end(run, setting, test))
+            result = run_on_rank_zero(self._reducer, lambda: self._finish(run, context, test))
         remove_checkpoints(self.folder)
         return result
 
-    def _end(self, run: tracking.TrackedRun, setting: Setting, test: DetailedEvaluation) -> RunRef:
-        """Send and log what is left, on rank 0."""
+    def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: DetailedEvaluation) -> RunRef:
+        """Send the remaining metrics and log the results, on rank 0."""
         assert self._sender is not None, "a run has a sender"
-        self._send_new()  # Of the last epochs no checkpoint may have been written: the disk was full.
+        self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
         self._sender.close()
-        log_results(run, setting, self.progress, test, self._storage)
+        log_results(run, context, self.progress, test)
         return RunRef(run_id=run.run_id)
 
-    def _prepare(self) -> Setting:
+    def _prepare(self) -> TrainingContext:
         train, reducer = self._train, self._reducer
-        manifest = open_cache(self._cache)
+        manifest = open_cache(self._spec.cache)
         device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
+        # The launcher has set OMP_NUM_THREADS; the division is for calls without it.
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // reducer.num_ranks))
         make_deterministic(device)
         torch.manual_seed(train.seed)
@@ -146,79 +146,74 @@ class Training:
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
         if reducer.num_ranks == 1:
-            # In the memory format of the cache's pixels; Horovod takes tensors in the other one alone.
-            classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        setting = Setting(
-            train, self._distributed, self._cache, manifest, self._storage.cache, classifier, device, reducer
-        )
-        setting.check()
-        return setting
+            # The memory format of the cache's pixels; Horovod accepts only contiguous tensors.
+            classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
+        context = TrainingContext(self._spec, manifest, classifier, device, reducer)
+        context.check()
+        return context
 
-    def _run_stages(self, setting: Setting, checkpoint: dict[str, Any] | None) -> None:
-        progress, classifier = self.progress, setting.classifier
-        for stage in stages_of(self._train):
-            if stage.number < progress.stage:
+    def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
+        progress, classifier = self.progress, context.classifier
+        for phase in phases_of(self._train):
+            if phase.number < progress.phase:
                 continue
-            if stage.number > progress.stage:
-                # It begins with the best weights so far, and counts its own patience.
-                progress.stage, progress.first_epoch, progress.batch_size = stage.number, progress.next_epoch, None
+            if phase.number > progress.phase:
+                # A new phase starts with the best weights so far, and counts its own patience.
+                progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state = copy_of_state(classifier)
-            trainable = prepare_stage(setting, stage, progress)
+            trainable = prepare_phase(context, phase, progress)
             if self._sender is not None and self._train.batch_size == "auto":
-                self._tell(f"{tracking.BATCH_SIZE_TAG}{stage.number}", str(progress.batch_size))
-            if checkpoint is not None and checkpoint["stage"] == stage.number:
+                self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
+            if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
-            if self._fit(setting, stage.max_epochs, trainable):
+            if self._fit(context, phase.max_epochs, trainable):
                 break
 
-    def _fit(self, setting: Setting, max_epochs: int, trainable: Trainable) -> bool:
-        """Train a stage; say whether the time budget is used up."""
+    def _fit(self, context: TrainingContext, max_epochs: int, trainable: Trainable) -> bool:
+        """Train a phase; return whether the time budget is used up."""
         train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
 
         def save() -> None:
             content = self.checkpoints.collect(model, optimizer, progress, reducer)
-            # Metrics leave the process with the checkpoint that covers them: none is counted twice.
+            # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
             if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
-                self._send_new()
+                self._send_epochs()
 
         def seconds_left() -> float:
             return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
 
-        pauses = Pauses(reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left)
+        step_callback = StepCallback(
+            reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left
+        )
 
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
-            pauses.saved()
-            if reducer.rank != 0:  # What is this rank's own: the metrics are those of all, and rank 0 has logged them.
+            step_callback.saved()
+            if reducer.rank != 0:  # Only this rank's own figures: rank 0 logs the metrics, which are over all ranks.
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
-                is_last = progress.stage == len(train.fine_tune) and not is_left(progress, max_epochs)
+                is_last = progress.phase == len(train.fine_tune) and not has_epochs_left(progress, max_epochs)
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
+        loop = LoopSettings(
+            trainable.learning_rate,
+            context.device,
+            reducer,
+            max_epochs=max_epochs,
+            monitor=train.monitor,
+            num_classes=len(context.manifest.classes),
+            step=trainable.settings,
+            step_callback=step_callback,
+        )
         try:
-            return fit(
-                model,
-                trainable.loaders[TRAIN],
-                trainable.loaders[VAL],
-                optimizer,
-                trainable.learning_rate,
-                progress,
-                max_epochs=max_epochs,
-                monitor=train.monitor,
-                num_classes=len(setting.manifest.classes),
-                device=setting.device,
-                reducer=reducer,
-                on_epoch=on_epoch,
-                settings=trainable.settings,
-                pauses=pauses,
-            )
+            return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
         except Diverged as diverged:
-            raise diverged.naming(lambda rows: name_pictures(setting.manifest, TRAIN, rows, self._storage)) from None
+            raise diverged.naming(lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)) from None
         except KeyboardInterrupt:
-            # Within the validation, when every rank has trained the whole epoch; else the checkpoint is there already.
+            # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.
             if self._run is not None and progress.running.is_trained:
                 content = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
                 self.checkpoints.save(content, progress, self._run.run_id)
@@ -226,29 +221,29 @@ class Training:
         finally:
             reducer.release_optimizer(optimizer)
 
-    def _tell(self, tag: str, text: str) -> None:
-        """Say something of the training in its MLflow run, however often it is killed before it is sent."""
+    def _set_tag(self, tag: str, text: str) -> None:
+        """Set a tag of the MLflow run; it is kept in the checkpoint until it is sent."""
         assert self._sender is not None, "a run has a sender"
         self.progress.tags[tag] = text
         self._sender.send_tag(tag, text)
 
-    def _send_new(self) -> None:
-        """Send the epochs that the run has not, each once, whichever process trained them."""
+    def _send_epochs(self) -> None:
+        """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
         assert self._sender is not None, "a run has a sender"
         for metrics in self.progress.history:
-            if metrics.epoch not in self._sent:
+            if metrics.epoch not in self._sent_epochs:
                 self._sender.send(metrics.values(), metrics.epoch)
-                self._sent.add(metrics.epoch)
-        for metrics in self.progress.history[self._num_told :]:
+                self._sent_epochs.add(metrics.epoch)
+        for metrics in self.progress.history[self._num_logged :]:
             logger.info(
                 "epoch %d: train loss %.4f, val loss %.4f, val accuracy %.4f, %.0f images/s",
                 metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
             )  # fmt: skip
-        self._num_told = len(self.progress.history)
+        self._num_logged = len(self.progress.history)
 
-    def _test(self, setting: Setting) -> DetailedEvaluation:
-        """Evaluate what will serve: the whole network on pictures, in the form and precision of inference."""
-        setting.classifier.precision = None
-        network = fold_batch_norm(setting.classifier)
-        pictures = setting.pictures(TEST, BATCH)
-        return evaluate_in_detail(network, pictures, len(setting.manifest.classes), setting.device, self._reducer)
+    def _test(self, context: TrainingContext) -> DetailedEvaluation:
+        """Evaluate the whole network on images, in the form and precision of inference."""
+        context.classifier.precision = None
+        network = fold_batch_norm(context.classifier)
+        images = context.images(TEST, BATCH)
+        return evaluate_in_detail(network, images, len(context.manifest.classes), context.device, self._reducer)

@@ -1,1 +1,1 @@
-"""The search for hyper-parameters: trials of a training, proposed, pruned and compared."""
+"""Hyper-parameter search: trials are sampled, trained, pruned and compared."""

@@ -1,4 +1,4 @@
-"""The search itself: trials begun, watched and ended, and what came of them; it knows of no Prefect."""
+"""The search loop: starts, polls and cancels trials, and collects their results, without Prefect."""
 
 import logging
 import threading
@@ -11,50 +11,49 @@ import optuna
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
-from tasks.config import TrainConfig, TuneConfig
-from tasks.config.tune import with_values
-from tasks.distributed.spec import RankSpec
-from tasks.errors import WrongInput
-from tasks.pool.ending import Cancelled
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TuneConfig, with_values
+from tasks.errors import SubmittedRunCancelled, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.train.spec import TrainingSpec
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
 from tasks.tune.study import (
     best_trial,
     counted_trials,
-    give_up_trial,
-    have_study,
+    lock_study,
+    mark_cancelled,
     next_trial,
     open_study,
-    redo_lost_trials,
+    requeue_lost_trials,
     trial_rows,
 )
 from tasks.tune.trial import fail_trial, run_trial
 
 logger = logging.getLogger("lakevision.tune")
 
-LOOK_SECONDS = 0.2
-"""Between two looks at the trials that run."""
+POLL_SECONDS = 0.2
+"""Interval between two polls of the running trials."""
 
 
 class RunningTrial(Protocol):
-    """A trial on its way, wherever it runs."""
+    """A started trial, in this process or on a work pool."""
 
-    def ended(self) -> bool:
-        """Say whether it ended well, pruned or not; raises where it did not."""
+    def poll(self) -> bool:
+        """Return whether it has ended, completed or pruned; raise its error if it failed."""
 
     def cancel(self) -> None:
-        """Ask it to end, and return at once."""
+        """Request its cancellation, without waiting."""
 
     def join(self) -> None:
-        """Return when nothing of it is left here."""
+        """Wait until it has ended in this process."""
 
 
 @dataclass(frozen=True)
 class TrialStart:
-    """What it takes to run one trial, here or on another machine."""
+    """Arguments of one trial, which may run on another machine."""
 
-    spec: RankSpec
+    spec: TrainingSpec
     study: str
     number: int
     tune: TuneConfig
@@ -63,27 +62,27 @@ class TrialStart:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What came of a search."""
+    """Result of a search."""
 
     best: TrainConfig
-    """The settings of the best trial, with all of the epochs."""
+    """Settings of the best trial, with the full number of epochs."""
     value: float
-    """What the best trial reached of `train.monitor`."""
+    """Value of `train.monitor` of the best trial."""
     rows: list[dict[str, Any]]
     """As `trial_rows`."""
     run_id: str
-    """The MLflow run under which those of the trials are."""
+    """Parent MLflow run of the trials' runs."""
 
 
 class TrialThreads:
-    """Begins trials in this process, each in a slot of its own: its share of the cores, and a GPU in turn."""
+    """Starter of trials in this process, each in a slot with its share of the cores and a GPU assigned round-robin."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._free = list(range(num_slots))
 
     def __call__(self, start: TrialStart) -> "TrialThread":
-        """Begin a trial, of which no more than the slots run at once."""
+        """Start a trial; the caller runs at most `num_slots` at once."""
         slot = min(self._free)
         self._free.remove(slot)
         spec = start.spec.model_copy(update={"slot": slot, "num_slots": self._num_slots})
@@ -91,7 +90,7 @@ class TrialThreads:
 
 
 class TrialThread:
-    """A trial in this process: its ranks are processes of their own, and a thread watches them."""
+    """A trial whose launcher runs in a thread of this process; its ranks are subprocesses."""
 
     def __init__(self, start: TrialStart, on_end: Callable[[], None]) -> None:
         self._start = start
@@ -104,13 +103,13 @@ class TrialThread:
     def _run(self) -> None:
         try:
             run_trial(self._start.spec, self._start.study, self._start.number, self._start.tune, self._stop)
-        except BaseException as error:  # Raised in the thread that looks at the trials.
+        except BaseException as error:  # Raised again by `poll`, in the thread of the search.
             self._error = error
         finally:
             self._on_end()
 
-    def ended(self) -> bool:
-        """Say whether it ended well.
+    def poll(self) -> bool:
+        """Return whether it has ended.
 
         Raises:
             WrongInput, RankFailed, TimeoutError: As `run_trial`.
@@ -122,11 +121,11 @@ class TrialThread:
         return True
 
     def cancel(self) -> None:
-        """Ask its ranks to end."""
+        """Request the shutdown of its ranks."""
         self._stop.set()
 
     def join(self) -> None:
-        """Return when its ranks are gone."""
+        """Wait until its ranks have exited."""
         self._thread.join()
 
 
@@ -134,23 +133,23 @@ def run_trials(
     study: optuna.Study,
     tune: TuneConfig,
     start: Callable[[int, dict[str, Any]], RunningTrial],
-    look_seconds: float = LOOK_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
     on_cancelled: Callable[[int], None] = lambda _number: None,
 ) -> None:
-    """Begin trials, `parallel` at a time, until there are as many as there are to be or the time is up.
+    """Start trials, `tune.parallel` at a time, until there are `tune.num_trials` or `tune.timeout_seconds` have passed.
 
-    A trial that fails (out of memory, a worker that was lost) is one without a value; the search goes on, and does it
-    again when it is run again. One that a person cancels has no value either, and is not done again.
+    A trial that fails (out of memory, a lost worker) has no value. The search continues, and its next run retries the
+    trial. A trial that a user cancelled has no value either, and is not retried.
 
     Args:
-        study: Which we have to ourselves.
-        tune: How many trials, how many at once, and for how long.
-        start: From a trial's number and values to the trial on its way, which tells the study what came of it.
-        look_seconds: Between two looks at the trials that run.
-        on_cancelled: Called with the number of a trial that a person cancelled.
+        study: The study, locked by the caller.
+        tune: Number of trials, number of concurrent trials, and time limit.
+        start: Starts a trial with its number and values; the trial reports its result to the study.
+        poll_seconds: Interval between two polls of the running trials.
+        on_cancelled: Called with the number of a trial that a user cancelled.
 
     Raises:
-        WrongInput: A trial's input cannot be; what runs is ended.
+        WrongInput: A trial's input is invalid; all running trials are cancelled.
     """
     space = distributions(tune.space)
     deadline = None if tune.timeout_seconds is None else time.monotonic() + tune.timeout_seconds
@@ -165,31 +164,33 @@ def run_trials(
                 running[trial.number] = start(trial.number, trial.params)
             if not running:
                 return
-            for number in [number for number, going in running.items() if _is_over(study, number, going, on_cancelled)]:
+            for number in [
+                number for number, trial in running.items() if _has_ended(study, number, trial, on_cancelled)
+            ]:
                 del running[number]
-            time.sleep(look_seconds)
+            time.sleep(poll_seconds)
     except BaseException:
-        # All are asked before any is waited for: each may take half a minute, which is all that Prefect gives us.
-        for left in running.values():
-            left.cancel()
-        for left in running.values():
-            left.join()
+        # All are cancelled before the first join: each may take half a minute, the whole of Prefect's grace period.
+        for remaining in running.values():
+            remaining.cancel()
+        for remaining in running.values():
+            remaining.join()
         raise
 
 
-def _is_over(study: optuna.Study, number: int, trial: RunningTrial, on_cancelled: Callable[[int], None]) -> bool:
+def _has_ended(study: optuna.Study, number: int, trial: RunningTrial, on_cancelled: Callable[[int], None]) -> bool:
     try:
-        if not trial.ended():
+        if not trial.poll():
             return False
-    except Cancelled as error:
-        logger.warning("trial %d is given up: %s", number, error)
-        give_up_trial(study, number)
+    except SubmittedRunCancelled as error:
+        logger.warning("trial %d is not retried: %s", number, error)
+        mark_cancelled(study, number)
         fail_trial(study, number, str(error))
         on_cancelled(number)
     except WrongInput:
-        raise  # With the same settings it would be so again.
+        raise  # A retry would raise it again.
     except Exception as error:
-        logger.warning("trial %d has no value: %s", number, error)
+        logger.warning("trial %d failed: %s", number, error)
         trial.cancel()
         trial.join()
         fail_trial(study, number, f"{type(error).__name__}: {error}")
@@ -204,40 +205,40 @@ def search_parameters(
     start: Callable[[TrialStart], RunningTrial],
     tags: dict[str, str],
 ) -> SearchResult:
-    """Search for the settings that give the best `train.monitor` on the split `val`, or go on with that search.
+    """Search for the settings with the best `train.monitor` on the split `val`, or resume that search.
 
     Args:
         train: The settings that are not searched.
         tune: The search.
-        cache: What the trials train from.
-        storage: Where the study, the checkpoints and the tracking lie.
-        start: Sends a trial on its way.
+        cache: The cache that the trials train on.
+        storage: Locations of the study, the checkpoints and the tracking.
+        start: Starts a trial.
         tags: Tags of the MLflow runs.
 
     Raises:
-        WrongInput: The space has what these data cannot be trained with, or a trial's input cannot be.
-        CacheDamaged: The cache is not what it was.
-        NoTrialCompleted: Of no trial it is known how good it is.
+        WrongInput: The search space does not fit the data, or a trial's input is invalid.
+        CacheDamaged: The cache was changed or removed.
+        NoTrialCompleted: No trial completed.
     """
     tune = fit_to_data(train, tune, open_cache(cache))
     name = study_name(train, tune, cache)
-    with have_study(storage, name):
+    with lock_study(storage, name):
         study = open_study(storage, name, train, tune, create=True)
-        if lost := redo_lost_trials(study):
-            logger.info("%d trials of an earlier run ended without a value: they are done again", lost)
+        if lost := requeue_lost_trials(study):
+            logger.info("%d trials of an earlier run ended without a value: they are retried", lost)
         fixed = train.model_dump(exclude=set(tune.space))
-        about = {"train": fixed, "tune": tune.decisive(), "cache": {"digest": cache.digest}}
-        with tracking.parent_run(storage, f"tune-{train.model}", f"study-{name}", about, tags) as parent:
+        parameters = {"train": fixed, "tune": tune.decisive(), "cache": {"digest": cache.digest}}
+        with tracking.parent_run(storage, f"tune-{train.model}", f"study-{name}", parameters, tags) as parent:
 
             def start_trial(number: int, values: dict[str, Any]) -> RunningTrial:
                 config = trial_config(train, tune, values)
                 under = tags | tracking.trial_tags(parent.run_id, number)
-                spec = RankSpec(train=config, distributed=None, cache=cache, storage=storage, tags=under)
+                spec = TrainingSpec(train=config, distributed=None, cache=cache, storage=storage, tags=under)
                 return start(TrialStart(spec, name, number, tune, parent.run_id))
 
             run_trials(study, tune, start_trial, on_cancelled=parent.end_trial)
             best = best_trial(study)
-            assert best.value is not None, "it came to its end"
+            assert best.value is not None, "a completed trial has a value"
             parent.log_search(trial_rows(study), best.number, best.params, best.value, train.monitor)
             num_trials = len(counted_trials(study))
     logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, train.monitor, best.value)

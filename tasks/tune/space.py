@@ -1,4 +1,4 @@
-"""What a search draws from, in Optuna's terms, and the name of the study that draws from it."""
+"""The search space as Optuna distributions, its fit to the data, and the name of the study."""
 
 import hashlib
 import json
@@ -9,8 +9,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tasks.cache.manifest import CacheManifest
-from tasks.config import Choices, TrainConfig, TuneConfig
-from tasks.config.tune import DEFAULT_BATCH_SIZES, Space, corners, number_type, with_values
+from tasks.config.train import TrainConfig
+from tasks.config.tune import DEFAULT_BATCH_SIZES, Choices, Space, TuneConfig, corners, number_type, with_values
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
@@ -21,7 +21,7 @@ logger = logging.getLogger("lakevision.tune")
 
 
 def distributions(search: Mapping[str, Space]) -> dict[str, BaseDistribution]:
-    """Return Optuna's distribution of each setting that is searched."""
+    """Return the Optuna distribution of each searched setting."""
     return {name: _distribution(name, space) for name, space in search.items()}
 
 
@@ -34,16 +34,16 @@ def _distribution(name: str, space: Space) -> BaseDistribution:
 
 
 def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -> TuneConfig:
-    """Return the search as it is for a cache, of which every batch that it draws can be trained.
+    """Return the search with batch sizes that fit the cache.
 
     Raises:
-        WrongInput: As `fit_batches`, or a metric that says nothing of these classes.
+        WrongInput: As `fit_batches`, or the metric is constant for this number of classes.
     """
     rows = manifest.splits[TRAIN].rows
     fitted = fit_batches(train, tune, rows)
     if fitted != tune:
         logger.warning(
-            "the split 'train' has %d pictures: train.batch_size is drawn from %s, where tune.search names no others",
+            "the split 'train' has %d images: train.batch_size is drawn from %s; set tune.search to change this",
             rows,
             [values["batch_size"] for values in corners({"batch_size": fitted.space["batch_size"]})],
         )
@@ -51,37 +51,37 @@ def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -
     return fitted
 
 
-def fit_batches(train: TrainConfig, tune: TuneConfig, num_pictures: int) -> TuneConfig:
-    """Return the search as it is for so many pictures to train on.
+def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneConfig:
+    """Return the search with batch sizes that fit the number of training images.
 
-    The default search draws smaller batches where there are few: it runs on 4 pictures or more. What a person asked for
-    is not changed, and refused here, since a trial that cannot be trained would end every run of the search.
+    The default search draws smaller batches for fewer images, and needs at least 4. A search given by the user is
+    never changed. An error is raised here, since a trial that cannot be trained would end every run of the search.
 
     Args:
         train: The settings that are not searched.
         tune: The search.
-        num_pictures: Of the split `train`, from which the trials train, each in one process.
+        num_images: Number of images of the split `train`; each trial trains on all of them in one process.
 
     Raises:
-        WrongInput: A batch larger than that.
+        WrongInput: A trial may draw a batch larger than `num_images`.
     """
     if not tune.search:
-        tune = _with_smaller_batches(tune, num_pictures)
+        tune = _with_smaller_batches(tune, num_images)
     if "batch_size" not in tune.space:
-        check_batches(train, 1, num_pictures)
+        check_batches(train, 1, num_images)
         return tune
     for values in corners({"batch_size": tune.space["batch_size"]}):
         try:
-            check_batches(with_values(train, values), 1, num_pictures)
+            check_batches(with_values(train, values), 1, num_images)
         except WrongInput as error:
-            raise WrongInput(f"tune.search can draw {values}; take that out of the search: {error}") from None
+            raise WrongInput(f"tune.search can draw {values}; remove it from the search: {error}") from None
     return tune
 
 
-def _with_smaller_batches(tune: TuneConfig, num_pictures: int) -> TuneConfig:
+def _with_smaller_batches(tune: TuneConfig, num_images: int) -> TuneConfig:
     sizes = set(DEFAULT_BATCH_SIZES)
-    # Never to 1, of which a batch norm has no variance; who has fewer than 4 pictures has nothing to search with.
-    while max(sizes) > max(4, num_pictures):
+    # Never 1, for which batch norm has no variance; fewer than 4 images are too few for a search.
+    while max(sizes) > max(4, num_images):
         sizes = {max(2, size // 2) for size in sizes}
     if sizes == set(DEFAULT_BATCH_SIZES):
         return tune
@@ -89,22 +89,21 @@ def _with_smaller_batches(tune: TuneConfig, num_pictures: int) -> TuneConfig:
 
 
 def trial_config(train: TrainConfig, tune: TuneConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """Return what a trial trains: the values drawn for it, and a trial's epochs.
+    """Return the training settings of a trial: `train` with the values drawn and the number of epochs of a trial.
 
     Raises:
-        ValidationError: The values cannot be.
+        ValidationError: The values are invalid.
     """
     bound = {} if tune.max_epochs is None else {"max_epochs": tune.max_epochs}
     return with_values(train, {**values, **bound})
 
 
 def study_name(train: TrainConfig, tune: TuneConfig, cache: CacheRef) -> str:
-    """Name a study by everything that decides it, so that the same search goes on where it was.
+    """Return a study name that is a hash of all settings that affect the results, so that the same search resumes.
 
-    What the searched settings are in `train` does not count, nor does how many trials there are to be: a search that
-    is given more of them goes on.
+    The values of searched settings in `train` and the number of trials do not count: a search resumes with more trials.
     """
-    # All that decides a training is in its key; where settings are searched, any value of theirs stands for all.
+    # The key of a run has every setting that affects it; one value stands for all values of a searched setting.
     key = run_key(trial_config(train, tune, next(corners(tune.space))), cache, None)
     decisive = {"training": key, "tune": tune.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

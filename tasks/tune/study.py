@@ -1,4 +1,4 @@
-"""The study of a search: an Optuna study in a database below the home, which one search at a time goes on with."""
+"""The Optuna study of a search, in a database in the home folder, used by one search at a time."""
 
 import hashlib
 import logging
@@ -17,50 +17,51 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tasks.config import TrainConfig, TuneConfig
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
-from tasks.home import make_private_file
 from tasks.storage import Storage
+from tasks.system.home import make_private_file
 
 logger = logging.getLogger("lakevision.tune")
 
 RETRY_OF = "lakevision.retry_of"
-"""Attribute of a trial that does again what another one, which ended without a value, began: that one's number."""
+"""Attribute of a retried trial: the number of the trial that it retries."""
 ERROR = "lakevision.error"
 RUN_ID = "lakevision.run_id"
 CANCELLED = "lakevision.cancelled"
-"""Attribute of a study: the numbers of the trials that a person cancelled, which are not done again.
+"""Attribute of a study: the numbers of the trials that a user cancelled, which are not retried.
 
-No attribute of the trials: one that has ended takes none, and its own process says that it failed when it is ended."""
+Not an attribute of the trials: a cancelled trial reports itself as failed, and ended trials take no attributes."""
 
 BUSY_SECONDS = 60
-"""How long a process waits for the database while another one writes to it."""
+"""Timeout of SQLite's lock on the database, seconds."""
 
 
 class NoTrialCompleted(WrongInput):
-    """No trial of a search came to its end, so that there is nothing to choose from.
+    """No trial of a search completed.
 
-    Not retried, for whatever reason they failed: that would be every failed trial once more, with all of
-    `tune.timeout_seconds` anew, and where all have failed, lost workers among it, the reason is one that a few seconds
-    do not mend. A person mends it and runs the search again, which goes on from the trials' checkpoints.
+    Prefect does not retry this error. A retry would repeat every failed trial with a new `tune.timeout_seconds`, and a
+    cause that fails all trials, even lost workers, lasts for more than seconds. The user fixes it and runs the search
+    again, which resumes the trials from their checkpoints.
     """
 
 
 def studies_folder(storage: Storage) -> Path:
-    """Return the folder of the studies' database and locks; local or on a shared file system."""
+    """Return the folder of the studies' database and locks, on a local or a shared file system."""
     return Path(storage.home) / "studies"
 
 
 @contextmanager
-def have_study(storage: Storage, name: str) -> Iterator[None]:
-    """Have a study to ourselves until the block ends, after whoever has it now; a lock that ends with its process."""
+def lock_study(storage: Storage, name: str) -> Iterator[None]:
+    """Hold the exclusive lock of a study within the block, after waiting for it; it is released with its process."""
     folder = studies_folder(storage)
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / f"{name}.lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        logger.info("another run does exactly this search: waiting until it ends")
+        logger.info("another run has the exclusive lock of this search: waiting until it ends")
         lock.acquire()
     try:
         yield
@@ -69,26 +70,26 @@ def have_study(storage: Storage, name: str) -> Iterator[None]:
 
 
 def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig, *, create: bool) -> optuna.Study:
-    """Open a study, whose trials Hyperband prunes.
+    """Open a study whose trials Hyperband prunes.
 
-    Hyperband (Li et al., 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization") as Optuna has
-    it: brackets of successive halving, each with another number of epochs before its first cut.
+    Optuna's implementation of Hyperband (Li et al., 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter
+    Optimization"): brackets of successive halving, which differ in the number of epochs before the first pruning.
 
     Args:
-        storage: Where it lies.
-        name: Its name.
-        train: Names the metric and the epochs.
-        tune: The rules of pruning.
-        create: Whether to make it where it is not.
+        storage: Location of the database.
+        name: Name of the study.
+        train: Settings with the metric and the number of epochs.
+        tune: Settings of the pruner.
+        create: Whether to create the study if it does not exist.
 
     Raises:
-        WrongInput: It is not there.
+        WrongInput: The study does not exist and `create` is false.
     """
     folder = studies_folder(storage)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # What became of a trial, we say ourselves.
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # The search logs results itself.
     if not create and not (folder / "studies.db").exists():
         raise _missing(name, folder)
-    # Two that make the tables of one database at once fail both.
+    # Two processes that create the tables of one database at once both fail.
     with filelock.FileLock(folder / "studies.db.lock"):
         make_private_file(folder / "studies.db")
         database = RDBStorage(
@@ -108,38 +109,38 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
 
 def _missing(name: str, folder: Path) -> WrongInput:
     return WrongInput(
-        f"study is '{name}', which '{folder}' does not have: the worker must see the storage.home of the search"
+        f"study is '{name}', which does not exist in '{folder}': the worker needs the storage.home of the search"
     )
 
 
 def superseded(study: optuna.Study) -> set[int]:
-    """Return the numbers of the trials that another one does again."""
+    """Return the numbers of the trials that another trial retries."""
     return {trial.user_attrs[RETRY_OF] for trial in study.get_trials(deepcopy=False) if RETRY_OF in trial.user_attrs}
 
 
 def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return every trial but those that another one does again, ordered by number."""
-    gone = superseded(study)
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.number not in gone]
+    """Return every trial except those that another trial retries, ordered by number."""
+    retried = superseded(study)
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.number not in retried]
 
 
 def cancelled_trials(study: optuna.Study) -> set[int]:
-    """Return the numbers of the trials that a person cancelled."""
+    """Return the numbers of the trials that a user cancelled."""
     return set(study.user_attrs.get(CANCELLED, []))
 
 
-def give_up_trial(study: optuna.Study, number: int) -> None:
-    """Remember that a person cancelled a trial; the caller has the study."""
+def mark_cancelled(study: optuna.Study, number: int) -> None:
+    """Record that a user cancelled a trial; the caller holds the lock of the study."""
     study.set_user_attr(CANCELLED, sorted(cancelled_trials(study) | {number}))
 
 
-def redo_lost_trials(study: optuna.Study) -> int:
-    """Put every trial that ended without a value on the list again, and return how many; the caller has the study.
+def requeue_lost_trials(study: optuna.Study) -> int:
+    """Enqueue again every trial that ended without a value, and return how many; the caller holds the lock.
 
-    Not those that a person cancelled.
+    Cancelled trials are not retried.
 
-    A trial that still runs lost its process, or the process that waited for it: it is failed first, so that what may
-    be left of it ends with its next report. Its training goes on from its last checkpoint.
+    A trial in the state RUNNING lost its own process or that of its search. It is failed first, so that any remaining
+    process of it ends with its next report. Its training run resumes from its last checkpoint.
     """
     lost, cancelled = 0, cancelled_trials(study)
     for trial in counted_trials(study):
@@ -162,10 +163,10 @@ def redo_lost_trials(study: optuna.Study) -> int:
 
 
 def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune: TuneConfig) -> Trial | None:
-    """Return the next trial, its values drawn; None where there are as many as there are to be.
+    """Return the next trial with its values drawn, or None if there are `tune.num_trials` already.
 
-    What is drawn is a function of the seed, of how many were drawn before, and of what came of them: a search that was
-    stopped does not begin again with the values that it began with.
+    The values depend on the seed, the number of trials drawn before, and their results. A resumed search therefore
+    does not draw its first values again.
     """
     known = counted_trials(study)
     waiting = any(trial.state == TrialState.WAITING for trial in known)
@@ -175,17 +176,17 @@ def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune:
     seed = int.from_bytes(hashlib.sha256(f"{tune.seed} {drawn}".encode()).digest()[:4])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        # A constant liar: trials that run at once keep away from each other.
+        # The constant liar keeps concurrent trials from sampling similar values.
         study.sampler = TPESampler(seed=seed, constant_liar=tune.parallel > 1)
     return study.ask(dict(space))
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
-    """Return what came of every trial: number, state, value, error, MLflow run and the values drawn."""
-    gone, cancelled = superseded(study), cancelled_trials(study)
+    """Return a row per trial: number, state, value, drawn values, MLflow run and error."""
+    retried, cancelled = superseded(study), cancelled_trials(study)
 
     def state(trial: FrozenTrial) -> str:
-        if trial.number in gone:
+        if trial.number in retried:
             return "redone"
         return "cancelled" if trial.number in cancelled else trial.state.name.lower()
 
@@ -206,30 +207,33 @@ def best_trial(study: optuna.Study) -> FrozenTrial:
     """Return the best of the trials that completed.
 
     Raises:
-        NoTrialCompleted: There is none.
+        NoTrialCompleted: No trial completed.
     """
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        raise NoTrialCompleted(_why_none_completed(study))
+        raise NoTrialCompleted(_none_completed_message(study))
     return study.best_trial
 
 
-def _why_none_completed(study: optuna.Study) -> str:
-    """Say in one sentence what became of the trials of a study of which none completed, and what to do."""
-    known = superseded(study)
-    rows = [row for row in trial_rows(study) if row["number"] not in known]
-    named = {"fail": "failed", "pruned": "diverged or pruned", "cancelled": "cancelled", "waiting": "not begun"}
-    counts = {said: sum(row["state"] == state for row in rows) for state, said in named.items()}
-    became = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
-    told = [row for row in rows if row["error"] and row["state"] in {"fail", "pruned"}]
-    last = f"; the last, trial {told[-1]['number']}, ended with '{_on_one_line(told[-1]['error'])}'" if told else ""
-    if counts["failed"] or counts["not begun"]:
-        way_out = "mend that and run the search again, which does again those that failed"
+def _none_completed_message(study: optuna.Study) -> str:
+    """Return a sentence with the number of trials per state, the last error, and the way out."""
+    retried = superseded(study)
+    rows = [row for row in trial_rows(study) if row["number"] not in retried]
+    labels = {"fail": "failed", "pruned": "diverged or pruned", "cancelled": "cancelled", "waiting": "not started"}
+    counts = {label: sum(row["state"] == state for row in rows) for state, label in labels.items()}
+    summary = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
+    with_error = [row for row in rows if row["error"] and row["state"] in {"fail", "pruned"}]
+    last = ""
+    if with_error:
+        number, error = with_error[-1]["number"], with_error[-1]["error"]
+        last = f", and trial {number} ended last with '{_on_one_line(error)}'"
+    if counts["failed"] or counts["not started"]:
+        way_out = "fix the cause and run the search again, which retries the failed trials"
     else:
-        way_out = "search other values (tune.search), or let more trials be drawn (tune.num_trials)"
-    return f"none of the {len(rows)} trials of the search came to its end ({became or 'none began'}){last}: {way_out}"
+        way_out = "search other values (tune.search), or draw more trials (tune.num_trials)"
+    return f"none of the {len(rows)} trials of the search completed ({summary or 'none started'}){last}: {way_out}"
 
 
 def _on_one_line(error: str) -> str:
-    """Return the first line of an error, and the last one, which in a rank's traceback names the reason."""
+    """Return the first and the last line of an error; the last line of a rank's traceback has the cause."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     return " ... ".join([lines[0], lines[-1]] if len(lines) > 1 else lines)

@@ -1,4 +1,4 @@
-"""The search for hyper-parameters as Prefect tasks: its trials run on the GPU pool, or right here."""
+"""Hyper-parameter search as Prefect tasks: trials run on the GPU work pool or in place."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,20 +7,21 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
 from tasks import tracking
-from tasks.config import TrainConfig, TrialRun, TuneConfig, TuneRun
-from tasks.cores import gpu_names, take_slot
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
-from tasks.distributed.task import trained_on_pool
+from tasks.config.train import TrainConfig
+from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
-from tasks.markup import in_cells
+from tasks.launch.launcher import launch_ranks
+from tasks.launch.task import trained_on_pool
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
-from tasks.preflight.check import check_search_sizes
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
+from tasks.system.cores import gpu_names, take_slot
+from tasks.text.markup import in_cells
 from tasks.train.identity import run_key
+from tasks.train.spec import TrainingSpec
+from tasks.tune.check import check_search_sizes
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
 from tasks.tune.trial import run_trial
 
@@ -29,8 +30,8 @@ logger = logging.getLogger("lakevision.tune")
 
 @stage("check-search", timeout_seconds=1800)
 def check_searchable(config: TuneRun, storage: Storage) -> None:
-    """Refuse tracking, models, weights and pools that cannot be, before a cache is built for them."""
-    from tasks.preflight.trainable import check_search  # Here: it loads torch.
+    """Check tracking server, models, weights and work pool, before a cache is built."""
+    from tasks.tune.check import check_search
 
     tracking.check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"
@@ -41,7 +42,7 @@ def check_searchable(config: TuneRun, storage: Storage) -> None:
 
 @stage("check-batches", timeout_seconds=1800)
 def check_drawn_batches_fit(config: TuneRun, images: TableRef) -> None:
-    """Refuse a batch that a trial may draw and a table version has no pictures for, before a cache is built from it."""
+    """Check that no trial may draw a batch larger than the number of training images, before a cache is built."""
     check_search_sizes(config, images)
 
 
@@ -65,14 +66,14 @@ def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
 
 @stage("search", timeout_seconds=None)
 def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> TrainConfig:
-    """Try settings until there are trials enough, show all of them, and return the best."""
+    """Run the trials of the search, publish all of them, and return the best settings."""
     result = search_parameters(train, tune, cache, storage, _starter(tune), flow_run_tags())
     publish_search(result, sorted(tune.space), storage)
     return result.best
 
 
 def publish_search(result: SearchResult, searched: Sequence[str], storage: Storage) -> None:
-    """Publish every trial as a table, the best values as another, and a link to the run that the trials are under."""
+    """Publish a table of all trials, a table of the best settings, and a link to the parent MLflow run."""
     monitor = result.best.monitor
     create_table_artifact(
         table=[in_cells(row) for row in result.rows],
@@ -100,12 +101,15 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
 
 @stage("train-best-on-pool", timeout_seconds=None)
 def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> bool:
-    """Train the best settings in full where the trials ran, if that is a pool and no trial did; say whether it was."""
+    """Train the best settings in full on the work pool of the trials, and return whether a run was submitted.
+
+    Nothing is submitted if the trials run in place, or if a finished run has these settings.
+    """
     key = run_key(train, cache, None)
     if found := tracking.find_finished_run(storage, key):
-        return skipped(False, f"MLflow run {found.run_id} has trained this already")
+        return skipped(False, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(tune) == "in_place":
-        return skipped(False, "there is no pool: it is trained in place")
+        return skipped(False, "without a work pool the best settings are trained in place")
     config = TrialRun(storage=storage.as_config(), train=train, tune=tune)
     submitted = submit(
         tune, "tune", "training", {"config": config.model_dump(), "cache_ref": cache.model_dump()}, name=f"best-{key}"
@@ -117,26 +121,26 @@ def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
 
 @stage("train-trial", timeout_seconds=None, retries=0)
 def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> TrialReport:
-    """Train as a trial of a study, or as none; the search decides whether a failed trial is done again."""
+    """Train a trial of a study, or the best settings in full; the search decides whether a failed trial is retried."""
     tags = flow_run_tags()
     if config.parent_run_id is not None:
         tags |= tracking.trial_tags(config.parent_run_id, config.number)
-    spec = RankSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
+    spec = TrainingSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
     with take_slot([] if config.train.device == "cpu" else gpu_names()) as slot:
-        # Who is in the slots before ours runs at the same time, whatever search it belongs to.
+        # Runs in lower slots share the machine at the same time, even those of another search.
         num_slots = max(_trials_here(config), slot + 1)
-        logger.info("this training has slot %d of %d on its machine", slot + 1, num_slots)
+        logger.info("this training run has slot %d of %d on its machine", slot + 1, num_slots)
         return _train_trial(spec.model_copy(update={"slot": slot, "num_slots": num_slots}), config)
 
 
 def _trials_here(config: TrialRun) -> int:
-    """Return how many trials of the search are to be expected on this machine at once."""
+    """Return the expected number of concurrent trials of the search on this machine."""
     if config.study is None or config.tune.parallel == 1 or where_to_run(config.tune) == "in_place":
         return 1
     return runs_per_worker(config.tune.parallel, *read_pool(config.tune.work_pool, "tune"))
 
 
-def _train_trial(spec: RankSpec, config: TrialRun) -> TrialReport:
+def _train_trial(spec: TrainingSpec, config: TrialRun) -> TrialReport:
     if config.study is None or config.number is None:
         run = launch_ranks(spec)
         return TrialReport(number=None, state="complete", value=None, run_id=run.run_id)

@@ -1,4 +1,4 @@
-"""One trial of a search: a training that reports each epoch to its study, and ends when that prunes it."""
+"""A trial of a search: a training run that reports each epoch to its study and ends when it is pruned."""
 
 import logging
 import math
@@ -11,27 +11,26 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
 from tasks import tracking
-from tasks.config import TuneConfig
-from tasks.distributed.launch import launch_ranks
-from tasks.distributed.spec import RankSpec
-from tasks.errors import WrongInput
+from tasks.config.tune import TuneConfig
+from tasks.errors import Diverged, WrongInput
+from tasks.launch.launcher import launch_ranks
 from tasks.refs import RunRef, TrialReport
 from tasks.train.checkpoint_files import remove_checkpoints
-from tasks.train.diverged import Diverged
+from tasks.train.spec import TrainingSpec
 from tasks.tune.study import ERROR, RUN_ID, open_study
 
 logger = logging.getLogger("lakevision.tune")
 
-MOST_SAID = 1000
-"""Characters of an error that a study keeps, about."""
+MAX_ERROR_CHARACTERS = 1000
+"""Approximate number of characters of an error that a study keeps."""
 
 
 class Pruned(Exception):
-    """The study has no hope of this trial; raised through the launcher, which ends the ranks."""
+    """The study pruned this trial; raised through the launcher, which ends the ranks."""
 
 
-def trial_of(study: optuna.Study, number: int) -> Trial:
-    """Return a trial by its number, to report to.
+def get_trial(study: optuna.Study, number: int) -> Trial:
+    """Return the trial with the given number.
 
     Raises:
         WrongInput: The study has no such trial.
@@ -39,29 +38,31 @@ def trial_of(study: optuna.Study, number: int) -> Trial:
     for frozen in study.get_trials(deepcopy=False):
         if frozen.number == number:
             return Trial(study, frozen._trial_id)
-    raise WrongInput(f"number is {number}, but the study '{study.study_name}' has no such trial: give one of its own")
+    raise WrongInput(
+        f"number is {number}, but the study '{study.study_name}' has no such trial: give the number of an existing one"
+    )
 
 
-def reporter(trial: Trial) -> Callable[[dict[str, Any]], None]:
-    """Return what takes the events of a trial's rank 0: it reports the metric, and raises when the trial is pruned.
+def make_reporter(trial: Trial) -> Callable[[dict[str, Any]], None]:
+    """Return a callback for events of rank 0, which reports the metric and raises `Pruned` when the trial is pruned.
 
-    A step is the number of epochs trained: Hyperband divides epochs among trials.
+    Optuna's step is the number of epochs trained: Hyperband allocates epochs to trials.
     """
-    known = set(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+    reported = set(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
 
     def on_event(event: dict[str, Any]) -> None:
         epochs = int(event["epoch"])
-        if epochs in known:
+        if epochs in reported:
             return
-        known.add(epochs)
+        reported.add(epochs)
         try:
             trial.report(event["value"], epochs)
         except UpdateFinishedTrialError:
             raise WrongInput(
                 f"trial {trial.number} of the study '{trial.study.study_name}' was ended by another run of the search: "
-                "nothing is to be done here"
+                "no action is needed here"
             ) from None
-        # After the last epoch, be it that of early stopping, there is nothing left to save.
+        # After the last epoch, also by early stopping, pruning would save nothing.
         if not event["ends_training"] and trial.should_prune():
             raise Pruned
 
@@ -69,43 +70,43 @@ def reporter(trial: Trial) -> Callable[[dict[str, Any]], None]:
 
 
 def run_trial(
-    spec: RankSpec, study_name: str, number: int, tune: TuneConfig, stop: threading.Event | None = None
+    spec: TrainingSpec, study_name: str, number: int, tune: TuneConfig, stop: threading.Event | None = None
 ) -> TrialReport:
-    """Train as a trial, and tell the study what came of it: the best value of `train.monitor`, pruned, or failed.
+    """Train a trial, and report its result to the study: the best value of `train.monitor`, pruned, or failed.
 
-    A training that diverges is the worst there is, and one that the study should learn from: it counts as pruned.
+    A diverged run counts as pruned with the worst value, so that the sampler learns from it.
 
     Args:
-        spec: What to train.
-        study_name: The study, which lies below the same home.
-        number: The trial's number in it.
-        tune: The rules of pruning.
-        stop: Ends the training when it is set.
+        spec: The training run.
+        study_name: Name of the study, in the same home.
+        number: Number of the trial in the study.
+        tune: Settings of the pruner.
+        stop: Ends the training run when it is set.
 
     Raises:
-        WrongInput: The study or trial is not there, or the training's own input cannot be.
+        WrongInput: The study or the trial does not exist, or the input of the training run is invalid.
         RankFailed, TimeoutError: As `launch_ranks`.
     """
     study = open_study(spec.storage, study_name, spec.train, tune, create=False)
-    trial = trial_of(study, number)
+    trial = get_trial(study, number)
     try:
-        run = tracking.find_finished_run(spec.storage, spec.key) or launch_ranks(spec, reporter(trial), stop)
-        return _tell_complete(spec, trial, run)
+        run = tracking.find_finished_run(spec.storage, spec.key) or launch_ranks(spec, make_reporter(trial), stop)
+        return _report_complete(spec, trial, run)
     except Pruned:
         if finished := tracking.find_finished_run(spec.storage, spec.key):
-            return _tell_complete(spec, trial, finished)  # It was quicker than the signal that was to end it.
+            return _report_complete(spec, trial, finished)  # It finished before the signal arrived.
         run_id = tracking.mark_pruned(spec.storage, spec.key)
         _remove_checkpoint(spec)
         trial.set_user_attr(RUN_ID, run_id)
-        told = study.tell(number, state=TrialState.PRUNED)
-        logger.info("trial %d is pruned at %s %s", number, spec.train.monitor, told.value)
-        return TrialReport(number=number, state="pruned", value=told.value, run_id=run_id)
+        pruned = study.tell(number, state=TrialState.PRUNED)
+        logger.info("trial %d is pruned at %s %s", number, spec.train.monitor, pruned.value)
+        return TrialReport(number=number, state="pruned", value=pruned.value, run_id=run_id)
     except Diverged as error:
         logger.warning("trial %d: %s", number, error)
         run_id = tracking.find_newest_run(spec.storage, spec.key)
         trial.set_user_attr(RUN_ID, run_id)
         trial.set_user_attr(ERROR, str(error))
-        # Optuna takes a pruned trial for as good as its last value: no number is the worst.
+        # Optuna ranks a pruned trial by its last value: NaN is the worst.
         trial.report(math.nan, spec.train.total_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
         _remove_checkpoint(spec)
@@ -116,24 +117,25 @@ def run_trial(
         raise
 
 
-def _tell_complete(spec: RankSpec, trial: Trial, run: RunRef) -> TrialReport:
+def _report_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialReport:
     trial.set_user_attr(RUN_ID, run.run_id)
     value = tracking.run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
     trial.study.tell(trial.number, value)
     return TrialReport(number=trial.number, state="complete", value=value, run_id=run.run_id)
 
 
-def _remove_checkpoint(spec: RankSpec) -> None:
-    """Let whoever trains the same in full begin anew, in a run of its own."""
+def _remove_checkpoint(spec: TrainingSpec) -> None:
+    """Remove the checkpoints of a pruned trial, so that a full run of the same settings starts from scratch."""
     remove_checkpoints(spec.storage.checkpoints / spec.key)
 
 
-def fail_trial(study: optuna.Study, number: int, why: str) -> None:
-    """Tell the study that a trial ended without a value, unless it knows already what became of it."""
-    trial = trial_of(study, number)
+def fail_trial(study: optuna.Study, number: int, reason: str) -> None:
+    """Mark a trial as failed, unless the study has its result already."""
+    trial = get_trial(study, number)
     try:
-        # Of a rank's last lines the last one says most.
-        trial.set_user_attr(ERROR, why if len(why) <= MOST_SAID else f"{why[: MOST_SAID // 4]}\n{why[-MOST_SAID:]}")
+        # The last of a rank's lines has the cause.
+        shortened = f"{reason[: MAX_ERROR_CHARACTERS // 4]}\n{reason[-MAX_ERROR_CHARACTERS:]}"
+        trial.set_user_attr(ERROR, reason if len(reason) <= MAX_ERROR_CHARACTERS else shortened)
         study.tell(number, state=TrialState.FAIL)
     except (UpdateFinishedTrialError, ValueError):
-        return  # Somebody else has told.
+        return  # Another process has reported its result.

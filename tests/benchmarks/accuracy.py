@@ -1,8 +1,9 @@
-"""Time from a warm cache of pictures to the best accuracy, with a frozen backbone: ours beside the published recipe.
+"""Time from a warm cache to the best accuracy with a frozen backbone, beside the published recipe.
 
-The recipe runs the backbone on every picture in every epoch, in float32, from petastorm's own loader, and tracks
-nothing. Ours is tracked, in a database of MLflow that is there before the clock starts, as the cache is. Needs the
-photos and weights of $LAKEVISION_TEST_DATA.
+The recipe runs the backbone on every image in every epoch, in float32, from petastorm's own loader, without tracking.
+Ours logs to an MLflow database, which exists before the clock starts, as does the cache. Needs the photos and weights
+of $LAKEVISION_TEST_DATA.
+
 Run: `make bench-accuracy`, or after train.py as part of `make bench-train`; BENCH_ARGS=--quick for one seed.
 """
 
@@ -19,20 +20,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks import tracking  # noqa: E402
-from tasks.config import StorageConfig  # noqa: E402
-from tasks.environment import rank_environment  # noqa: E402
-from tasks.storage import resolve_storage  # noqa: E402
-from tests.benchmarks import train_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import log_file  # noqa: E402
+from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.environment import rank_environment
+from tasks.storage import resolve_storage
+from tests.benchmarks import train_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import log_file
 
 WITHIN = 0.005
-"""An epoch whose accuracy is so close to the best of all is one that reached it."""
+"""An epoch reaches the best accuracy of all if it is within this difference."""
 
 
 def run_to_best(name: str, folder: Path, weights: Path, seed: int, log: Any) -> list[dict[str, float]]:
-    """Train in a process of its own; return what it said."""
+    """Train in a separate process, and return the rows that it printed."""
     script = str(ROOT / "tests/benchmarks/train_to_best.py")
     done = subprocess.run(
         [sys.executable, script, name, str(folder), str(weights), str(seed)],
@@ -44,20 +45,20 @@ def run_to_best(name: str, folder: Path, weights: Path, seed: int, log: Any) -> 
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def reached(said: list[dict[str, float]], accuracy: float) -> float:
-    """Return when an epoch first came within WITHIN of an accuracy, in seconds; infinite where none did."""
-    return next((row["at"] for row in said if row.get("accuracy", 0.0) >= accuracy - WITHIN), float("inf"))
+def seconds_to(rows: list[dict[str, float]], accuracy: float) -> float:
+    """Return the seconds until an epoch first came within WITHIN of an accuracy, infinite where none did."""
+    return next((row["at"] for row in rows if row.get("accuracy", 0.0) >= accuracy - WITHIN), float("inf"))
 
 
 def time_to_best(data: Path, folder: Path, num_rounds: int, num_pairs: int, log: Any) -> list[Figure]:
-    """Train to the best validation accuracy, ours with each seed and the recipe with the first ones, in turns."""
+    """Train alternately to the best validation accuracy: ours with each seed, the recipe with the first `num_pairs`."""
     weights = data / "weights" / "mobilenet_v2.pth"
     train_data.write_photos(data / "photos", folder)
     times: dict[str, list[float]] = {"ours": [], "recipe-3": []}
     ours_best, ours_test, recipe_best = [], [], []
     step_1 = 0.0
     for seed in range(1, num_rounds + 1):
-        # Not on the clock: MLflow's database is a home's, not a training's, and who has a warm cache has it.
+        # Not timed: MLflow's database belongs to the home, and exists wherever a warm cache does.
         tracking.prepare_tracking(resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed)))))
         mine = run_to_best("ours", folder, weights, seed, log)
         ours_best.append(max(row.get("accuracy", 0.0) for row in mine))
@@ -67,10 +68,10 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, num_pairs: int, log:
             continue
         theirs = run_to_best("recipe-3", folder, weights, seed, log)
         best = max(row.get("accuracy", 0.0) for row in mine + theirs)
-        times["ours"].append(reached(mine, best))
-        # One that never comes so close is taken at its own best, in its favour.
+        times["ours"].append(seconds_to(mine, best))
+        # A recipe run that never comes so close is timed to its own best, in its favour.
         own = max(row["accuracy"] for row in theirs)
-        times["recipe-3"].append(min(reached(theirs, best), reached(theirs, own + WITHIN)))
+        times["recipe-3"].append(min(seconds_to(theirs, best), seconds_to(theirs, own + WITHIN)))
         recipe_best.append(own)
         print(f"ours {times['ours'][-1]:.1f} s; recipe {times['recipe-3'][-1]:.1f} s, val {own:.4f}", flush=True)
         if seed == 1:
@@ -124,8 +125,8 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, num_pairs: int, log:
     ]
 
 
-def beside_probe(data: Path, test: float, log: Any) -> list[Figure]:
-    """Return the test accuracy, in percent, beside that of linear probes of the same backbone, split and photos."""
+def compare_with_probe(data: Path, test: float, log: Any) -> list[Figure]:
+    """Compare the test accuracy, in percent, with linear probes of the same backbone, split and photos."""
     script, weights = str(ROOT / "tests/benchmarks/linear_probe.py"), data / "weights" / "mobilenet_v2.pth"
     figures = []
     for name, title in (("letterbox", "our letterbox"), ("crop", "torchvision's own preprocessing")):
@@ -150,20 +151,20 @@ def beside_probe(data: Path, test: float, log: Any) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, and write the figures."""
+    """Run the benchmark, and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, for a first look")
-    parser.add_argument("--pairs", type=int, default=3, help="of the seeds, how many the recipe trains with, too")
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--pairs", type=int, default=3, help="number of seeds that the recipe is also trained with")
     given = parser.parse_args()
     num_seeds = 1 if given.quick else 3
     num_pairs = max(1, min(given.pairs, num_seeds))
     data = os.environ.get("LAKEVISION_TEST_DATA")
     if not data or not (Path(data) / "photos").is_dir():
-        print("LAKEVISION_TEST_DATA names no photos: nothing is measured", flush=True)
+        print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
         return
     with TemporaryDirectory() as scratch, log_file("accuracy").open("w") as log:
         figures = time_to_best(Path(data).resolve(), Path(scratch), num_seeds, num_pairs, log)
-        figures += beside_probe(Path(data).resolve(), figures[-1].value, log)
+        figures += compare_with_probe(Path(data).resolve(), figures[-1].value, log)
     write_figures("accuracy", figures, note=f"{num_seeds} seeds; times are medians of {num_pairs} pairs in turns")
 
 

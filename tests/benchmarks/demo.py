@@ -1,4 +1,4 @@
-"""Time of each stage of the DAG on the built-in digits, cold (an empty home) and warm (the same once more).
+"""Time per stage of the DAG on the built-in digits, cold (an empty home) and warm (a second run).
 
 Run: `make bench-demo`; BENCH_ARGS=--quick for one round instead of three.
 """
@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks.environment import lakevision_home  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.processes import free_port, plain_environment  # noqa: E402
+from tasks.environment import lakevision_home
+from tests.benchmarks.figures import Figure, write_figures
+from tests.builders.processes import free_port, plain_environment
 
 HALF = 0.5
-"""A second demo takes less than half the time of the first."""
+"""Goal: a second run takes less than half the time of the first."""
 
 
 def run_demo(home: Path) -> dict[str, float]:
-    """Run the demo in `home`; return seconds by stage, and `whole`."""
+    """Run the demo in `home`, and return the seconds per stage, and of the whole run as `whole`."""
     environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
     began = time.monotonic()
     transcript = lakevision_home() / "bench" / "demo.log"
@@ -38,9 +38,9 @@ def run_demo(home: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run cold and warm in pairs, and write the figures."""
+    """Run pairs of a cold and a warm demo, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one pair, for a first look")
+    parser.add_argument("--quick", action="store_true", help="one pair")
     num_pairs = 1 if parser.parse_args().quick else 3
     pairs = []
     for number in range(num_pairs):

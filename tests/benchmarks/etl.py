@@ -1,7 +1,9 @@
-"""ETL: images a second against the recipe and a plain process pool, a run with 1 % new files, memory and growth.
+"""Throughput, memory and growth of ETL, beside the published recipe and a plain process pool.
 
-Run: `make bench-etl`; BENCH_ARGS=--quick for fewer pictures and pairs. All sides read the same JPEGs of varied size,
-scale them into 224 pixels and encode them as JPEG, each in processes of its own, started and ended within its time.
+All read the same JPEGs of varied size, scale them into 224 pixels and encode them as JPEG. Each has its own processes,
+whose start and end are part of its time. A second run with 1 % new files is timed as well.
+
+Run: `make bench-etl`; BENCH_ARGS=--quick for fewer images and pairs.
 """
 
 import argparse
@@ -15,32 +17,32 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.pictures import write_pictures  # noqa: E402
-from tests.benchmarks.processes import Measured, measure  # noqa: E402
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.image_folder import write_images
+from tests.benchmarks.processes import Measured, measure
 
 PEER_GOALS = {"recipe": 4.0, "pool": 0.8}
-"""At least this many times the peer's images a second."""
+"""Goals: the least ratio of our images per second to the peer's."""
 NEW_SHARE, NEW_GOAL = 0.01, 0.15
 MEMORY_GOAL = 1.1
 MEGABYTE = 1 << 20
 
 
 def run_side(name: str, source: Path, scratch: Path, *, keep: bool = False, memory: bool = False) -> Measured:
-    """Run one side into its target below `scratch`, and remove what it wrote unless it is to be kept."""
+    """Run one ETL into a target folder below `scratch`, and remove that folder unless `keep` is true."""
     target = scratch / f"{name}-target"
     measured = measure("etl_peers.py", name, str(source), str(target), memory=memory)
     if not keep:
         shutil.rmtree(target)
-    held = f"{measured.peak_python_bytes / MEGABYTE:.0f} MB of Python, {measured.peak_bytes / MEGABYTE:.0f} MB"
-    print(f"  {name}: {held if memory else f'{measured.seconds:.1f} s'}", flush=True)
+    used = f"{measured.peak_python_bytes / MEGABYTE:.0f} MB of Python, {measured.peak_bytes / MEGABYTE:.0f} MB"
+    print(f"  {name}: {used if memory else f'{measured.seconds:.1f} s'}", flush=True)
     return measured
 
 
 def against_peers(source: Path, scratch: Path, count: int, num_pairs: int) -> list[Figure]:
-    """Compare images a second, the sides of a pair one after the other, in turns the one and the other first.
+    """Compare images per second in pairs of runs whose order alternates.
 
-    The recipe, which takes ten minutes where ours takes one and a half, is in the first pair alone.
+    The recipe, which takes ten minutes where ours takes one and a half, is only in the first pair.
     """
     rounds = []
     for number in range(num_pairs):
@@ -57,9 +59,9 @@ def against_peers(source: Path, scratch: Path, count: int, num_pairs: int) -> li
 
 
 def with_new_files(source: Path, scratch: Path, count: int) -> Figure:
-    """Compare a run that finds 1 % of new files with the one that read them all."""
+    """Compare a run that finds 1 % new files with a first run on all files."""
     whole = run_side("ours", source, scratch, keep=True)
-    write_pictures(source, max(1, round(count * NEW_SHARE)), first=count)
+    write_images(source, max(1, round(count * NEW_SHARE)), first=count)
     again = run_side("ours", source, scratch)
     ratio = again.seconds / whole.seconds
     return Figure(
@@ -68,7 +70,7 @@ def with_new_files(source: Path, scratch: Path, count: int) -> Figure:
 
 
 def _first(source: Path, count: int, folder: Path) -> Path:
-    """Return a folder with links to the first pictures of the source."""
+    """Return a folder with links to the first `count` images of the source."""
     for file in sorted(source.glob("*/*.jpg"), key=lambda found: found.name)[:count]:
         place = folder / file.parent.name
         place.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,7 @@ def _first(source: Path, count: int, folder: Path) -> Path:
 
 
 def growth(source: Path, scratch: Path, memory_sizes: tuple[int, int], time_sizes: tuple[int, int]) -> list[Figure]:
-    """Compare peak memory, and time a picture, at two sizes of the source each."""
+    """Compare peak memory and time per image, each at two sizes of the source."""
     found = {}
     for count in sorted({*memory_sizes, *time_sizes}):
         folder = _first(source, count, scratch / f"growth-{count}")
@@ -88,27 +90,27 @@ def growth(source: Path, scratch: Path, memory_sizes: tuple[int, int], time_size
     figures = []
     for name, unit, values, goal in (
         ("peak memory of Python", "MB", memory, MEMORY_GOAL),
-        ("time a picture", "ms", milliseconds, 1.0),
+        ("time an image", "ms", milliseconds, 1.0),
     ):
         (small, low), (large, high) = sorted(values.items())
         figures.append(
-            Figure(f"{name} at {large} pictures", high, unit, f"at {small}", low, high / low, goal, high / low <= goal)
+            Figure(f"{name} at {large} images", high, unit, f"at {small}", low, high / low, goal, high / low <= goal)
         )
     return figures
 
 
 def main() -> None:
-    """Make the pictures, run every comparison, and write the figures."""
+    """Write the images, run all comparisons, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="1,000 pictures, one pair")
-    parser.add_argument("--pictures", type=int, default=60_000)
-    parser.add_argument("--pairs", type=int, default=3, help="pairs with the pool, three minutes each")
+    parser.add_argument("--quick", action="store_true", help="1,000 images, one pair")
+    parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--pairs", type=int, default=3, help="number of pairs with the pool, of three minutes each")
     options = parser.parse_args()
-    count, num_pairs = (1_000, 1) if options.quick else (options.pictures, options.pairs)
+    count, num_pairs = (1_000, 1) if options.quick else (options.images, options.pairs)
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
         source = scratch / "source"
-        write_pictures(source, count)
+        write_images(source, count)
         figures = against_peers(source, scratch, count, num_pairs)
         figures += growth(source, scratch, (count // 6, count * 4 // 6), (count // 12, count * 10 // 12))
         figures.append(with_new_files(source, scratch, count))

@@ -1,4 +1,4 @@
-"""One ETL over a folder of JPEGs, ours or a peer's, as a process of its own: `etl_peers.py NAME SOURCE TARGET`."""
+"""ETL over a folder of JPEGs, ours or a peer's, as a script: `etl_peers.py NAME SOURCE TARGET`."""
 
 import hashlib
 import io
@@ -12,12 +12,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 SIDE = 224
-"""stored_side of all: each decodes, resizes and encodes alike."""
+"""The `stored_side` of all, which decode, resize and encode in the same way."""
 
 
 def ours(source: str, target: str) -> None:
-    """Lakevision's ETL: listing, ledger, checks, split, both tables."""
-    from tasks.config import EtlConfig, SparkConfig, StorageConfig
+    """Run our ETL: listing, ledger, checks, split, both tables."""
+    from tasks.config.etl import EtlConfig
+    from tasks.config.storage import SparkConfig, StorageConfig
     from tasks.etl.ingest import ingest_images
     from tasks.storage import resolve_storage
 
@@ -26,13 +27,13 @@ def ours(source: str, target: str) -> None:
 
 
 def recipe(source: str, target: str) -> None:
-    """The published recipe: binaryFile, a pandas UDF around PIL, randomSplit, two Delta tables, Spark's defaults."""
+    """Run the published recipe: binaryFile, a pandas UDF with PIL, randomSplit, two Delta tables, Spark's defaults."""
     import pandas as pd
     from PIL import Image
     from pyspark.sql import SparkSession
     from pyspark.sql.functions import pandas_udf
 
-    from tasks.jvm import jars_folder
+    from tasks.spark.jvm import jars_folder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
@@ -43,7 +44,7 @@ def recipe(source: str, target: str) -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "3g")  # ours, so that both have the same heap
+        .config("spark.driver.memory", "3g")  # the same heap as ours
         .getOrCreate()
     )
 
@@ -56,7 +57,7 @@ def recipe(source: str, target: str) -> None:
         canvas.save(buffer, format="JPEG")
         return buffer.getvalue()
 
-    @pandas_udf("binary")  # type: ignore[call-overload]
+    @pandas_udf("binary")  # type: ignore[call-overload]  # PySpark's overloads lack it
     def standardized(contents: pd.Series) -> pd.Series:
         return contents.apply(standardize)
 
@@ -74,14 +75,14 @@ def recipe(source: str, target: str) -> None:
 
 
 def _convert(path: str) -> tuple[str, str, bytes]:
-    from tasks.etl.extract import store_picture
+    from tasks.etl.extract import store_image
 
     content = Path(path).read_bytes()
-    return path, hashlib.sha256(content).hexdigest(), store_picture(content, SIDE).content
+    return path, hashlib.sha256(content).hexdigest(), store_image(content, SIDE).content
 
 
 def pool(source: str, target: str) -> None:
-    """A plain process pool with our decode, resize and encode, and one Parquet file."""
+    """Run a plain process pool with our decode, resize and encode, and one Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares: the form of its figures, on the terminal and in $LAKEVISION_HOME/bench/NAME.json."""
+"""Figures of a benchmark, printed as a table and written to $LAKEVISION_HOME/bench/NAME.json."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PACKAGES = ("prefect", "pyspark", "delta-spark", "petastorm", "torch", "horovod"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure beside its peer's, measured in the same run; `holds` is None where there is no goal."""
+    """A figure beside that of a peer in the same run; `holds` is None without a goal."""
 
     figure: str
     value: float
@@ -40,7 +40,7 @@ def table(figures: list[Figure]) -> str:
 
 
 def write_figures(name: str, figures: list[Figure], note: str) -> None:
-    """Print the table, and write NAME.json for programs and for the README."""
+    """Print the table, and write NAME.json, from which the README is generated."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     content = {
         "commit": commit,
@@ -56,7 +56,7 @@ def write_figures(name: str, figures: list[Figure], note: str) -> None:
 
 
 def read_table(file: Path) -> str:
-    """Return the Markdown table and its note from a benchmark's file."""
+    """Return the Markdown table and the note of a benchmark's JSON file."""
     content = json.loads(file.read_text())
     figures = [Figure(**figure) for figure in content["figures"]]
     return f"{table(figures)}\n\n{content['note']}, {content['cores']} cores, commit `{content['commit'][:8]}`."

@@ -1,8 +1,8 @@
-"""What a linear probe of the frozen backbone reaches on the photos: the bound that a trained head is held against.
+"""Test accuracy of a linear probe of the frozen backbone, as a reference for a trained head.
 
-Logistic regression on the features of every picture, with our letterbox or with torchvision's own preprocessing of
-these weights (shorter side to 256 pixels, the 224 in the middle). Run by tests/benchmarks/accuracy.py as
-`linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; says the accuracy on the split `test`.
+The probe is a logistic regression on the features of every image. Images have our letterbox, or torchvision's own
+preprocessing of these weights (shorter side to 256 pixels, centre crop of 224). Run by tests/benchmarks/accuracy.py as
+`linear_probe.py PHOTOS WEIGHTS letterbox|crop`, in the environment of a rank; prints the accuracy on the split `test`.
 """
 
 import sys
@@ -13,31 +13,31 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-import torchvision  # noqa: E402
-from PIL import Image  # noqa: E402
-from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
-from torchvision.transforms._presets import ImageClassification  # noqa: E402
+import torch
+import torchvision
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torchvision.transforms._presets import ImageClassification
 
-from tasks.etl.decode import decode_pixels  # noqa: E402
-from tasks.train.transforms import normalize  # noqa: E402
-from tests.benchmarks.train_data import SIDE, split_of  # noqa: E402
+from tasks.decode import decode_pixels
+from tasks.model.transforms import normalize
+from tests.benchmarks.train_data import SIDE, split_of
 
 BATCH = 64
 
 Prepare = Callable[[Path], torch.Tensor]
-"""From a file to what the network takes, float32 (3, SIDE, SIDE)."""
+"""A function from a file to the input of the network, float32 (3, SIDE, SIDE)."""
 
 
 def letterboxed(file: Path) -> torch.Tensor:
-    """Return a picture as our cache has it, normalised as the weights were trained."""
+    """Return an image as in our cache, with the normalisation of the weights."""
     return normalize(torch.from_numpy(decode_pixels(file.read_bytes(), SIDE).copy())[None])[0]
 
 
 def cropped(file: Path) -> torch.Tensor:
-    """Return a picture as torchvision prepares it."""
+    """Return an image with torchvision's own preprocessing."""
     with Image.open(file) as image:
         prepared: torch.Tensor = ImageClassification(crop_size=SIDE)(image.convert("RGB"))
     return prepared
@@ -54,7 +54,7 @@ def features_of(files: list[Path], backbone: torch.nn.Module, prepare: Prepare) 
 
 
 def probe(photos: Path, weights: Path, prepare: Prepare) -> float:
-    """Return the accuracy on the split `test` of a probe that saw the split `train`."""
+    """Return the accuracy on the split `test` of a probe that is fitted on the split `train`."""
     backbone = torchvision.models.mobilenet_v2(weights=None)
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     backbone.classifier = torch.nn.Identity()

@@ -1,9 +1,10 @@
-"""The loader beside its peers: pictures a second at 224x224, the first batch, the quality of the shuffle, memory.
+"""Throughput, first batch, shuffle quality and memory of the loader, beside its peers.
 
-Peers in the same run, on the same pictures: the recipe (petastorm's own loader), torchvision's ImageFolder and
-MosaicML Streaming under torch's DataLoader, and a gather from memory. Every loader has a process of its own and two
-workers; epochs take turns. MosaicML Streaming gets an environment of its own and is left out where there is no network.
-Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer pictures.
+Peers in the same run, on the same images of 224x224: the recipe (petastorm's own loader), torchvision's ImageFolder and
+MosaicML Streaming under torch's DataLoader, and a gather from memory. Every loader has its own process and two workers,
+and epochs alternate. MosaicML Streaming is installed into its own environment, and left out without a network.
+
+Run: `make bench-loader`; BENCH_ARGS=--quick for two rounds on fewer images.
 """
 
 import argparse
@@ -19,18 +20,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest  # noqa: E402
-from tasks.cache.order import epoch_order  # noqa: E402
-from tasks.cache.sizes import rows_per_group  # noqa: E402
-from tasks.config import CacheConfig  # noqa: E402
-from tasks.refs import TableRef  # noqa: E402
-from tests.benchmarks import loader_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest
+from tasks.cache.order import epoch_order
+from tasks.cache.sizes import rows_per_group
+from tasks.config.cache import CacheConfig
+from tasks.refs import TableRef
+from tests.benchmarks import loader_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import Peer, install_beside, log_file
 
-# Without what they would bring themselves: torch, numpy and PIL are this environment's, so that all decode alike.
+# Installed without dependencies: torch, numpy and PIL are of this environment, so that all decode in the same way.
 STREAMING = [
     *("mosaicml-streaming==0.13.0", "transformers<5", "huggingface-hub<1", "tokenizers<0.23", "safetensors", "regex"),
     *(
@@ -52,7 +53,7 @@ OURS = ("uint8", "jpeg")
 
 
 def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> None:
-    """Write the same pictures in every form."""
+    """Write the same images in every format."""
     for pixel_format in OURS:
         loader_data.write_cache(str(folder / pixel_format), {"train": num_rows}, pixel_format)
     loader_data.write_image_folder(folder / "files", num_rows)
@@ -68,16 +69,16 @@ def write_data(folder: Path, num_rows: int, streaming: str | None, log: Any) -> 
 
 
 def neighbour_correlation(rows: np.ndarray[Any, Any]) -> float:
-    """Return the correlation of the row numbers of neighbours in the drawn order, in per cent; 0 is perfect."""
+    """Return the correlation of the row numbers of neighbours in the drawn order, in percent; 0 is best."""
     return float(100 * np.corrcoef(rows[:-1], rows[1:])[0, 1])
 
 
 def shuffle_figure(num_rows: int) -> Figure:
-    """Compare our order with a full permutation: the mean of the absolute correlation over ten epochs."""
+    """Compare our order with a full permutation by the mean absolute correlation over ten epochs."""
     from tasks.cache.loader import CacheLoader
 
     with TemporaryDirectory() as scratch:
-        # Empty files: the order needs the counts alone, so that it can be a large split's.
+        # Empty files: the order needs only the counts, so that a large split costs nothing.
         settings = CacheConfig(image_size=loader_data.SIDE)
         in_group = rows_per_group(num_rows, settings)
         groups = -(-num_rows // in_group)
@@ -96,12 +97,12 @@ def shuffle_figure(num_rows: int) -> Figure:
         ours.append(abs(neighbour_correlation(epoch_order(num_rows, in_group, window, 1, epoch).rows)))
         full.append(abs(neighbour_correlation(np.random.default_rng(epoch).permutation(num_rows))))
     mine, perfect = statistics.mean(ours), statistics.mean(full)
-    name = f"correlation of neighbours, {num_rows} pictures"
+    name = f"correlation of neighbours, {num_rows} images"
     return Figure(name, mine, "%", "a full permutation", perfect, mine / perfect, None, None)
 
 
 def memory_figure(small: Path, large: Path, log: Any) -> Figure:
-    """Compare the growth of a process by our loader, with a pool of 64 MB, at two sizes of the data."""
+    """Compare the memory growth of a process with our loader and a pool of 64 MB, at two data sizes."""
     grown, rows = [], []
     for folder in (large, small):
         peer = Peer("loader_peers.py", "small_pool", folder, log)
@@ -112,10 +113,10 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
         rows.append(manifest.splits["train"].rows)
     ratio = grown[0] / grown[1]
     return Figure(
-        f"peak memory with a pool of 64 MB, {rows[0]} pictures",
+        f"peak memory with a pool of 64 MB, {rows[0]} images",
         grown[0],
         "MB",
-        f"{rows[1]} pictures",
+        f"{rows[1]} images",
         grown[1],
         ratio,
         1.1,
@@ -124,8 +125,8 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
 
 
 def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
-    """Return pictures a second beside a peer's; the ratio is the median over the rounds."""
-    speeds = {name: [said["pictures"] / said["seconds"] for said in rounds[name]] for name in (mine, peer)}
+    """Compare images per second with a peer; the ratio is the median over the rounds."""
+    speeds = {name: [answer["images"] / answer["seconds"] for answer in rounds[name]] for name in (mine, peer)}
     ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds[mine], speeds[peer], strict=True))
     return Figure(
         f"images/s, {mine}",
@@ -140,9 +141,9 @@ def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, tit
 
 
 def main() -> None:
-    """Write the data, let the loaders take turns, and write the figures."""
+    """Write the data, run alternating epochs of the loaders, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two rounds on fewer pictures, for a first look")
+    parser.add_argument("--quick", action="store_true", help="two rounds on fewer images")
     quick = parser.parse_args().quick
     num_rounds, num_rows = (2, 1000) if quick else (5, 4000)
     peers = ["uint8", "recipe", "gather", "jpeg", "image_folder"]
@@ -163,12 +164,12 @@ def main() -> None:
             stack.callback(running[-1].close)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
         for peer in running:
-            peer.run_round()  # Not counted: imports, workers, the page cache.
+            peer.run_round()  # Warm-up: imports, workers, the page cache.
         for number in range(num_rounds):
             for peer in running:
                 rounds[peer.name].append(peer.run_round())
             speeds = ", ".join(
-                f"{name} {rounds[name][-1]['pictures'] / rounds[name][-1]['seconds']:.0f}" for name in peers
+                f"{name} {rounds[name][-1]['images'] / rounds[name][-1]['seconds']:.0f}" for name in peers
             )
             print(f"round {number + 1} of {num_rounds}, images/s: {speeds}", flush=True)
         for peer in running:
@@ -181,7 +182,7 @@ def main() -> None:
         figures.append(compare(rounds, "jpeg", "recipe", "the recipe", None))
         figures.append(compare(rounds, "uint8", "gather", "gather from memory", None))
         firsts = {
-            name: statistics.median(1000 * said["first"] for said in rounds[name]) for name in ("uint8", "recipe")
+            name: statistics.median(1000 * answer["first"] for answer in rounds[name]) for name in ("uint8", "recipe")
         }
         ratio = firsts["uint8"] / firsts["recipe"]
         holds = firsts["uint8"] <= 1000
@@ -190,7 +191,7 @@ def main() -> None:
         )
         figures.append(shuffle_figure(50_000))
         figures.append(memory_figure(scratch / "data", scratch / "large", log))
-    note = f"{num_rows} pictures of 224x224, batch 32, 2 workers, median of {num_rounds} rounds"
+    note = f"{num_rows} images of 224x224, batch 32, 2 workers, median of {num_rounds} rounds"
     write_figures("loader", figures, note if streaming else f"{note}; MosaicML Streaming could not be installed")
 
 

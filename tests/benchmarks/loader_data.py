@@ -1,4 +1,4 @@
-"""The same pictures in every form that the loaders of the benchmark read: caches, JPEG files, Parquet, MDS shards."""
+"""The images of the loader benchmark as caches, JPEG files, Parquet files and MDS shards."""
 
 import io
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
-from tasks.config import CacheConfig
-from tasks.etl.decode import encode_jpeg
+from tasks.config.cache import CacheConfig
+from tasks.decode import encode_jpeg
 from tasks.refs import CacheRef
-from tests import caches
+from tests.builders import caches
 
 SIDE = 224
 QUALITY = 90
 CLASSES = tuple(f"class{number}" for number in range(10))
 RECIPE_GROUPS = 64
-"""Row groups of the recipe's Parquet: with fewer than its reader hands out at once, that reader may end before any."""
+"""Row groups of the recipe's Parquet; with fewer than its reader prefetches, the reader may end without a batch."""
 
 
-def draw_picture(number: int) -> npt.NDArray[np.uint8]:
-    """Return a gradient with noise: about 20 kB as JPEG, as much as a photo of this size."""
+def draw_image(number: int) -> npt.NDArray[np.uint8]:
+    """Return a gradient with noise, of about 20 kB as JPEG like a photo of this size."""
     draw = np.random.default_rng(number)
     ramp = np.linspace(-60, 60, SIDE)
     slopes = draw.uniform(-1, 1, (2, 3))
@@ -33,13 +33,13 @@ def draw_picture(number: int) -> npt.NDArray[np.uint8]:
 
 
 def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef:
-    """Write a cache of so many pictures a split with the code that Spark tasks run, but without Spark."""
+    """Write a cache with these image counts per split by the code of the Spark tasks, without Spark."""
     settings = CacheConfig.model_validate({"image_size": SIDE, "format": pixel_format, "jpeg_quality": QUALITY})
     in_group = rows_per_group(splits["train"], settings)
     return caches.write_cache(
         url,
         splits,
-        lambda split, row: (draw_picture(row), row % len(CLASSES)),
+        lambda split, row: (draw_image(row), row % len(CLASSES)),
         CLASSES,
         settings,
         rows_per_group=in_group,
@@ -48,9 +48,9 @@ def write_cache(url: str, splits: dict[str, int], pixel_format: str) -> CacheRef
 
 
 def encoded(num_rows: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the JPEG files that the cache of format jpeg holds, with their classes."""
+    """Yield the JPEG files of the cache of format jpeg, with their classes."""
     for row in range(num_rows):
-        yield encode_jpeg(Image.fromarray(draw_picture(row)), QUALITY, "4:2:0"), row % len(CLASSES)
+        yield encode_jpeg(Image.fromarray(draw_image(row)), QUALITY, "4:2:0"), row % len(CLASSES)
 
 
 def write_image_folder(folder: Path, num_rows: int) -> None:
@@ -62,7 +62,7 @@ def write_image_folder(folder: Path, num_rows: int) -> None:
 
 
 def write_recipe(folder: Path, num_rows: int) -> None:
-    """Write Parquet files with a JPEG a row, as the recipe's converter leaves them."""
+    """Write Parquet files with one JPEG per row, like those of the recipe's converter."""
     folder.mkdir(parents=True)
     rows = list(encoded(num_rows))
     in_group = max(1, num_rows // RECIPE_GROUPS)
@@ -75,7 +75,7 @@ def write_recipe(folder: Path, num_rows: int) -> None:
 
 
 def write_mds(folder: Path, num_rows: int) -> None:
-    """Write shards for MosaicML Streaming, raw and JPEG; runs in its environment."""
+    """Write raw and JPEG shards for MosaicML Streaming; runs in the environment of that package."""
     from streaming import MDSWriter
 
     with (
@@ -83,5 +83,5 @@ def write_mds(folder: Path, num_rows: int) -> None:
         MDSWriter(out=str(folder / "jpeg"), columns={"pixels": "jpeg", "label": "int"}) as jpeg,
     ):
         for row, (content, label) in enumerate(encoded(num_rows)):
-            raw.write({"pixels": draw_picture(row), "label": label})
+            raw.write({"pixels": draw_image(row), "label": label})
             jpeg.write({"pixels": Image.open(io.BytesIO(content)), "label": label})

@@ -1,6 +1,6 @@
-"""One loader in a process of its own: reads `go` on stdin, runs an epoch, says on stdout how long it took, and so on.
+"""A loader in a separate process: runs an epoch per line on stdin, and prints its time on stdout.
 
-Run by tests/benchmarks/loader.py as `loader_peers.py NAME FOLDER`.
+Run by tests/benchmarks/loader.py as `loader_peers.py NAME FOLDER`; the line `go` starts an epoch.
 """
 
 import json
@@ -15,19 +15,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import torch
 
 BATCH_SIZE = 32
 NUM_WORKERS = 2
 SEED = 1
 
 Epoch = Callable[[int], Iterable[torch.Tensor]]
-"""From the number of the epoch to its batches of pixels, uint8."""
+"""A function from the number of an epoch to its batches of pixels, uint8."""
 
 
 def cache(folder: Path, pixel_format: str, pool_megabytes: int = 256) -> Epoch:
-    """Return our loader, opened anew in each epoch, with the checks of a training."""
+    """Return our loader, opened in each epoch with the checks of a training run."""
     from tasks.cache.loader import CacheLoader
     from tasks.cache.manifest import open_cache, read_manifest
     from tasks.refs import CacheRef
@@ -60,7 +60,7 @@ def recipe(folder: Path) -> Epoch:
 
 
 def torch_loader(dataset: Any, *, shuffle: bool) -> Epoch:
-    """Return torch's DataLoader with workers that stay from epoch to epoch."""
+    """Return torch's DataLoader with persistent workers."""
     loader = torch.utils.data.DataLoader(
         dataset, BATCH_SIZE, shuffle=shuffle, num_workers=NUM_WORKERS, persistent_workers=True
     )
@@ -76,27 +76,27 @@ def image_folder(folder: Path) -> Epoch:
 
 
 def streaming(folder: Path, pixel_format: str) -> Epoch:
-    """Return MosaicML's StreamingDataset under a DataLoader; it shuffles by itself."""
+    """Return MosaicML's StreamingDataset, which shuffles itself, under a DataLoader."""
     from streaming import StreamingDataset
     from torchvision.transforms.functional import pil_to_tensor
 
-    class Pictures(StreamingDataset):  # type: ignore[misc]  # no types
+    class Images(StreamingDataset):  # type: ignore[misc]  # no types
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             row = super().__getitem__(index)
             pixels = row["pixels"]
             return torch.from_numpy(pixels) if pixel_format == "raw" else pil_to_tensor(pixels), row["label"]
 
     return torch_loader(
-        Pictures(local=str(folder / "mds" / pixel_format), shuffle=True, batch_size=BATCH_SIZE), shuffle=False
+        Images(local=str(folder / "mds" / pixel_format), shuffle=True, batch_size=BATCH_SIZE), shuffle=False
     )
 
 
 def gather(folder: Path) -> Epoch:
-    """Return np.take from all pixels in memory into one batch, over and over: no loader can do with less."""
-    from tests.benchmarks.loader_data import draw_picture
+    """Return a gather with np.take from pixels in memory into one batch, the upper bound of every loader."""
+    from tests.benchmarks.loader_data import draw_image
 
     num_rows = json.loads((folder / "rows.json").read_text())
-    pixels = np.stack([draw_picture(row) for row in range(num_rows)])
+    pixels = np.stack([draw_image(row) for row in range(num_rows)])
 
     batch = np.empty((BATCH_SIZE, *pixels.shape[1:]), dtype=np.uint8)
 
@@ -104,7 +104,7 @@ def gather(folder: Path) -> Epoch:
         order = np.random.default_rng(number).permutation(num_rows)
         for begin in range(0, num_rows, BATCH_SIZE):
             chosen = order[begin : begin + BATCH_SIZE]
-            # Mode clip, since with the default one numpy gathers into a buffer of its own first.
+            # Mode clip: in the default mode, numpy gathers into a temporary buffer first.
             yield torch.from_numpy(np.take(pixels, chosen, axis=0, out=batch[: len(chosen)], mode="clip"))
 
     return epoch
@@ -123,18 +123,18 @@ PEERS: dict[str, Callable[[Path], Epoch]] = {
 
 
 def run_epoch(epoch: Epoch, number: int) -> dict[str, float]:
-    """Return pictures, seconds to the first batch and in all; the opening counts."""
+    """Return the number of images, the seconds to the first batch and the total seconds, opening included."""
     began = time.perf_counter()
-    first, pictures = 0.0, 0
+    first, images = 0.0, 0
     for batch in epoch(number):
         first = first or time.perf_counter() - began
-        pictures += len(batch)
-        batch[0].max()  # One picture is looked at, so that no batch stays a promise.
-    return {"pictures": pictures, "first": first, "seconds": time.perf_counter() - began}
+        images += len(batch)
+        batch[0].max()  # Read one image, in case a batch is lazy.
+    return {"images": images, "first": first, "seconds": time.perf_counter() - began}
 
 
 def main() -> None:
-    """Run an epoch whenever told to; the last word on memory is in each answer, in MB."""
+    """Run an epoch per line on stdin; each answer has the growth of the peak memory, in MB."""
     warnings.filterwarnings("ignore")
     name, folder = sys.argv[1], Path(sys.argv[2])
     epoch = PEERS[name](folder)
@@ -142,9 +142,9 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr  # petastorm prints when a reader is closed
     for number, _line in enumerate(sys.stdin):
-        said = run_epoch(epoch, number)
-        said["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        print(json.dumps(said), file=answers, flush=True)
+        answer = run_epoch(epoch, number)
+        answer["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

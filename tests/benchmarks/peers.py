@@ -1,4 +1,4 @@
-"""Peers of a benchmark: where their lines go, environments of their own beside ours, and processes that answer."""
+"""Peers of a benchmark: their log file, their environments and their processes."""
 
 import json
 import shutil
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from tasks.environment import lakevision_home
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 
 def log_file(benchmark: str) -> Path:
-    """Return where the peers' own lines go."""
+    """Return the log file of a benchmark's peers."""
     file = lakevision_home() / "bench" / f"{benchmark}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
 
 
 def install_beside(folder: Path, packages: Sequence[str], module: str, log: Any) -> str | None:
-    """Return the interpreter of an environment with packages on top of ours, or None where it cannot be had."""
+    """Return the interpreter of an environment with packages on top of ours, or None where they cannot be installed."""
     uv = shutil.which("uv")
     if uv is None:
         return None
@@ -38,7 +38,7 @@ def install_beside(folder: Path, packages: Sequence[str], module: str, log: Any)
 
 
 class Peer:
-    """A script of tests/benchmarks in its own process, which does a round whenever it is told to."""
+    """A script of tests/benchmarks in its own process, which runs one round per request."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Peer:
         )
 
     def run_round(self) -> dict[str, float]:
-        """Return what the process says of one round."""
+        """Run one round, and return the answer of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("go\n")
@@ -69,8 +69,8 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"'{self.name}' ended: see {self._log}")
-        said: dict[str, float] = json.loads(line)
-        return said
+        answer: dict[str, float] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """End the process."""

@@ -1,4 +1,4 @@
-"""Run a benchmark's side in a process of its own, and take its wall time and the peak memory of its whole tree."""
+"""Wall time and peak memory of a benchmark script in a separate process, child processes included."""
 
 import subprocess
 import sys
@@ -8,36 +8,36 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 SAMPLE_SECONDS = 0.05
-"""How often the Python processes are looked at: what ETL's driver holds when it decides, it holds for some tenths."""
+"""Interval between two samples of the Python processes; the peak in ETL's driver lasts some tenths of a second."""
 
 JVM_SECONDS = 1.0
-"""How often the JVM is, for longer than a look at it takes."""
+"""Interval between two samples of the JVM, longer than one sample takes."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run took."""
+    """Time and memory of one run."""
 
     seconds: float
     peak_python_bytes: int
-    """0 where it was not looked at. Driver and Python workers at the same moment, shared pages counted once (PSS)."""
+    """Driver and Python workers at the same moment, shared pages counted once (PSS); 0 where not measured."""
     peak_bytes: int
-    """With the JVM."""
+    """The same with the JVM."""
 
 
 def _memory(process: psutil.Process, *, jvm: bool) -> int:
-    """Return the bytes that the JVMs of a tree hold, or its other processes."""
-    held = 0
+    """Return the memory of the JVMs of a process tree, or of its other processes, in bytes."""
+    used = 0
     for member in [process, *process.children(recursive=True)]:
         try:
             if ("java" in member.name()) is jvm:
-                held += member.memory_full_info().pss
+                used += member.memory_full_info().pss
         except psutil.Error:
-            continue  # It ended between the listing and the look.
-    return held
+            continue  # The process ended meanwhile.
+    return used
 
 
 def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
@@ -45,11 +45,11 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
 
     Args:
         script: Name of the script.
-        arguments: What it is given.
-        memory: Whether to look at its memory, for which its time is worth nothing: to count a JVM's pages stops it.
+        arguments: Arguments of the script.
+        memory: Whether to measure memory. Counting the pages of a JVM stops it, so that the time is not valid then.
 
     Raises:
-        RuntimeError: It failed; carries its last lines.
+        RuntimeError: The script failed; the message has its last lines.
     """
     command = [sys.executable, str(ROOT / "tests" / "benchmarks" / script), *arguments]
     began = time.perf_counter()
@@ -61,11 +61,11 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
 
     def watch() -> None:
         process = psutil.Process(running.pid)
-        in_jvm, looked = 0, 0.0
+        in_jvm, sampled = 0, 0.0
         while not stop.wait(SAMPLE_SECONDS):
             try:
-                if time.perf_counter() - looked > JVM_SECONDS:
-                    in_jvm, looked = _memory(process, jvm=True), time.perf_counter()
+                if time.perf_counter() - sampled > JVM_SECONDS:
+                    in_jvm, sampled = _memory(process, jvm=True), time.perf_counter()
                 python = _memory(process, jvm=False)
             except psutil.Error:
                 return
@@ -74,11 +74,11 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
     watcher = threading.Thread(target=watch, daemon=True)
     if memory:
         watcher.start()
-    said, _ = running.communicate()
+    output, _ = running.communicate()
     seconds = time.perf_counter() - began
     stop.set()
     if memory:
         watcher.join()
     if running.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {running.returncode}:\n{said[-3000:]}")
+        raise RuntimeError(f"{' '.join(command)} ended with {running.returncode}:\n{output[-3000:]}")
     return Measured(seconds, *peaks)

@@ -1,4 +1,4 @@
-"""The published recipe's reader: petastorm's own loader with its default arguments, JPEG decoded in a TransformSpec."""
+"""The published recipe's reader: petastorm's loader with its defaults, JPEG decoded in a TransformSpec."""
 
 import io
 from collections.abc import Iterator

@@ -1,8 +1,10 @@
-"""Training beside its peers: images a second, the loop's own cost, the time outside the steps.
+"""Throughput of training, cost of the training loop, and time outside of steps, beside peers.
 
-Peers in the same run: torchvision's reference loop on an ImageFolder, Lightning in an environment of its own (left out
-where there is no network), and torch's bare forward, backward and step. Where there is a GPU, its figures are printed.
-Run: `make bench-train`, which goes on with accuracy.py; BENCH_ARGS=--quick for fewer rounds and a shorter training.
+Peers in the same run: torchvision's reference loop on an ImageFolder, Lightning, and torch's bare forward, backward and
+step. Lightning is installed into its own environment, and left out without a network. With a GPU, its figures are
+added.
+
+Run: `make bench-train`, which then runs accuracy.py; BENCH_ARGS=--quick for fewer rounds and a shorter run.
 """
 
 import argparse
@@ -18,26 +20,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-from torch.nn import functional  # noqa: E402
+import torch
+from torch.nn import functional
 
-from tasks.environment import rank_environment  # noqa: E402
-from tests.benchmarks import train_data  # noqa: E402
-from tests.benchmarks.figures import Figure, write_figures  # noqa: E402
-from tests.benchmarks.peers import Peer, install_beside, log_file  # noqa: E402
-from tests.benchmarks.train_gpu import gpu_figures  # noqa: E402
+from tasks.environment import rank_environment
+from tests.benchmarks import train_data
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.peers import Peer, install_beside, log_file
+from tests.benchmarks.train_gpu import gpu_figures
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
 
 
 def speed(peer: Peer) -> float:
-    """Train some steps; return pictures a second."""
-    said = peer.run_round()
-    return said["pictures"] / said["seconds"]
+    """Train some steps, and return the images per second."""
+    answer = peer.run_round()
+    return answer["images"] / answer["seconds"]
 
 
 def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
-    """Train the same network on the same pictures, in turns."""
+    """Train the same network on the same images, in alternating rounds."""
     names = ["ours", "ours_fp32", "reference", "reference_same"]
     with ExitStack() as stack:
         python = install_beside(folder / "lightning", LIGHTNING, "lightning", log)
@@ -48,30 +50,30 @@ def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
         peers = []
         for name in names:
             interpreter = python if python and name.startswith("lightning") else sys.executable
-            # Ours is started as a training starts its ranks.
+            # Ours has the environment of a rank.
             environment = rank_environment() if name.startswith("ours") else None
             peers.append(Peer("train_peers.py", name, folder, log, interpreter, environment))
             stack.callback(peers[-1].close)
         speeds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(num_rounds + 1):
-            said = {peer.name: speed(peer) for peer in peers}
-            if number:  # The first one is not counted.
-                for name, found in said.items():
+            measured = {peer.name: speed(peer) for peer in peers}
+            if number:  # The first round is a warm-up.
+                for name, found in measured.items():
                     speeds[name].append(found)
-            print(", ".join(f"{name} {found:.1f}" for name, found in said.items()), "images/s", flush=True)
+            print(", ".join(f"{name} {found:.1f}" for name, found in measured.items()), "images/s", flush=True)
     figures = []
     for name, title in (("reference", "torchvision's reference loop"), ("lightning", "Lightning")):
         if name in speeds:
             figures += [
-                beside(speeds, "ours", name, f"{title}, as it comes", 1.5),
-                beside(speeds, "ours", f"{name}_same", f"{title}, our precision and memory format", 1.1),
-                beside(speeds, "ours_fp32", name, f"ours in float32 beside {title}", None),
+                compare(speeds, "ours", name, f"{title}, as it comes", 1.5),
+                compare(speeds, "ours", f"{name}_same", f"{title}, our precision and memory format", 1.1),
+                compare(speeds, "ours_fp32", name, f"ours in float32 beside {title}", None),
             ]
     return figures
 
 
-def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
-    """Return pictures a second beside a peer's; the ratio is the median over the rounds."""
+def compare(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
+    """Compare images per second with a peer; the ratio is the median over the rounds."""
     ratio = statistics.median(a / b for a, b in zip(speeds[mine], speeds[peer], strict=True))
     return Figure(
         "images/s of full fine-tuning",
@@ -86,22 +88,22 @@ def beside(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goa
 
 
 def full_network() -> torch.nn.Module:
-    """Return what a full fine-tuning trains."""
-    from tasks.train.model import build_classifier
+    """Return the network of full fine-tuning."""
+    from tasks.model.network import build_classifier
 
     return build_classifier("resnet18", "none", 10, freeze_backbone=False).to(memory_format=torch.channels_last)
 
 
 def head_alone() -> torch.nn.Module:
-    """Return what is trained on the features of mobilenet_v2."""
+    """Return the head that is trained on the features of mobilenet_v2."""
     return torch.nn.Linear(1280, 10)
 
 
 def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable[[], torch.nn.Module]) -> Figure:
-    """Time steps of our loop on inputs (B, ...) in memory against bare ones, in turns, in one process."""
+    """Compare steps of our loop on inputs (B, ...) in memory with bare steps, alternating in one process."""
     from tasks.cache.loader import Batch
     from tasks.train.loop import train_one_epoch
-    from tasks.train.reduce import SingleProcess
+    from tests.fakes.tiny_training import loop_of
 
     device = torch.device("cpu")
     labels = torch.arange(len(inputs)) % 10
@@ -124,7 +126,7 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
     mine, bare = make(), make()
 
     def ours() -> None:
-        train_one_epoch(mine[0], Memory(), mine[1], lambda step: 1e-3, 0, device, SingleProcess())
+        train_one_epoch(mine[0], Memory(), mine[1], loop_of(lambda step: 1e-3, device=device), 0)
 
     def theirs() -> None:
         model, optimizer = bare
@@ -134,25 +136,25 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
             functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
 
-    seconds: list[tuple[float, float]] = []
+    pairs: list[tuple[float, float]] = []
     for number in range(num_rounds + 1):
-        took = {}
-        # Now the one first and now the other: what a run leaves in caches and clock rates is the next one's.
+        milliseconds = {}
+        # The order alternates: each run inherits caches and clock rates from the run before.
         for run in (ours, theirs) if number % 2 else (theirs, ours):
             began = time.perf_counter()
             run()
-            took[run] = (time.perf_counter() - began) * 1000
+            milliseconds[run] = (time.perf_counter() - began) * 1000
         if number:
-            seconds.append((took[ours], took[theirs]))
-    ratio = statistics.median(a / b for a, b in seconds)
-    # Of steps of a tenth of a millisecond the loop's part is large, and its sum small: no goal.
+            pairs.append((milliseconds[ours], milliseconds[theirs]))
+    ratio = statistics.median(a / b for a, b in pairs)
+    # Steps on features take a tenth of a millisecond: the relative cost is large, the total small, hence no goal.
     goal = 1.03 if build is full_network else None
     return Figure(
-        f"{steps} steps of the loop, " + ("pictures" if inputs.ndim == 4 else "features") + " in memory",
-        statistics.median(a for a, _ in seconds),
+        f"{steps} steps of the loop, " + ("images" if inputs.ndim == 4 else "features") + " in memory",
+        statistics.median(a for a, _ in pairs),
         "ms",
         "bare forward, backward, step",
-        statistics.median(b for _, b in seconds),
+        statistics.median(b for _, b in pairs),
         ratio,
         goal,
         None if goal is None else ratio <= goal,
@@ -160,16 +162,17 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
 
 
 def time_outside(folder: Path, seconds: int) -> Figure:
-    """Train for so long with everything a training logs; return the share outside training and validation steps."""
+    """Train for `seconds` with full logging, and return the share of time outside training and validation steps."""
     import mlflow
 
     from tasks import tracking
     from tasks.cache.manifest import read_manifest
-    from tasks.config import StorageConfig, TrainConfig
-    from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.spec import RankSpec
+    from tasks.config.storage import StorageConfig
+    from tasks.config.train import TrainConfig
+    from tasks.launch.launcher import launch_ranks
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.train.spec import TrainingSpec
 
     url = str(folder / "uint8")
     manifest = read_manifest(url)
@@ -178,9 +181,9 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     train = TrainConfig(
         model="mobilenet_v2", weights="none", freeze_backbone=False, max_epochs=1000, patience=1000, max_seconds=seconds
     )
-    tracking.prepare_tracking(storage)  # As every flow does before its first stage.
+    tracking.prepare_tracking(storage)  # Every flow does this before its first stage.
     began = time.perf_counter()
-    spec = RankSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
+    spec = TrainingSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)
     whole = time.perf_counter() - began
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
@@ -200,9 +203,9 @@ def time_outside(folder: Path, seconds: int) -> Figure:
 
 
 def main() -> None:
-    """Measure, and write the figures."""
+    """Run the benchmark, and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and a shorter training, for a first look")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and a shorter run")
     quick = parser.parse_args().quick
     figures: list[Figure] = []
     with TemporaryDirectory() as scratch, log_file("train").open("w") as log:
@@ -210,7 +213,7 @@ def main() -> None:
         figures += compare_speeds(Path(scratch) / "noise", 2 if quick else 5, log)
         torch.manual_seed(1)
         images = torch.randint(0, 256, (16, 128, 128, 3), dtype=torch.uint8)
-        # Short rounds, many of them: a machine that others use is faster and slower by the second.
+        # Many short rounds: the speed of a shared machine varies within seconds.
         figures.append(loop_cost(15 if quick else 100, 3, images, full_network))
         figures.append(loop_cost(5 if quick else 30, 1000, torch.randn(32, 1280), head_alone))
         figures.append(time_outside(Path(scratch) / "noise", 60 if quick else 270))

@@ -1,4 +1,4 @@
-"""The same pictures in every form that the ways to train read: our cache, JPEG files in class folders, Parquet."""
+"""The images of the training benchmarks as a cache, as JPEG files in class folders and as Parquet."""
 
 import hashlib
 import json
@@ -10,23 +10,23 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
-from tasks.config import CacheConfig
-from tasks.etl.decode import decode_pixels, encode_jpeg
-from tests import caches
+from tasks.config.cache import CacheConfig
+from tasks.decode import decode_pixels, encode_jpeg
 from tests.benchmarks import loader_data
+from tests.builders import caches
 
 SIDE = loader_data.SIDE
 
 
 def write_noise(folder: Path, num_rows: int) -> None:
-    """Write drawn pictures of 10 classes as cache, split by split, and as files."""
+    """Write generated images of 10 classes as a cache with three splits, and as files."""
     splits = {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10}
     loader_data.write_cache(str(folder / "uint8"), splits, "uint8")
     loader_data.write_image_folder(folder / "files", num_rows)
 
 
 def split_of(content: bytes) -> str:
-    """Return the split of a picture by its content: 80 % train, 10 % val, 10 % test."""
+    """Return the split of an image by its content: 80 % train, 10 % val, 10 % test."""
     share = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
     return "val" if share < 0.1 else "test" if share < 0.2 else "train"
 
@@ -39,7 +39,7 @@ def write_photos(source: Path, folder: Path) -> None:
         for file in sorted((source / name).iterdir()):
             rows[split_of(file.read_bytes())].append((file, label))
     for part in rows.values():
-        # By content, as a cache is: neighbours are of different classes.
+        # Sorted by content, as in a cache: neighbours are of different classes.
         part.sort(key=lambda row: hashlib.sha256(row[0].read_bytes()).hexdigest())
     settings = CacheConfig(image_size=SIDE)
     in_group = rows_per_group(len(rows["val"]), settings)
@@ -66,5 +66,5 @@ def write_photos(source: Path, folder: Path) -> None:
 
 
 def home_of(folder: Path, seed: int) -> Path:
-    """Return the home of a training, in which MLflow's database is there: who made the cache has tracked it."""
+    """Return the home of a training run, whose MLflow database exists since the cache was made."""
     return folder / f"home-{seed}"

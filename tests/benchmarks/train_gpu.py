@@ -1,4 +1,4 @@
-"""What a GPU trains a second in each number format and memory order, and how busy it is; nothing without one."""
+"""Training throughput and utilisation of a GPU per precision and memory format."""
 
 import os
 import statistics
@@ -13,28 +13,28 @@ import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
-from tasks.config import TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
+from tasks.model.device import make_deterministic, make_optimizer
+from tasks.model.network import build_classifier
+from tasks.model.precision import choose_precision
 from tasks.schema import TRAIN
-from tasks.train.device import make_deterministic, make_optimizer
 from tasks.train.loop import TrainedEpoch, train_one_epoch
-from tasks.train.model import build_classifier
-from tasks.train.precision import choose_precision
-from tasks.train.reduce import SingleProcess
 from tests.benchmarks import loader_data
 from tests.benchmarks.figures import Figure
+from tests.fakes.tiny_training import loop_of
 
 BATCH_SIZE = 128
 STEPS = 100
 SIDE = 224
 MODEL = "resnet50"
 NUM_ROWS = 8_000
-"""Pictures of an epoch from a cache: 63 steps, beside which the wait for the first batch is short."""
+"""Images per epoch from a cache: 63 steps, next to which the wait for the first batch is short."""
 EPOCHS = 3
 
 NVML_SECONDS = 1.0
-"""What NVML says of a GPU is of the last 1/6 to 1 s, by product."""
-LOOK_SECONDS = 0.1
+"""The longest window of NVML's utilisation, which is 1/6 to 1 s by product."""
+POLL_SECONDS = 0.1
 
 VARIANTS = (
     ("fp32", {}),
@@ -47,16 +47,16 @@ VARIANTS = (
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """Collect in what percentage of the time a kernel ran on the GPU while the block runs; nothing of a short block."""
+    """Collect the GPU's utilisation in percent while the block runs; a short block has no samples."""
     found: list[int] = []
     over = threading.Event()
 
     def look() -> None:
-        # What was before the block is none of its own.
+        # The first window must not reach back before the block.
         pause = NVML_SECONDS
         while not over.wait(pause):
-            found.append(torch.cuda.utilization())  # NVML's, of the GPU that torch counts as this one
-            pause = LOOK_SECONDS
+            found.append(torch.cuda.utilization())  # from NVML, for torch's current GPU
+            pause = POLL_SECONDS
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -67,16 +67,16 @@ def watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def images_a_second(
+def images_per_second(
     *, tf32: bool = False, bf16: bool = False, channels_last: bool = False, compiled: bool = False
 ) -> tuple[float, list[int]]:
-    """Return the pictures a second of full fine-tuning on pictures that lie on the GPU, and the GPU's utilisation."""
+    """Return images per second of full fine-tuning on images in GPU memory, and the GPU's utilisation."""
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.manual_seed(1)
     model = build_classifier(MODEL, "none", 10, freeze_backbone=False).to(device)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     model.precision = torch.bfloat16 if bf16 else None
     if compiled:
         model.network.compile()
@@ -92,7 +92,7 @@ def images_a_second(
             optimizer.step()
         torch.cuda.synchronize()
 
-    run(5)  # Not counted: kernels are chosen and compiled.
+    run(5)  # Warm-up: kernels are chosen and compiled.
     with watched() as utilisation:
         began = time.perf_counter()
         run(STEPS)
@@ -101,40 +101,40 @@ def images_a_second(
 
 
 def our_loop(url: str, device: torch.device) -> tuple[list[TrainedEpoch], list[int]]:
-    """Train some epochs with our loop on our cache; return them without the first, and the GPU's utilisation."""
+    """Train with our loop on our cache, and return all epochs but the first, and the GPU's utilisation."""
     manifest = read_manifest(url)
     assert manifest is not None
-    make_deterministic(device)  # As every training does.
+    make_deterministic(device)  # Every training run does this.
     torch.manual_seed(1)
     train = TrainConfig(model=MODEL, weights="none", freeze_backbone=False, batch_size=BATCH_SIZE)
     classifier = build_classifier(MODEL, "none", len(manifest.classes), freeze_backbone=False).to(device)
-    classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     classifier.precision = choose_precision(train.precision, device, manifest.image_size)
     optimizer = make_optimizer(train, classifier, train.learning_rate)
     loader = CacheLoader(url, manifest, TRAIN, BATCH_SIZE, seed=1)
 
     def epoch(number: int) -> TrainedEpoch:
         rate = train.learning_rate
-        return train_one_epoch(classifier, loader, optimizer, lambda step: rate, number, device, SingleProcess())
+        return train_one_epoch(classifier, loader, optimizer, loop_of(lambda step: rate, device=device), number)
 
-    epoch(0)  # Not counted: kernels are chosen, the cache's files are read from disk.
+    epoch(0)  # Warm-up: kernels are chosen, the cache's files are read from disk.
     with watched() as utilisation:
         epochs = [epoch(number) for number in range(1, EPOCHS + 1)]
     return epochs, utilisation
 
 
 def share(title: str, percent: float) -> Figure:
-    """Return a share of the time."""
+    """Return a figure that is a share of the time."""
     return Figure(title, percent, "%", "all of the time", 100.0, percent / 100, None, None)
 
 
 def gpu_figures() -> list[Figure]:
-    """Return each variant beside float32, and our loop beside pictures on the GPU; an empty list without a GPU."""
+    """Return figures of each variant beside float32, and of our loop; an empty list without a GPU."""
     if not torch.cuda.is_available():
         print("no GPU here: its figures are left out", flush=True)
         return []
-    os.environ.update(rank_environment())  # As a training's ranks have it: cuBLAS reads it with its first kernel.
-    found = {variant: images_a_second(**options) for variant, options in VARIANTS}
+    os.environ.update(rank_environment())  # The environment of ranks, which cuBLAS reads with its first kernel.
+    found = {variant: images_per_second(**options) for variant, options in VARIANTS}
     with TemporaryDirectory() as scratch:
         url = str(Path(scratch) / "uint8")
         loader_data.write_cache(url, {"train": NUM_ROWS, "val": NUM_ROWS // 10, "test": NUM_ROWS // 10}, "uint8")

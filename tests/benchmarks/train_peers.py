@@ -1,6 +1,7 @@
-"""One way to train in a process of its own: reads `go` on stdin, trains some steps, says on stdout how long they took.
+"""A training loop in a separate process: trains per line on stdin, and prints the time on stdout.
 
-Run by tests/benchmarks/train.py as `train_peers.py NAME FOLDER`; all train the same network in full.
+Run by tests/benchmarks/train.py as `train_peers.py NAME FOLDER`; the line `go` starts a round. All loops train the
+same full network.
 """
 
 import json
@@ -16,34 +17,34 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-import torchvision  # noqa: E402
-from torch import nn  # noqa: E402
+import psutil
+import torch
+import torchvision
+from torch import nn
 
 BATCH_SIZE = 32
 NUM_WORKERS = 2
 STEPS = 6
-LOOK_SECONDS = 0.3
-"""Between two looks at whether workers have come to rest: many times what a process at work needs to show."""
+POLL_SECONDS = 0.3
+"""Interval between two samples of the workers' CPU time: much longer than a busy process needs to use some."""
 LEARNING_RATE = 1e-3
 CLASSES = 10
 MODEL = "mobilenet_v2"
 
 Run = Callable[[int], None]
-"""Trains so many steps."""
+"""A function that trains a number of steps."""
 
 
 def ours(folder: Path, precision: str) -> Run:
     """Return our loop on our cache."""
     from tasks.cache.loader import Batch, CacheLoader
     from tasks.cache.manifest import read_manifest
-    from tasks.config import TrainConfig
-    from tasks.train.device import make_optimizer
+    from tasks.config.train import TrainConfig
+    from tasks.model.device import make_optimizer
+    from tasks.model.network import build_classifier
+    from tasks.model.precision import choose_precision
     from tasks.train.loop import train_one_epoch
-    from tasks.train.model import build_classifier
-    from tasks.train.precision import choose_precision
-    from tasks.train.reduce import SingleProcess
+    from tests.fakes.tiny_training import loop_of
 
     device = torch.device("cpu")
     manifest = read_manifest(str(folder / "uint8"))
@@ -69,15 +70,13 @@ def ours(folder: Path, precision: str) -> Run:
 
     def run(steps: int) -> None:
         loader.wanted = steps
-        train_one_epoch(
-            classifier, loader, optimizer, lambda step: LEARNING_RATE, next(epochs), device, SingleProcess()
-        )
+        train_one_epoch(classifier, loader, optimizer, loop_of(lambda step: LEARNING_RATE, device=device), next(epochs))
 
     return run
 
 
 def image_folder(folder: Path) -> "torch.utils.data.DataLoader[Any]":
-    """Return torchvision's ImageFolder under a DataLoader, as its references load."""
+    """Return torchvision's ImageFolder under a DataLoader, as in its reference scripts."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -108,10 +107,10 @@ def reference(folder: Path, *, same: bool) -> Run:
     """Return the loop of torchvision's references: zero, forward, loss, backward, step, and its meters.
 
     Args:
-        folder: Where the pictures are.
-        same: Whether in our number format and memory order, in place of float32 and NCHW as it comes.
+        folder: The folder of images.
+        same: Whether to use our precision and memory format, and not the defaults float32 and NCHW.
     """
-    from tasks.train.precision import computes_bf16
+    from tasks.model.precision import computes_bf16
 
     model = network(channels_last=same)
     loader = image_folder(folder)
@@ -129,7 +128,7 @@ def reference(folder: Path, *, same: bool) -> Run:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            # Its meters: the loss and the two accuracies of each step.
+            # Meters: loss, top-1 and top-5 accuracy per step.
             loss.item()
             ranked = output.topk(5).indices == target[:, None]
             ranked[:, :1].sum().item(), ranked.sum().item()
@@ -138,13 +137,13 @@ def reference(folder: Path, *, same: bool) -> Run:
 
 
 def lightning(folder: Path, *, same: bool) -> Run:
-    """Return Lightning's trainer with what it logs left out; runs in an environment of its own."""
+    """Return Lightning's trainer without logging; runs in its own environment."""
     import lightning as L
 
     sys.path.insert(0, str(ROOT))
     bf16 = same and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
-    class Module(L.LightningModule):  # type: ignore[misc]  # no types here
+    class Module(L.LightningModule):  # type: ignore[misc]  # no types
         def __init__(self) -> None:
             super().__init__()
             self.model = network(channels_last=same)
@@ -187,40 +186,40 @@ PEERS: dict[str, Callable[[Path], Run]] = {
 
 
 def settle() -> None:
-    """Wait until no worker process reads ahead any more: that would be in another peer's time."""
+    """Wait until the workers stop prefetching, which would slow the next peer down."""
     seen = -1.0
     while (used := seconds_of_workers()) > seen:
         seen = used
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def seconds_of_workers() -> float:
-    """Return the CPU time that this process's workers have used."""
+    """Return the CPU time of this process's workers, in seconds."""
     used = 0.0
     for worker in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # It has ended just now.
+        with suppress(psutil.NoSuchProcess):  # The worker ended meanwhile.
             used += sum(worker.cpu_times()[:2])
     return used
 
 
 def main() -> None:
-    """Train whenever told to; each answer is the seconds of the steps."""
+    """Train some steps per line on stdin, and answer with their time in seconds."""
     warnings.filterwarnings("ignore")
     name, folder = sys.argv[1], Path(sys.argv[2])
-    from tasks.cores import num_cores
+    from tasks.system.cores import num_cores
 
     torch.set_num_threads(num_cores())
     torch.manual_seed(1)
     run = PEERS[name](folder)
     answers = sys.stdout
     sys.stdout = sys.stderr
-    run(2)  # Not counted: imports, workers, the first allocation.
+    run(2)  # Warm-up: imports, workers, the first allocation.
     for _line in sys.stdin:
         began = time.perf_counter()
         run(STEPS)
         seconds = time.perf_counter() - began
         settle()
-        print(json.dumps({"pictures": STEPS * BATCH_SIZE, "seconds": seconds}), file=answers, flush=True)
+        print(json.dumps({"images": STEPS * BATCH_SIZE, "seconds": seconds}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training to its best validation accuracy, in a process of its own; says on stdout what each epoch gave, and when.
+"""A training run to its best validation accuracy, which prints accuracy and time per epoch.
 
 Run by tests/benchmarks/accuracy.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is ours, recipe-1 or recipe-3.
 """
@@ -11,31 +11,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BEGAN = time.perf_counter()
-"""The clock starts with the process: imports are part of a training."""
+"""Start of the process: imports are part of the time."""
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
 answers = sys.stdout
-"""What the benchmark reads, whatever petastorm prints."""
+"""The output that the benchmark reads; petastorm prints to `sys.stdout`."""
 
 
-def say(**what: float) -> None:
-    """Print what is known, and when."""
-    print(json.dumps(what | {"at": time.perf_counter() - BEGAN}), file=answers, flush=True)
+def report(**values: float) -> None:
+    """Print values as JSON, with the seconds since the start as `at`."""
+    print(json.dumps(values | {"at": time.perf_counter() - BEGAN}), file=answers, flush=True)
 
 
 def ours(folder: Path, weights: Path, seed: int) -> None:
-    """Train with the default settings, tracked and all, from a cache whose features nobody has made yet."""
+    """Train with the default settings and tracking, from a cache without cached features."""
     from tasks import tracking
     from tasks.cache.manifest import read_manifest
-    from tasks.config import StorageConfig, TrainConfig
-    from tasks.distributed.launch import launch_ranks
-    from tasks.distributed.spec import RankSpec
+    from tasks.config.storage import StorageConfig
+    from tasks.config.train import TrainConfig
+    from tasks.launch.launcher import launch_ranks
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.train.spec import TrainingSpec
     from tests.benchmarks import train_data
 
     url = str(folder / "uint8")
@@ -43,25 +44,25 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     assert manifest is not None
     storage = resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed))))
     run = launch_ranks(
-        RankSpec(
+        TrainingSpec(
             train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed),
             distributed=None,
             cache=CacheRef(url=url, digest=manifest.digest),
             storage=storage,
         ),
-        lambda event: say(epoch=event["epoch"], accuracy=event["val_accuracy"]),
+        lambda event: report(epoch=event["epoch"], accuracy=event["val_accuracy"]),
     )
-    say(test_accuracy=tracking.run_metrics(storage, run)["test_accuracy"])
+    report(test_accuracy=tracking.run_metrics(storage, run)["test_accuracy"])
 
 
 def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:
-    """Train as the published recipe does: the frozen backbone on every picture in every epoch, its loader, float32."""
+    """Train like the published recipe: its loader, and the frozen backbone on every image in every epoch, float32."""
     import torchvision
     from torch import nn
 
     from tests.benchmarks.recipe import read_recipe
 
-    # Step 1: batch 2, 60 epochs, of which two are run here. Step 3: batch 16, early stopping, dropout 0.5.
+    # Step 1: batch 2, 60 epochs, of which two run here. Step 3: batch 16, early stopping, dropout 0.5.
     batch_size, max_epochs, patience, rate, dropout = (2, 2, 60, 0.001, 0.0) if step == 1 else (16, 60, 3, 0.004, 0.5)
     torch.manual_seed(seed)
     classes = json.loads((folder / "classes.json").read_text())
@@ -91,17 +92,17 @@ def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:
             for pixels, labels in batches("val", 0):
                 correct += int((model(pixels).argmax(1) == labels).sum())
                 count += len(labels)
-        say(epoch=epoch, accuracy=correct / count)
+        report(epoch=epoch, accuracy=correct / count)
         best, waited = (correct / count, 0) if correct / count > best else (best, waited + 1)
         if waited >= patience:
             break
 
 
 def main() -> None:
-    """Train."""
+    """Train by the name in the first argument."""
     warnings.filterwarnings("ignore")
     name, folder, weights, seed = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    from tasks.cores import num_cores
+    from tasks.system.cores import num_cores
 
     torch.set_num_threads(num_cores())
     if name == "ours":

@@ -1,4 +1,4 @@
-"""`make demo`'s program on the digits: server, workers, both pools, the whole DAG, twice."""
+"""`make demo` on the digits: server, workers, both work pools and the whole DAG, twice."""
 
 import json
 import time
@@ -7,20 +7,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import free_port, plain_environment, run_python
+from tests.builders.processes import free_port, plain_environment, run_python
 
 
 def run_demo(home: Path) -> tuple[dict, str, float]:
-    """Run the demo; return its summary, what it printed, and its seconds."""
+    """Run the demo; return its summary, its output and its duration in seconds."""
     environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
     began = time.monotonic()
-    done = run_python("-m", "deployments.demo", environment=environment, timeout=1200)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return json.loads((home / "summary.json").read_text()), done.stdout, time.monotonic() - began
+    completed = run_python("-m", "deployments.demo", environment=environment, timeout=1200)
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-4000:]
+    return json.loads((home / "summary.json").read_text()), completed.stdout, time.monotonic() - began
 
 
 def processes_of(home: Path) -> list[str]:
-    """Return the command lines of processes that write below `home`."""
+    """Return the command lines of processes whose home is `home`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -39,14 +39,14 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.timeout(1500)
-def test_the_dag_runs_from_digits_to_predictions(demo):
-    """Every stage did its work, and both trainings are good."""
+def test_dag_runs_from_digits_to_predictions(demo):
+    """Every stage runs, and both training runs reach their accuracy."""
     home, summary, printed, _ = demo
     assert (summary["images"], summary["quarantined"], summary["delta_version"]) == (1797, 0, 0)
     assert sum(summary["cache_rows"].values()) == 1797
     assert summary["single"]["val_accuracy"] >= 0.95
     assert summary["distributed"]["val_accuracy"] >= 0.95
-    # Of each training by itself: the champion's would be that of the better one.
+    # Each training run has its own accuracy here; the champion has that of the better run.
     assert summary["single"]["test_accuracy"] >= 0.98
     assert summary["distributed"]["test_accuracy"] >= 0.98
     assert summary["test_accuracy"] in {summary[name]["test_accuracy"] for name in ("single", "distributed")}
@@ -62,8 +62,8 @@ def test_the_dag_runs_from_digits_to_predictions(demo):
 
 
 @pytest.mark.timeout(1500)
-def test_the_ranks_ran_on_the_gpu_pool_and_said_so_in_the_log(demo):
-    """The submitted run has its own place in the server's database, on the worker of the pool gpu."""
+def test_ranks_ran_on_the_gpu_pool_and_logged_to_the_demo(demo):
+    """The worker of the pool gpu runs the submitted flow, and the log of its ranks is in the demo's output."""
     home, _, printed, _ = demo
     assert "rank 0: epoch 0:" in printed
     worker = (home / "logs" / "worker-gpu.log").read_text()
@@ -71,14 +71,14 @@ def test_the_ranks_ran_on_the_gpu_pool_and_said_so_in_the_log(demo):
 
 
 @pytest.mark.timeout(1500)
-def test_nothing_is_left_running(demo):
-    """No process of the demo is there after it."""
+def test_no_process_remains_after_the_demo(demo):
+    """The demo stops all of its processes."""
     assert processes_of(demo[0]) == []
 
 
 @pytest.mark.timeout(1500)
-def test_a_second_demo_commits_and_builds_and_trains_nothing(demo):
-    """And takes less than half the time."""
+def test_second_demo_skips_every_stage(demo):
+    """A second demo commits no table version, builds no cache, and trains and registers no model."""
     home, first, _, first_seconds = demo
     caches = sorted(path.name for path in (home / "cache").iterdir())
     second, _, second_seconds = run_demo(home)
@@ -88,7 +88,7 @@ def test_a_second_demo_commits_and_builds_and_trains_nothing(demo):
     assert second["version"] == first["version"]
     stages = {name for name, skipped in second["skipped"].items() if skipped}
     assert stages == {"etl", "cache", "train", "train-distributed", "promote", "predict"}
-    # A promise of the product, not a benchmark: both runs are this machine's.
+    # For information only: a test makes no assertion on time.
     print(f"first {first_seconds:.0f} s, second {second_seconds:.0f} s")
     logs = list((home / "tables" / "images" / "_delta_log").glob("*.json"))
     assert len(logs) == first["delta_version"] + 1

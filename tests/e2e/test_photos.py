@@ -1,14 +1,14 @@
-"""The DAG on real photos with pretrained weights, as a plain Python call."""
+"""The DAG on real photos with pretrained weights, called as a Python function."""
 
 import pytest
 
 from tasks.summary.summary import PipelineSummary
-from tests.processes import plain_environment, run_python
+from tests.builders.processes import plain_environment, run_python
 
 CODE = """
 import sys
 from flows.pipeline import pipeline
-from tasks.config import PipelineConfig
+from tasks.config.pipeline import PipelineConfig
 
 pipeline(PipelineConfig.model_validate({
     "etl": {"source": sys.argv[1]},
@@ -18,13 +18,13 @@ pipeline(PipelineConfig.model_validate({
 
 
 @pytest.mark.timeout(1800)
-def test_photos_reach_what_a_linear_probe_reaches_and_none_is_lost(test_data, tmp_path):
-    """Default settings, 224 pixels, frozen mobilenet_v2; 220 photos are gray, all of one class among them."""
+def test_photos_reach_the_accuracy_of_a_linear_probe_and_none_is_lost(test_data, tmp_path):
+    """The defaults are 224 pixels and a frozen mobilenet_v2; 220 photos are grayscale, including one whole class."""
     photos = test_data / "photos"
     weights = test_data / "weights" / "mobilenet_v2.pth"
     environment = plain_environment(LAKEVISION_HOME=str(tmp_path / "home"), PREFECT_HOME=str(tmp_path / "prefect"))
-    done = run_python("-c", CODE, str(photos), str(weights), environment=environment, timeout=1700)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    completed = run_python("-c", CODE, str(photos), str(weights), environment=environment, timeout=1700)
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-4000:]
     summary = PipelineSummary.model_validate_json((tmp_path / "home" / "summary.json").read_text())
     num_photos = sum(1 for _ in photos.glob("*/*.jpg"))
     assert (summary.images, summary.quarantined, summary.duplicates) == (num_photos, 0, 0)
@@ -36,4 +36,4 @@ def test_photos_reach_what_a_linear_probe_reaches_and_none_is_lost(test_data, tm
     # Three seeds gave 0.966 to 0.968.
     assert summary.single.test_accuracy >= 0.955
     assert summary.distributed.test_accuracy >= 0.955
-    assert "2 ranks train in place" in done.stdout + done.stderr
+    assert "2 ranks train in place" in completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""What all faults share: a seed that is printed, and one undisturbed run."""
+"""Fixtures of the fault tests: a random generator whose seed is printed, and one undisturbed run."""
 
 import os
 import random
@@ -6,24 +6,24 @@ import secrets
 
 import pytest
 
-from tests.faults.killing import Undisturbed, run_undisturbed
+from tests.builders.killed_runs import UndisturbedRun, run_undisturbed
 
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 
 
 def draw_for(name: str) -> random.Random:
-    """Return what draws the moments of a test; its seed is printed, and given back draws the same ones."""
+    """Return the generator of a test's random moments, and print the seed that repeats them."""
     print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")
     return random.Random(f"{SEED} {name}")
 
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Return what draws a test's moments."""
+    """Return the generator of a test's random moments."""
     return draw_for(request.node.name)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Run once undisturbed, on pictures that take a while to read."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedRun:
+    """Return a source of enough images to read for a while, and the contents after an undisturbed run on it."""
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), per_class=150)

@@ -1,4 +1,4 @@
-"""A machine whose cores are all busy: `make up` and `make demo` work, and a user gets to the champion in a browser."""
+"""The stack and the demo on a machine whose cores are all busy."""
 
 import os
 import shutil
@@ -14,9 +14,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, log_in_to_mlflow, text_of
-from tests.processes import ROOT, free_port, plain_environment, server_errors
-from tests.running_up import Up, running_up
+from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, log_in_to_mlflow, text_of
+from tests.builders.processes import ROOT, free_port, plain_environment, server_errors
+from tests.builders.stack import Up, running_up
 
 CLASSES = ("airplanes", "bonsai", "pizza")
 PHOTOS_PER_CLASS = 50
@@ -37,7 +37,7 @@ def busy() -> Iterator[None]:
 
 @pytest.fixture
 def photos(test_data: Path, tmp_path: Path) -> Path:
-    """Return a folder with some real photos in three class folders."""
+    """Return a source folder of real photos in three classes."""
     for name in CLASSES:
         (tmp_path / "photos" / name).mkdir(parents=True)
         for photo in sorted((test_data / "photos" / name).glob("*.jpg"))[:PHOTOS_PER_CLASS]:
@@ -46,7 +46,7 @@ def photos(test_data: Path, tmp_path: Path) -> Path:
 
 
 def submit_photos(page: webdriver.Chrome, up: Up, source: Path, weights: Path) -> str:
-    """Start the deployment `photos` from its form's first screen; return the run."""
+    """Submit the deployment `photos` from the first screen of its form, and return the flow run."""
     (deployment,) = (
         found["id"] for found in up.client().post("/deployments/filter", json={}).json() if found["name"] == "photos"
     )
@@ -69,7 +69,7 @@ def submit_photos(page: webdriver.Chrome, up: Up, source: Path, weights: Path) -
 
 
 def wait_for_end(up: Up, run: str) -> dict[str, str]:
-    """Return the final state of a run."""
+    """Wait until a flow run has ended, and return its final state."""
     client, deadline = up.client(), time.monotonic() + RUN_SECONDS
     while True:
         state: dict[str, str] = client.get(f"/flow_runs/{run}").raise_for_status().json()["state"]
@@ -80,10 +80,10 @@ def wait_for_end(up: Up, run: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(2400)
-def test_a_user_trains_on_photos_from_the_form_and_finds_the_champion(
+def test_user_trains_on_photos_from_the_form_and_finds_the_champion(
     busy: None, photos: Path, test_data: Path, tmp_path: Path
 ) -> None:
-    """From the login to the champion's model card, on pages alone."""
+    """A user gets from the login to the champion's model card in the browser alone."""
     with chromium() as page, running_up(tmp_path / "home") as up:
         run = submit_photos(page, up, photos, test_data / "weights" / "mobilenet_v2.pth")
         state = wait_for_end(up, run)
@@ -111,8 +111,8 @@ def test_a_user_trains_on_photos_from_the_form_and_finds_the_champion(
 
 
 @pytest.mark.timeout(1800)
-def test_the_demo_ends_with_a_champion(busy: None, tmp_path: Path) -> None:
-    """`make demo` as it is."""
+def test_demo_ends_with_a_champion(busy: None, tmp_path: Path) -> None:
+    """`make demo` registers the champion, and the server logs no error."""
     environment = plain_environment(LAKEVISION_HOME=str(tmp_path / "home"), LAKEVISION_PORT=str(free_port()))
     done = subprocess.run(
         ["make", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1700

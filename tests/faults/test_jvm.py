@@ -1,4 +1,4 @@
-"""The JVM of Spark is killed: what runs again starts another one, and ends with the rows of an undisturbed run."""
+"""Sessions and ETL runs after the JVM of Spark was killed."""
 
 import os
 import signal
@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext
 
-from tasks.config import EtlConfig, SparkConfig
-from tasks.etl import snapshots
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
-from tasks.spark import keep_spark, spark_session
+from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
+from tasks.tables import snapshots
 
 
 def kill_jvm() -> None:
-    """Kill it without a chance to say anything."""
+    """Kill the JVM of this process's session with SIGKILL."""
     os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
 
 
 def kill_jvm_after(seconds: float) -> threading.Thread:
-    """Kill the JVM so long after it is there."""
+    """Start a thread that kills the JVM `seconds` after its start."""
 
     def wait_and_kill() -> None:
         while SparkContext._gateway is None:
@@ -46,8 +47,8 @@ def rows(storage: Storage) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
         )
 
 
-def test_a_session_after_a_killed_jvm_is_a_new_one(storage):
-    """Also inside a scope that keeps one session for several stages."""
+def test_session_after_a_killed_jvm_is_new(storage):
+    """A new session starts even inside a scope that keeps one session for several stages."""
     with keep_spark():
         with spark_session(SparkConfig(), storage) as first:
             kill_jvm()
@@ -60,13 +61,13 @@ def test_a_session_after_a_killed_jvm_is_a_new_one(storage):
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 5.0, 8.0])
-def test_etl_whose_jvm_was_killed_ends_like_an_undisturbed_one(pictures, storage, tmp_path: Path, seconds):
-    """Killed at several moments, between start and the second commit."""
-    source = pictures(per_class=40)
+def test_etl_after_a_killed_jvm_equals_undisturbed_etl(make_images, storage, tmp_path: Path, seconds):
+    """Kills at several moments between start and second commit leave the next run the rows of an undisturbed run."""
+    source = make_images(per_class=40)
     killer = kill_jvm_after(seconds)
     try:
         ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
-    except Exception as error:  # whatever the moment made of it
+    except Exception as error:  # the error depends on the moment
         print(f"killed after {seconds} s: {type(error).__name__}")
     killer.join()
     again = ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())

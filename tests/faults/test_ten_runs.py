@@ -1,4 +1,4 @@
-"""Ten runs at once on one stack: its SQLite database refuses none of them."""
+"""Ten flow runs at once on one stack, whose server writes to one SQLite database."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import server_errors
-from tests.running_up import running_up
+from tests.builders.processes import server_errors
+from tests.builders.stack import running_up
 
 NUM_RUNS = 10
 RUN_SECONDS = 900
@@ -15,12 +15,12 @@ RUN_SECONDS = 900
 
 @pytest.mark.timeout(1500)
 def test_ten_runs_at_once_complete(tmp_path: Path) -> None:
-    """Submitted by ten users and run by one worker's processes, whose states, logs and artifacts the server writes."""
+    """Ten users' flow runs in one worker's processes complete; the server writes their states, logs and artifacts."""
     with running_up(tmp_path / "home") as up:
         deployment = up.deployment("etl")["id"]
 
         def submit(number: int) -> str:
-            # Each has tables of its own: what they share is the server.
+            # Each run has its own tables; they share only the server.
             config = {"source": "builtin:digits", "storage": {"home": str(tmp_path / f"home-{number}")}}
             client = up.client(f"user-{number}")
             made = client.post(f"/deployments/{deployment}/create_flow_run", json={"parameters": {"config": config}})

@@ -1,4 +1,4 @@
-"""One local Spark session for all, and Prefect's test harness."""
+"""Fixtures of the integration tests: a shared Spark session, Prefect's test harness, storage and caches."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
-from tasks.config import SparkConfig, StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.refs import CacheRef
-from tasks.spark import spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
-from tests.integration.hand_made import hand_made_cache
+from tests.builders.hand_made_cache import hand_made_cache
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Keep one session open: what runs inside finds it active and leaves it open."""
+    """Keep one session open: code under test finds it active and leaves it open."""
     home = tmp_path_factory.mktemp("spark-home")
     with spark_session(SparkConfig(driver_memory="2g"), resolve_storage(StorageConfig(home=str(home)))) as session:
         yield session
@@ -26,14 +26,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def prefect_harness() -> Iterator[None]:
-    """Run flows against a temporary server with a database of its own."""
+    """Run flows against a temporary server with a new database."""
     with prefect_test_harness(server_startup_timeout=120):
         yield
 
 
 @pytest.fixture(scope="session")
 def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tracking database with nothing in it: MLflow takes seconds to make one, by all its migrations."""
+    """Return an empty tracking database: MLflow takes seconds to create one, by running all migrations."""
     folder = tmp_path_factory.mktemp("tracking")
     SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", f"{folder}/artifacts")
     return folder / "mlflow.db"
@@ -41,20 +41,20 @@ def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def storage(storage: Storage, empty_tracking: Path) -> Storage:
-    """Return the storage of a run of its own, whose tracking database is there."""
+    """Return a storage in a temporary home with an empty tracking database."""
     Path(storage.home).mkdir()
     shutil.copy(empty_tracking, storage.home)
     return storage
 
 
 @pytest.fixture
-def source(pictures) -> Path:  # type: ignore[no-untyped-def]
-    """Return a folder with 3 classes of 20 pictures."""
-    folder: Path = pictures()
+def source(make_images) -> Path:  # type: ignore[no-untyped-def]  # a fixture
+    """Return a source folder with 3 classes of 20 images."""
+    folder: Path = make_images()
     return folder
 
 
 @pytest.fixture
 def cache(source: Path, storage: Storage) -> CacheRef:
-    """Return a cache of 60 pictures: 10 row groups of 4, 2 and 3 of 4."""
+    """Return a cache of 60 images: 39 in train, 11 in val and 10 in test, in row groups of 4."""
     return hand_made_cache(source, f"{storage.cache}/by-hand")

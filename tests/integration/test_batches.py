@@ -1,4 +1,4 @@
-"""Flows that train more at once than there is: refused before a cache is built, under Prefect's test harness."""
+"""Flows refuse batches larger than the training split before a cache is built."""
 
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,24 @@ from flows.train import train
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
-from tasks.config import (
-    Choices,
-    DistributedConfig,
-    TrainConfig,
-    TrainDistributedRun,
-    TrainRun,
-    TrialRun,
-    TuneConfig,
-    TuneRun,
-)
-from tasks.config.storage import Settings
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.frozen import FrozenConfig
+from tasks.config.train import TrainConfig, TrainRun
+from tasks.config.tune import Choices, TrialRun, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.storage import Storage
 
 
 @pytest.fixture(autouse=True)
 def _server(prefect_harness):
-    """Run every test here against the harness."""
+    """Run all tests of this module against the harness."""
 
 
 FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": False}
 
 
 @pytest.mark.parametrize(
-    ("begun", "config"),
+    ("dag_flow", "config"),
     [
         (train, TrainRun(train=TrainConfig(**FROM_SCRATCH, batch_size=1000))),
         (
@@ -54,12 +47,12 @@ FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": 
     ],
     ids=lambda given: given.name if isinstance(given, DagFlow) else "",
 )
-def test_more_than_there_is_to_train_on_is_refused_before_a_cache_is_built(
-    begun: DagFlow[Any, Any], config: Settings, storage: Storage
+def test_batch_larger_than_the_training_split_is_refused_before_a_cache_is_built(
+    dag_flow: DagFlow[Any, Any], config: FrozenConfig, storage: Storage
 ) -> None:
-    """The table knows how many pictures the split has."""
+    """The number of images of the split is read from the table."""
     splits = ["train"] * 45 + ["val", "test"] * 9
     deltalake.write_deltalake(storage.table("images"), pa.table({"split": splits}))
     with pytest.raises(WrongInput, match=r"is 1000, but the split 'train' has 45 images.* give at most 45"):
-        begun(config.model_copy(update={"storage": storage.as_config()}))
+        dag_flow(config.model_copy(update={"storage": storage.as_config()}))
     assert not Path(storage.cache).exists()

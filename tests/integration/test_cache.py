@@ -1,4 +1,4 @@
-"""The cache, built by a real Spark and read by petastorm."""
+"""The cache, built by Spark and read by petastorm."""
 
 from pathlib import Path
 
@@ -10,18 +10,20 @@ from PIL import Image
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache, verify_files
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, SparkConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
+from tasks.decode import decode_pixels
 from tasks.errors import WrongInput
-from tasks.etl.decode import decode_pixels
 from tasks.etl.ingest import ingest_images
-from tasks.etl.snapshots import latest, read_version
+from tasks.tables.snapshots import latest, read_version
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
 
 
 @pytest.fixture
 def images(spark, source, storage):
-    """Return the version of a table with 60 colour pictures and 2 gray ones."""
+    """Return a version of a table with 60 colour images and 2 grayscale images."""
     for number in (0, 1):
         Image.new("L", (40, 17 + number), 90).save(source / "red" / f"gray{number}.png")
     return ingest_images(EtlConfig(source=str(source), **ETL), storage, SparkConfig()).images
@@ -32,8 +34,8 @@ def build(images, storage, **settings):
     return materialize_cache(CacheConfig(**({"image_size": 16} | settings)), images, storage, SparkConfig())
 
 
-def test_every_picture_is_in_the_cache_once_with_its_pixels_and_its_class(spark, images, storage):
-    """Grayscale ones too: code that drops one-channel pictures loses a class."""
+def test_every_image_is_in_the_cache_once_with_its_pixels_and_class(spark, images, storage):
+    """Grayscale images are included: dropping one-channel images would lose a class."""
     ref, built = build(images, storage)
     assert built
     manifest = open_cache(ref)
@@ -52,8 +54,8 @@ def test_every_picture_is_in_the_cache_once_with_its_pixels_and_its_class(spark,
     assert not wanted
 
 
-def test_the_same_version_is_built_once_and_other_settings_are_another_cache(spark, images, storage):
-    """A cache is named by what decides its bytes."""
+def test_same_version_is_built_once_and_other_settings_build_another_cache(spark, images, storage):
+    """The name of a cache depends on everything that affects its bytes."""
     first, _ = build(images, storage)
     second, built = build(images, storage)
     assert (second, built) == (first, False)
@@ -62,8 +64,8 @@ def test_the_same_version_is_built_once_and_other_settings_are_another_cache(spa
     assert other.url != first.url
 
 
-def test_optimize_invalidates_nothing(spark, images, storage):
-    """A new version with the same rows has the same cache."""
+def test_optimize_does_not_invalidate_the_cache(spark, images, storage):
+    """A new table version with the same rows has the same cache."""
     first, _ = build(images, storage)
     for column in ("a", "b"):
         DeltaTable.forPath(spark, images.path).history(1).collect()
@@ -75,8 +77,8 @@ def test_optimize_invalidates_nothing(spark, images, storage):
     assert (second, built) == (first, False)
 
 
-def test_a_damaged_file_is_noticed_and_the_cache_built_again(spark, images, storage):
-    """Half a file is never read."""
+def test_damaged_cache_is_detected_and_rebuilt(spark, images, storage):
+    """A truncated file is always detected, and a flipped bit with `verify`."""
     first, _ = build(images, storage)
     file = next(Path(first.url).glob("train-*.parquet"))
     file.write_bytes(file.read_bytes()[:-10])
@@ -84,7 +86,7 @@ def test_a_damaged_file_is_noticed_and_the_cache_built_again(spark, images, stor
     assert built
     assert second.digest == first.digest
     open_cache(second)
-    # One bit, which neither size nor footer gives away.
+    # A flipped bit changes neither size nor footer.
     file = next(Path(second.url).glob("train-*.parquet"))
     content = bytearray(file.read_bytes())
     content[300] ^= 1
@@ -95,23 +97,23 @@ def test_a_damaged_file_is_noticed_and_the_cache_built_again(spark, images, stor
     verify_files(third.url, open_cache(third))
 
 
-def test_format_jpeg_holds_the_same_rows_and_labels(images, storage):
-    """The other format is another cache, with nothing else in another place."""
+def test_format_jpeg_has_the_same_rows_and_labels(images, storage):
+    """Another format is another cache, with rows and labels in the same order and nearly the same pixels."""
     raw, _ = build(images, storage, image_size=32)
     jpeg, built = build(images, storage, image_size=32, format="jpeg", jpeg_quality=95)
     assert built
     assert jpeg.url != raw.url
-    ours, theirs = (
+    raw_batches, jpeg_batches = (
         list(CacheLoader(ref.url, open_cache(ref), "train", batch_size=7, seed=2).epoch(1)) for ref in (raw, jpeg)
     )
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.rows_B.tolist() == other.rows_B.tolist()
-        assert mine.labels_B.tolist() == other.labels_B.tolist()
-        assert (mine.inputs.int() - other.inputs.int()).abs().double().mean() < 12
+    for one, other in zip(raw_batches, jpeg_batches, strict=True):
+        assert one.rows_B.tolist() == other.rows_B.tolist()
+        assert one.labels_B.tolist() == other.labels_B.tolist()
+        assert (one.inputs.int() - other.inputs.int()).abs().double().mean() < 12
 
 
-def test_a_cache_without_manifest_does_not_exist_and_its_files_are_swept(spark, images, storage):
-    """What a killed build left is neither read nor kept."""
+def test_cache_without_manifest_is_rebuilt_and_its_files_removed(spark, images, storage):
+    """Files of a killed build are neither read nor kept."""
     first, _ = build(images, storage)
     (Path(first.url) / "manifest.json").unlink()
     (Path(first.url) / "train-99999-dead.parquet").write_bytes(b"half")
@@ -121,16 +123,16 @@ def test_a_cache_without_manifest_does_not_exist_and_its_files_are_swept(spark, 
     assert {file.name for file in Path(second.url).iterdir()} == names | {"manifest.json"}
 
 
-def test_an_empty_split_is_refused_by_name(spark, source, storage):
-    """Nothing can be chosen on no pictures."""
+def test_empty_split_raises_an_error(spark, source, storage):
+    """The error has the name of the empty split."""
     settings = EtlConfig(source=str(source), val_fraction=0.0, test_fraction=0.2)
     images = ingest_images(settings, storage, SparkConfig()).images
-    with pytest.raises(WrongInput, match="the split 'val' .* has no pictures"):
+    with pytest.raises(WrongInput, match="the split 'val' .* has no images"):
         build(images, storage)
 
 
-def test_rows_per_group_are_exactly_equal_and_padding_is_counted(spark, images, storage):
-    """Equal row groups keep ranks in step."""
+def test_row_groups_are_equal_and_padding_is_counted(spark, images, storage):
+    """Equal row groups give all ranks the same number of steps."""
     ref, _ = build(images, storage, image_size=1024, row_group_megabytes=6)
     manifest = open_cache(ref)
     for split in manifest.splits.values():

@@ -1,4 +1,4 @@
-"""What is read of a Delta table without Spark is what Spark reads."""
+"""Delta tables read without Spark have the rows that Spark reads."""
 
 import os
 
@@ -6,18 +6,18 @@ import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
 
-from tasks.config import StorageConfig
-from tasks.etl import snapshots
+from tasks.config.storage import StorageConfig
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, HELD_ARROW
-from tasks.spark import NeedsSpark
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
+from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
-from tests.conftest import write_pictures
-from tests.integration.etl_tables import ingest
+from tasks.tables import snapshots
+from tests.builders.etl_tables import ingest
+from tests.conftest import write_images
 
 
-def both(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[dict]]:
-    """Return the rows, in order, as `read_columns` and as Spark reads them."""
+def read_both_ways(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[dict]]:
+    """Return the rows, sorted, as read by `read_columns` and by Spark."""
     found = snapshots.read_columns(spark, table, schema)
     assert found.schema.equals(schema)
     by_spark = snapshots.read_version(spark, table).select(*schema.names).toArrow()
@@ -26,34 +26,34 @@ def both(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict], list[di
 
 
 @pytest.mark.parametrize("name", ["home", "a b=ü#?", "a%20b"])
-def test_rows_that_workers_and_spark_wrote_are_read_alike(spark, source, tmp_path, name):
-    """At every version: created, appended to, and merged into, whose times Spark writes in Parquet's older type."""
+def test_rows_written_by_workers_and_by_spark_are_read_alike(spark, source, tmp_path, name):
+    """Created, appended and merged versions are equal; Spark writes times of merged rows in Parquet's older type."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path / name)))
     reports = [ingest(source, storage)]
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     reports.append(ingest(source, storage))
     os.replace(source / "red" / "000.png", source / "green" / "moved.png")
     (source / "blue" / "000.png").unlink()
     reports.append(ingest(source, storage))
     for number, report in enumerate(reports):
-        if "%" in name:  # delta-rs reads no such path, as the module says: Spark alone can
+        if "%" in name:  # delta-rs cannot read such a path: only Spark can
             with pytest.raises(NeedsSpark):
                 snapshots.properties_of(report.images)
         else:
             assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
         assert report.images.version == report.files.version == number
-        for table, schema in ((report.images, HELD_ARROW), (report.files, FILES_ARROW)):
-            ours, theirs = both(spark, table, schema)
+        for table, schema in ((report.images, IMAGE_KEYS_ARROW), (report.files, FILES_ARROW)):
+            ours, theirs = read_both_ways(spark, table, schema)
             assert ours == theirs
     assert len(ours) == 67
 
 
-def test_rows_that_another_program_deleted_by_a_vector_are_not_read(spark, tmp_path):
-    """A feature of the protocol newer than ours, by which a file holds rows that the table does not."""
+def test_rows_deleted_by_deletion_vectors_are_not_read(spark, tmp_path):
+    """Deletion vectors, a newer protocol feature, mark rows of a file that are not in the table."""
     path = str(tmp_path / "table")
     schema = pa.schema([("number", pa.int64())])
     spark.range(100).withColumnRenamed("id", "number").coalesce(1).write.format("delta").save(path)
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     DeltaTable.forPath(spark, path).delete("number < 10")
-    ours, theirs = both(spark, snapshots.latest(spark, path), schema)
+    ours, theirs = read_both_ways(spark, snapshots.latest(spark, path), schema)
     assert ours == theirs == [{"number": number} for number in range(10, 100)]

@@ -1,4 +1,4 @@
-"""deployments/prefect.yaml: what it names exists, and its defaults are valid."""
+"""deployments/prefect.yaml: entrypoints exist, and default parameters are valid."""
 
 import importlib
 
@@ -7,12 +7,15 @@ import yaml
 from prefect import Flow
 from prefect.utilities.schema_tools.validation import validate
 
-from tasks.config import DistributedConfig, StorageConfig, TuneConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
+from tasks.paths import is_inside
 from tasks.refs import TableRef
-from tasks.storage import is_inside, resolve_storage
+from tasks.storage import resolve_storage
 from tasks.tracking.model_names import derived_model_name
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 FILE = ROOT / "deployments" / "prefect.yaml"
 DEPLOYMENTS = {deployment["name"]: deployment for deployment in yaml.safe_load(FILE.read_text())["deployments"]}
@@ -26,7 +29,7 @@ def load(deployment: dict) -> Flow:
 
 
 def test_every_flow_has_a_deployment():
-    """One for the DAG and one a flow."""
+    """The DAG and each flow have a deployment."""
     flows = {
         name
         for name in MODULES
@@ -37,12 +40,12 @@ def test_every_flow_has_a_deployment():
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_entrypoints_import_and_default_parameters_are_valid(name):
-    """What the worker will do with them."""
+    """A worker imports the entrypoint and validates the parameters in the same way."""
     deployment = DEPLOYMENTS[name]
     flow = load(deployment)
     assert flow.name == {"photos": "pipeline"}.get(name, name)
     parameters = deployment["parameters"]
-    if name == "photos":  # its source is the user's to fill in
+    if name == "photos":  # the user fills in its source
         with pytest.raises(WrongInput, match="etl.source"):
             flow.validate_parameters(parameters)
         parameters = {"config": parameters["config"] | {"source": "/data/photos"}}
@@ -52,8 +55,8 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     assert deployment["work_pool"]["name"] == ("gpu" if "gpu" in deployment["tags"] else "cpu")
 
 
-def test_the_deployments_of_digits_and_of_photos_share_a_home_and_no_table(tmp_path):
-    """A user tries the digits first: tables that were made from one source refuse another, and so would the model."""
+def test_deployments_of_digits_and_photos_share_a_home_but_no_table(tmp_path):
+    """Users try the digits first, and tables created from one source refuse another, as does the model."""
     given = {name: item["parameters"]["config"].get("tables") for name, item in DEPLOYMENTS.items()}
     storages = {
         name: resolve_storage(StorageConfig(home=str(tmp_path), tables=tables)) for name, tables in given.items()
@@ -63,7 +66,7 @@ def test_the_deployments_of_digits_and_of_photos_share_a_home_and_no_table(tmp_p
     assert not {of_digits.table(name) for name in tables} & {of_photos.table(name) for name in tables}
     assert all(is_inside(of_photos.table(name), str(tmp_path)) for name in tables)
     assert (of_photos.cache, of_photos.tracking) == (of_digits.cache, of_digits.tracking)
-    # These two take the digits' tables, and say how they take others.
+    # These two use the digits' tables; their descriptions tell how to use others.
     for name in ("predict-batch", "maintain"):
         assert storages[name].tables == of_digits.tables
         assert f"set tables to {given['photos']}" in DEPLOYMENTS[name]["description"]
@@ -74,8 +77,8 @@ def test_the_deployments_of_digits_and_of_photos_share_a_home_and_no_table(tmp_p
     assert len(models) == 2
 
 
-def test_schedules_are_paused_and_a_second_run_waits():
-    """Daily for the DAG, hourly for inference."""
+def test_schedules_are_paused_and_concurrent_runs_are_queued():
+    """The schedule of the DAG is daily, that of inference hourly."""
     scheduled = {name: item for name, item in DEPLOYMENTS.items() if item.get("schedules")}
     assert {name: item["schedules"][0]["cron"] for name, item in scheduled.items()} == {
         "pipeline": "0 2 * * *",
@@ -86,27 +89,27 @@ def test_schedules_are_paused_and_a_second_run_waits():
         assert item["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 
 
-def test_the_form_in_the_ui_is_typed():
-    """Descriptions, defaults, choices and bounds reach the schema that the UI draws."""
+def test_form_in_the_ui_is_typed():
+    """The schema of the UI's form has descriptions, defaults, choices and bounds."""
     schema = load(DEPLOYMENTS["pipeline"]).parameters.definitions
     size = schema["CacheConfig"]["properties"]["image_size"]
     assert (size["minimum"], size["maximum"], size["default"]) == (16, 1024, 224)
-    assert schema["TrainConfig"]["properties"]["optimizer"]["enum"] == ["adam", "adamw", "sgd"]
+    assert schema["TrainConfig"]["properties"]["device"]["enum"] == ["auto", "cpu", "cuda"]
     for model in schema.values():
         for name, field in model.get("properties", {}).items():
             assert "$ref" in field or "allOf" in field or "description" in field, name
 
 
-def test_a_run_with_two_wrong_settings_names_both():
-    """In the state's message of a deployment's run, as on the command line."""
+def test_error_of_a_run_has_both_invalid_settings():
+    """A deployment's run and the command line list all invalid settings."""
     with pytest.raises(WrongInput) as refused:
         load(DEPLOYMENTS["pipeline"]).validate_parameters({"config": {"image_size": 5, "train": {"max_epochs": 0}}})
     assert "config.cache.image_size is 5: input should be greater than or equal to 16" in str(refused.value)
     assert "config.train.max_epochs is 0: input should be greater than or equal to 1" in str(refused.value)
 
 
-def test_every_deployment_fills_in_what_its_form_shows_first():
-    """A switch that is left out would look switched off; a name may be empty."""
+def test_every_deployment_sets_the_switches_shown_first_in_its_form():
+    """The form shows a missing switch as off; other settings may be empty."""
     for name, deployment in DEPLOYMENTS.items():
         model = load(deployment).fn.__annotations__["config"]
         settings = deployment["parameters"]["config"]
@@ -119,16 +122,16 @@ def test_every_deployment_fills_in_what_its_form_shows_first():
         assert switches <= settings.keys(), name
 
 
-def test_what_needs_a_gpu_is_submitted_to_the_gpu_pool():
-    """By the deployments that the settings name by default."""
+def test_deployments_of_the_gpu_pool_are_the_defaults_of_the_settings():
+    """Distributed training and trials are submitted to the deployments of the GPU pool."""
     gpu = {name for name, deployment in DEPLOYMENTS.items() if deployment["work_pool"]["name"] == "gpu"}
     submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig())}
     assert {f"{name}/{name}" for name in gpu} == submitted
 
 
 @pytest.mark.parametrize("name", ["train-distributed", "train-trial"])
-def test_what_a_flow_submits_to_the_gpu_pool_is_taken(name):
-    """Whole settings, by group, with None where nothing is set: the server validates them before it creates a run."""
+def test_parameters_submitted_to_the_gpu_pool_are_valid(name):
+    """A flow submits complete settings, with None for unset values, and the server validates them."""
     flow = load(DEPLOYMENTS[name])
     config = flow.fn.__annotations__["config"]().model_dump()
     parameters = {"config": config, "cache_ref": {"url": "/cache", "digest": "0"}}

@@ -1,4 +1,4 @@
-"""ETL on a real Spark and real Delta tables."""
+"""ETL with Spark on Delta tables."""
 
 import os
 import shutil
@@ -8,17 +8,17 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
-from tasks.config import SparkConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tests.conftest import write_pictures
-from tests.integration.etl_tables import etl_settings, ingest, ledger, stored, versions
+from tests.builders.etl_tables import etl_settings, ingest, ledger, stored, versions
+from tests.conftest import write_images
 
 
-def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
-    """A run with nothing new leaves both tables at their version."""
+def test_every_image_is_stored_and_a_second_run_commits_nothing(spark, source, storage):
+    """A run without changes leaves both tables at their version."""
     report = ingest(source, storage)
     assert (report.stored, report.quarantined, report.read, report.changed) == (60, 0, 60, True)
     assert versions(spark, storage) == (0, 0)
@@ -27,24 +27,24 @@ def test_every_picture_is_stored_and_a_second_run_commits_nothing(spark, source,
     assert versions(spark, storage) == (0, 0)
 
 
-def test_a_listing_older_than_another_runs_commit_is_made_again(spark, source, storage):
-    """With the old one, the pictures that the other run brought in would count as deleted."""
+def test_listing_older_than_a_commit_of_another_run_is_repeated(spark, source, storage):
+    """With the outdated listing, images added by the other run would count as deleted."""
     ingest(source, storage)
     settings = etl_settings(source)
     listed = prepare_ingest(settings, storage, SparkConfig())
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     ingest(source, storage)
     report = ingest_source(settings, listed, storage, SparkConfig())
     assert (report.stored, report.changed) == (63, False)
 
 
-def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source, storage):
-    """An incremental run adds what is new and moves nothing; each class has its shares before and after."""
+def test_only_new_files_are_read_and_old_images_keep_their_split(spark, source, storage):
+    """An incremental run adds new images and moves none; the shares of the splits hold per class."""
     report = ingest(source, storage)
     assert report.classes == {label: {"test": 4, "train": 12, "val": 4} for label in ("red", "green", "blue")}
     read = spark.read.format("delta").load(storage.table("images"))
     before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
-    write_pictures(source, per_class=2, first=100)
+    write_images(source, per_class=2, first=100)
     report = ingest(source, storage)
     assert (report.read, report.stored) == (6, 66)
     for counts in report.classes.values():
@@ -62,15 +62,15 @@ def test_only_new_files_are_read_and_old_pictures_keep_their_split(spark, source
     assert versions(spark, storage) == (1, 1)
 
 
-def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, said, caplog):
-    """A run with the default adds to it as it was made, and says so; a new image is where its content puts it."""
+def test_table_split_by_content_keeps_that_split(spark, source, storage, messages_of, caplog):
+    """A run with the default splits new images by content as well, and logs that it keeps the table's setting."""
     caplog.set_level("INFO", "lakevision.etl")
     settings = etl_settings(source, split_by="content")
     ingest(source, storage, split_by="content")
-    assert not any("etl.split_by" in line for line in said("lakevision.etl"))
-    write_pictures(source, per_class=2, first=100)
+    assert not any("etl.split_by" in line for line in messages_of("lakevision.etl"))
+    write_images(source, per_class=2, first=100)
     report = ingest(source, storage)
-    (line,) = [line for line in said("lakevision.etl") if "etl.split_by" in line]
+    (line,) = [line for line in messages_of("lakevision.etl") if "etl.split_by" in line]
     assert line.startswith(f"etl.split_by is stratified, but '{storage.table('images')}' was made with content and")
     assert "for another split give other tables (storage.tables)" in line
     assert (report.read, report.stored, report.changed) == (6, 66, True)
@@ -80,8 +80,8 @@ def test_a_table_that_was_split_by_content_goes_on_so(spark, source, storage, sa
     assert ingest(source, storage).changed is False
 
 
-def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storage, monkeypatch):
-    """The images have theirs, and the next run, which finds other images as well, brings the ledger in line."""
+def test_run_killed_between_its_commits_changes_no_split(spark, source, storage, monkeypatch):
+    """Committed images keep their splits, and the next run, with more images, completes the ledger."""
     write = ingest_module.write_files
 
     def killed(*given):
@@ -93,7 +93,7 @@ def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storag
     monkeypatch.setattr(ingest_module, "write_files", write)
     read = spark.read.format("delta").load(storage.table("images"))
     before = {row["sha256"]: row["split"] for row in read.select("sha256", "split").collect()}
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert ingest(source, storage).stored == 63
     found = spark.read.format("delta").load(storage.table("files")).select("sha256", "split").collect()
     splits = {row["sha256"]: row["split"] for row in found}
@@ -101,11 +101,11 @@ def test_a_run_killed_between_its_commits_changes_no_split(spark, source, storag
     assert before.items() <= splits.items()
 
 
-def test_bad_files_are_quarantined_with_their_reason_and_end_no_run(spark, source, storage):
-    """One corrupt file costs nobody the night."""
+def test_bad_files_are_quarantined_with_a_reason_and_do_not_fail_the_run(spark, source, storage):
+    """Corrupt files and files without a label are in the ledger with their reasons."""
     whole = (source / "red" / "000.png").read_bytes()
     (source / "red" / "empty.png").write_bytes(b"")
-    (source / "red" / "text.jpg").write_bytes(b"no picture at all")
+    (source / "red" / "text.jpg").write_bytes(b"no image at all")
     (source / "red" / "half.png").write_bytes(whole[: len(whole) // 2])
     (source / "lone.png").write_bytes(whole[:-1] + b"x")
     report = ingest(source, storage)
@@ -117,8 +117,8 @@ def test_bad_files_are_quarantined_with_their_reason_and_end_no_run(spark, sourc
     assert (report.stored, report.quarantined) == (60, 4)
 
 
-def test_too_many_bad_files_fail_the_run_and_leave_the_tables_as_they_were(spark, source, storage):
-    """The gate closes before anything is written."""
+def test_too_many_bad_files_fail_the_run_and_leave_the_tables_unchanged(spark, source, storage):
+    """The gate is checked before anything is written."""
     ingest(source, storage)
     for number in range(20):
         (source / "red" / f"bad{number}.jpg").write_bytes(b"bad")
@@ -127,8 +127,8 @@ def test_too_many_bad_files_fail_the_run_and_leave_the_tables_as_they_were(spark
     assert versions(spark, storage) == (0, 0)
 
 
-def test_duplicates_are_one_picture_and_the_next_path_takes_over(spark, source, storage):
-    """An exact copy is a row of the ledger only, until the first one goes."""
+def test_duplicates_are_stored_once_and_the_next_path_takes_over(spark, source, storage):
+    """An exact copy is only in the ledger until the first file is deleted."""
     shutil.copy(source / "red" / "000.png", source / "red" / "zzz.png")
     report = ingest(source, storage)
     assert (report.stored, report.duplicates) == (60, 1)
@@ -141,8 +141,8 @@ def test_duplicates_are_one_picture_and_the_next_path_takes_over(spark, source, 
     assert found["red/zzz.png"] == ("stored", None)
 
 
-def test_one_content_under_two_labels_is_quarantined_until_it_is_settled(spark, source, storage):
-    """Whichever came first: a picture that is red and green teaches nothing."""
+def test_content_with_two_labels_is_quarantined_until_resolved(spark, source, storage):
+    """Both files are quarantined, whichever came first, until one of them is deleted."""
     ingest(source, storage)
     shutil.copy(source / "red" / "000.png", source / "green" / "red.png")
     report = ingest(source, storage)
@@ -156,7 +156,7 @@ def test_one_content_under_two_labels_is_quarantined_until_it_is_settled(spark, 
 
 
 def test_changed_moved_and_deleted_files_reach_the_table(spark, source, storage):
-    """After any change to the folder the table holds what a first run would store."""
+    """After any change to the folder the table equals that of a first run."""
     ingest(source, storage)
     os.replace(source / "red" / "001.png", source / "green" / "moved.png")
     (source / "blue" / "002.png").unlink()
@@ -169,8 +169,8 @@ def test_changed_moved_and_deleted_files_reach_the_table(spark, source, storage)
     assert incremental == stored(spark, fresh)
 
 
-def test_a_run_killed_between_the_two_commits_is_repaired_by_the_next(spark, source, storage):
-    """Images without a ledger: the next run writes the ledger and doubles nothing."""
+def test_run_killed_between_its_commits_is_completed_by_the_next(spark, source, storage):
+    """With images but no ledger, the next run writes the ledger and duplicates no image."""
     ingest(source, storage)
     shutil.rmtree(storage.table("files"))
     report = ingest(source, storage)
@@ -178,7 +178,7 @@ def test_a_run_killed_between_the_two_commits_is_repaired_by_the_next(spark, sou
     assert versions(spark, storage) == (0, 0)
 
 
-def test_large_pictures_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, source, storage):
+def test_large_images_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, source, storage):
     """`content` is the original unless its longest side exceeds `stored_side`."""
     Image.new("RGB", (300, 100), (9, 9, 9)).save(source / "red" / "wide.png")
     ingest(source, storage, stored_side=64)
@@ -189,12 +189,12 @@ def test_large_pictures_are_scaled_down_and_small_ones_kept_byte_for_byte(spark,
     assert {bytes(row["content"]) for row in rows if row["width"] == 24} == originals
 
 
-def test_other_settings_and_another_source_are_refused_by_name(spark, source, storage, pictures):
-    """A table is made with one set of settings, and says which."""
+def test_other_settings_and_another_source_are_refused(spark, source, storage, make_images):
+    """A table is created with one set of settings, which the error shows."""
     ingest(source, storage)
     with pytest.raises(WrongInput, match="etl.split_seed is 7, but the table .* was made with 1"):
         ingest(source, storage, split_seed=7)
-    other = pictures(per_class=5, side=20, name="other")
+    other = make_images(per_class=5, side=20, name="other")
     with pytest.raises(WrongInput, match="etl.replace_source"):
         ingest(other, storage)
     assert versions(spark, storage) == (0, 0)
@@ -202,8 +202,8 @@ def test_other_settings_and_another_source_are_refused_by_name(spark, source, st
     assert (report.stored, len(stored(spark, storage))) == (15, 15)
 
 
-def test_a_table_with_other_columns_is_refused_and_untouched(spark, source, storage):
-    """A schema never changes on the way; the sentence names the columns."""
+def test_table_with_other_columns_is_refused_and_unchanged(spark, source, storage):
+    """ETL never changes a schema; the error has the unknown columns."""
     ingest(source, storage)
     spark.sql(f"ALTER TABLE delta.`{storage.table('files')}` ADD COLUMNS (note STRING)")
     with pytest.raises(WrongInput, match="the table '.*/files' has note, which is unknown: it was made or changed by"):
@@ -211,8 +211,8 @@ def test_a_table_with_other_columns_is_refused_and_untouched(spark, source, stor
     assert versions(spark, storage) == (0, 1)
 
 
-def test_a_class_with_too_few_pictures_fails_the_run_and_leaves_the_tables_as_they_were(spark, source, storage):
-    """The gate closes before anything is written, and also where only the bound is new."""
+def test_class_with_too_few_images_fails_the_run_and_leaves_the_tables_unchanged(spark, source, storage):
+    """The gate is checked before anything is written, and again when only the bound has changed."""
     ingest(source, storage, min_images_per_class=20)
     (source / "few").mkdir()
     Image.new("RGB", (9, 9)).save(source / "few" / "1.png")
@@ -227,8 +227,8 @@ def test_a_class_with_too_few_pictures_fails_the_run_and_leaves_the_tables_as_th
     assert versions(spark, storage) == (1, 1)
 
 
-def test_a_folder_that_is_no_table_is_refused_and_untouched(spark, source, storage):
-    """What lies there may be somebody's."""
+def test_folder_that_is_not_a_table_is_refused_and_unchanged(spark, source, storage):
+    """The folder may have a user's files, which stay."""
     folder = Path(storage.table("images"))
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -237,8 +237,8 @@ def test_a_folder_that_is_no_table_is_refused_and_untouched(spark, source, stora
     assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
-def test_a_ledger_without_pictures_is_not_believed(spark, source, storage):
-    """The table images is compared as well: what is lost from it is read again."""
+def test_images_missing_from_their_table_are_read_again(spark, source, storage):
+    """The ledger alone is not trusted: it is compared with the table images."""
     ingest(source, storage)
     shutil.rmtree(storage.table("images"))
     report = ingest(source, storage)
@@ -249,8 +249,8 @@ def test_a_ledger_without_pictures_is_not_believed(spark, source, storage):
     assert ingest(source, storage).changed is False
 
 
-def test_a_file_that_becomes_readable_is_stored_though_its_time_did_not_change(spark, source, storage):
-    """What a setting or a permission decided is decided anew."""
+def test_file_that_becomes_readable_is_stored_although_its_time_is_unchanged(spark, source, storage):
+    """Files quarantined because of a setting or a permission are read again by later runs."""
     Image.new("RGB", (200, 200)).save(source / "red" / "big.png")
     report = ingest(source, storage, max_pixels=10_000)
     assert (report.stored, ledger(spark, storage)["red/big.png"]) == (60, ("quarantined", "too_many_pixels"))

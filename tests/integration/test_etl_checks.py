@@ -1,4 +1,4 @@
-"""Data validation on real tables and a real tracking database."""
+"""Data validation on Delta tables, logged to a tracking database."""
 
 import shutil
 
@@ -6,20 +6,21 @@ import mlflow
 import pytest
 from PIL import Image
 
-from tasks.config import EtlConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.etl.validate import measure_tables, validate_tables
 from tasks.tracking import prepare_data_tracking, prepare_tracking
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 
 
-def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_path, storage):
-    """Counts, sizes, bad files, duplicates, and a copy that only looks the same, named on both sides."""
+def test_checks_of_a_table_are_measured_and_logged_once_per_version(spark, tmp_path, storage):
+    """The checks have counts, sizes, bad files, duplicates, and both files of a near-duplicate."""
     source = tmp_path / "source"
     for number, split in enumerate(("train", "val", "test")):
-        write_pictures(source / split, per_class=3, first=10 * number)
-    write_pictures(source / "train", per_class=1, side=40, first=50)
+        write_images(source / split, per_class=3, first=10 * number)
+    write_images(source / "train", per_class=1, side=40, first=50)
     (source / "val" / "red" / "bad.jpg").write_bytes(b"bad")
     shutil.copy(source / "train" / "red" / "000.png", source / "train" / "red" / "copy.png")
     ramp = Image.linear_gradient("L")
@@ -46,7 +47,7 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
     assert pair.bits == 0
     experiment = prepare_data_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
-    assert client.search_runs([prepare_tracking(storage)]) == []  # those of trainings
+    assert client.search_runs([prepare_tracking(storage)]) == []  # the experiment of training runs
     (run,) = client.search_runs([experiment])
     assert run.info.run_name == "data-validation v0"
     assert run.data.tags["why"] == "test"
@@ -60,13 +61,13 @@ def test_what_a_table_holds_is_measured_and_logged_once_a_version(spark, tmp_pat
     assert validate_tables(again, etl, storage, SparkConfig(), {}) == checks
     assert len(client.search_runs([experiment])) == 1
     (source / "val" / "red" / "bad.jpg").unlink()
-    better = validate_tables(ingest_images(etl, storage, SparkConfig()), etl, storage, SparkConfig(), {})
-    assert better.reasons == {}
+    repaired = validate_tables(ingest_images(etl, storage, SparkConfig()), etl, storage, SparkConfig(), {})
+    assert repaired.reasons == {}
     assert len(client.search_runs([experiment])) == 2
 
 
-def test_a_content_in_two_splits_is_refused(spark, source, storage):
-    """The ETL writes none: the table was changed by something else, and no accuracy on it can be believed."""
+def test_content_in_two_splits_is_refused(spark, source, storage):
+    """ETL never writes such rows: another program changed the table, and accuracies on it are invalid."""
     etl = EtlConfig(source=str(source))
     report = ingest_images(etl, storage, SparkConfig())
     rows = spark.read.format("delta").load(report.images.path)
@@ -74,5 +75,5 @@ def test_a_content_in_two_splits_is_refused(spark, source, storage):
         "append"
     ).save(report.images.path)
     changed = report.model_copy(update={"images": report.images.model_copy(update={"version": 1})})
-    with pytest.raises(WrongInput, match=r"1 pictures of '.*' version 1 are in more than one split"):
+    with pytest.raises(WrongInput, match=r"1 images of '.*' version 1 are in more than one split"):
         measure_tables(None, changed, etl, storage)

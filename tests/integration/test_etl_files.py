@@ -1,4 +1,4 @@
-"""What happens to a file: every line of the README's table, in one source and on real tables."""
+"""Outcomes of files: every line of the table in tasks/etl/README.md, tested on Delta tables."""
 
 import io
 import os
@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
-from tests.integration.etl_tables import ingest, ledger
-from tests.processes import ROOT
-from tests.unit.etl.picture_bytes import run_length_bmp, scan_bomb, tiff_with_tile
+from tests.builders.etl_tables import ingest, ledger
+from tests.builders.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
+from tests.builders.processes import ROOT
+from tests.conftest import write_images
 
-README = ROOT / "README.md"
+README = ROOT / "tasks" / "etl" / "README.md"
 
 
 @dataclass(frozen=True)
 class Line:
     """A line of the README's table: its first words, and outcome and reason of files below the source.
 
-    Outcome None stands for a file that is not in the ledger at all.
+    The outcome None means that a file is not in the ledger.
     """
 
     begins: str
@@ -73,12 +73,12 @@ LINES = (
 
 
 def noise(seed: int, side: int = 12) -> Image.Image:
-    """Return a picture that no other seed gives."""
+    """Return an image of random pixels that differs for each seed."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
 
 
 def bomb(side: int) -> bytes:
-    """Return a PNG file whose header promises more pixels than anybody wants."""
+    """Return a PNG file whose header declares too many pixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", b""), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -87,16 +87,16 @@ def bomb(side: int) -> bytes:
 
 
 def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
-    """Return the file that PIL writes."""
+    """Return the image as a file encoded by PIL."""
     buffer = io.BytesIO()
     image.save(buffer, format=file_format, **options)
     return buffer.getvalue()
 
 
 def make_source(folder: Path) -> None:
-    """Write a source with every kind of file that the table names, and enough good ones beside."""
+    """Write a source with every kind of file in the table, and enough valid images."""
     for number, split in enumerate(("train", "val", "test")):
-        write_pictures(folder / split, per_class=3, first=10 * number)
+        write_images(folder / split, per_class=3, first=10 * number)
     red = folder / "train" / "red"
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -118,7 +118,7 @@ def make_source(folder: Path) -> None:
         "two.png": encoded(noise(12), "PNG"),
         "leak.png": encoded(noise(13), "PNG"),
         "empty.png": b"",
-        "text.jpg": b"no picture",
+        "text.jpg": b"no image",
         "web.png": b"<html></html>",
         "half.png": whole[: len(whole) // 2],
         "damaged.png": bytes(damaged),
@@ -140,7 +140,7 @@ def make_source(folder: Path) -> None:
     odd = folder / "train" / "größe 猫"
     odd.mkdir()
     noise(16).save(odd / "a=b 50%.png")
-    # A link to a picture of its own label would be a duplicate: here it is the only listed name of its picture.
+    # A link to a listed image of its label would be a duplicate: this one is the only listed path of its image.
     (folder / "train" / ".store").mkdir()
     noise(17).save(folder / "train" / ".store" / "linked.png")
     (folder / "train" / "blue" / "link.png").symlink_to(folder / "train" / ".store" / "linked.png")
@@ -156,7 +156,7 @@ def make_source(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Ingested:
-    """A source of every kind of file, after two runs."""
+    """A source with every kind of file, after two ETL runs."""
 
     source: Path
     storage: Storage
@@ -180,33 +180,33 @@ def ingested(spark, tmp_path_factory) -> Ingested:
 
 def readme_lines() -> list[str]:
     """Return the first column of the README's table."""
-    table = README.read_text().split("What happens to a file:\n\n")[1].split("\n\n")[0]
+    table = README.read_text().split("## What happens to a file\n\n")[1].split("\n\n")[0]
     return [re.split(r" \| ", line.removeprefix("| "))[0] for line in table.splitlines()[2:]]
 
 
 def test_every_line_of_the_readme_is_tested() -> None:
-    """In its order, and none beside."""
+    """The lines here are those of the README, in the same order."""
     lines = readme_lines()
     assert len(lines) == len(LINES)
     assert [line for line, tested in zip(lines, LINES, strict=True) if not line.startswith(tested.begins)] == []
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.begins)
-def test_file_has_the_outcome_that_the_readme_says(ingested: Ingested, line: Line) -> None:
-    """Outcome and reason of each file of this kind."""
+def test_file_has_the_outcome_in_the_readme(ingested: Ingested, line: Line) -> None:
+    """Every file of this kind has the outcome and reason of the line."""
     wanted = None if line.outcome is None else (line.outcome, line.reason)
     assert {path: ingested.files.get(path) for path in line.paths} == dict.fromkeys(line.paths, wanted)
 
 
-def test_nothing_else_is_in_the_ledger(ingested: Ingested) -> None:
-    """Every other file is one of the plain pictures, and stored."""
+def test_all_other_files_in_the_ledger_are_stored(ingested: Ingested) -> None:
+    """The other files are plain images."""
     named = {path for line in LINES for path in line.paths}
     others = {path: found for path, found in ingested.files.items() if path not in named}
     assert set(others.values()) == {("stored", None)}
 
 
-def test_stored_pictures_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
-    """The turned one is as high as it looks, and what is larger than stored_side is not stored as it came."""
+def test_stored_images_are_upright_and_within_stored_side(spark, ingested: Ingested) -> None:
+    """Width and height of a rotated image are those after the EXIF rotation, and all images have a hash."""
     images = spark.read.format("delta").load(ingested.storage.table("images")).drop("content")
     files = spark.read.format("delta").load(ingested.storage.table("files")).select("sha256", "path")
     rows = {row["path"]: row for row in images.join(files, on="sha256", how="inner").collect()}

@@ -1,4 +1,4 @@
-"""Labels from a pattern or a file, predefined splits, and what becomes of deleted files: on real tables."""
+"""Labels from a pattern or a file, predefined splits, and images of deleted files, on Delta tables."""
 
 import os
 import shutil
@@ -8,17 +8,17 @@ import pandas as pd
 import pytest
 
 from tasks.errors import WrongInput
-from tests.conftest import write_pictures
-from tests.integration.etl_tables import ingest, ledger, stored, versions
+from tests.builders.etl_tables import ingest, ledger, stored, versions
+from tests.conftest import write_images
 
 SPLITS = ("train", "val", "test")
 
 
 @pytest.fixture
 def predefined(tmp_path) -> Path:
-    """Return a source with 3 classes of 2 pictures in each of the folders train, val and test."""
+    """Return a source with 3 classes of 2 images in each of the folders train, val and test."""
     for number, split in enumerate(SPLITS):
-        write_pictures(tmp_path / "predefined" / split, per_class=2, first=10 * number)
+        write_images(tmp_path / "predefined" / split, per_class=2, first=10 * number)
     return tmp_path / "predefined"
 
 
@@ -29,7 +29,7 @@ def splits(spark, storage) -> dict[str, str]:
 
 
 def label_file(source: Path, **changes: str | None) -> str:
-    """Write a label file that calls every picture by its folder, but for the changes: other labels, None for no row."""
+    """Write a label file with folder names as labels; changes have other labels, or None for a missing row."""
     paths = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.png"))
     labels = {path: path.split("/")[-2] for path in paths} | changes
     rows = [(path, label) for path, label in labels.items() if label is not None]
@@ -38,8 +38,8 @@ def label_file(source: Path, **changes: str | None) -> str:
     return str(file)
 
 
-def test_a_pattern_labels_the_folders_of_caltech(spark, source, storage):
-    """The number before the name is no part of the label, and what has no number has no label."""
+def test_pattern_labels_the_folders_of_caltech(spark, source, storage):
+    """The label excludes the number of a folder, and a folder without a number has no label."""
     for number, label in enumerate(("red", "green", "blue")):
         os.replace(source / label, source / f"{number:03d}.{label}")
     (source / "other").mkdir()
@@ -58,8 +58,8 @@ def test_a_pattern_labels_the_folders_of_caltech(spark, source, storage):
     assert ingest(source, storage).changed is False
 
 
-def test_a_label_file_decides_and_its_changes_reach_the_tables(spark, source, storage):
-    """A path that it does not name is quarantined until it does; a corrected label moves the picture."""
+def test_label_file_sets_labels_and_its_changes_reach_the_tables(spark, source, storage):
+    """A file without a row is quarantined until it has one, and a corrected label changes the class of the image."""
     file = label_file(source, **{"red/000.png": None, "red/001.png": "crimson"})
     labels = {"by": "file", "file": file}
     report = ingest(source, storage, labels=labels)
@@ -70,7 +70,7 @@ def test_a_label_file_decides_and_its_changes_reach_the_tables(spark, source, st
     report = ingest(source, storage, labels=labels)
     assert (report.stored, report.quarantined, report.read) == (60, 0, 3)
     assert sorted(stored(spark, storage).values()).count("crimson") == 1
-    # An image that is new is appended by a commit of its own, unless one that moved is in the same part.
+    # A new image is appended by a separate commit, unless a relabelled image is in the same part.
     after = versions(spark, storage)
     assert after in {(1, 1), (2, 1)}
     assert ingest(source, storage, labels=labels).changed is False
@@ -80,15 +80,15 @@ def test_a_label_file_decides_and_its_changes_reach_the_tables(spark, source, st
     assert stored(spark, storage) == stored(spark, fresh)
 
 
-def test_a_label_file_that_is_missing_is_refused_before_a_table_is_made(source, storage):
-    """One sentence, and nothing on disk."""
+def test_missing_label_file_is_refused_before_a_table_is_created(source, storage):
+    """The error is one sentence, and nothing is written to disk."""
     with pytest.raises(WrongInput, match=r"etl.labels.file is '/nowhere.csv', which does not exist: check the path"):
         ingest(source, storage, labels={"by": "file", "file": "/nowhere.csv"})
     assert not Path(storage.tables).exists()
 
 
-def test_predefined_splits_are_kept_and_a_moved_picture_moves(spark, predefined, storage):
-    """Folders decide, however few pictures there are; seed and fractions have no say."""
+def test_predefined_splits_are_kept_and_a_moved_file_changes_its_split(spark, predefined, storage):
+    """Folders decide the split even of few images; seed and fractions have no effect."""
     report = ingest(predefined, storage, split_by="folder")
     assert report.classes == {label: dict.fromkeys(SPLITS, 2) for label in ("red", "green", "blue")}
     os.replace(predefined / "val" / "red" / "010.png", predefined / "train" / "red" / "moved.png")
@@ -101,8 +101,8 @@ def test_predefined_splits_are_kept_and_a_moved_picture_moves(spark, predefined,
 
 
 @pytest.mark.parametrize("copied", ["train/red/zzz.png", "train/red/0.png"])
-def test_one_content_in_two_splits_is_quarantined_until_it_is_settled(spark, predefined, storage, copied):
-    """Leakage, whichever file comes first in the listing or in time."""
+def test_content_in_two_splits_is_quarantined_until_resolved(spark, predefined, storage, copied):
+    """Leaked files are quarantined in any order of paths and times."""
     ingest(predefined, storage, split_by="folder")
     shutil.copy(predefined / "val" / "red" / "010.png", predefined / copied)
     report = ingest(predefined, storage, split_by="folder", max_bad_fraction=0.5)
@@ -117,15 +117,15 @@ def test_one_content_in_two_splits_is_quarantined_until_it_is_settled(spark, pre
     assert ingest(predefined, storage, split_by="folder").stored == 18
 
 
-def test_a_picture_in_no_split_folder_is_quarantined(spark, predefined, storage):
-    """Nobody said where it belongs."""
-    write_pictures(predefined, per_class=1, first=90)
+def test_image_outside_the_split_folders_is_quarantined(spark, predefined, storage):
+    """A file in none of the folders train, val and test has no split."""
+    write_images(predefined, per_class=1, first=90)
     ingest(predefined, storage, split_by="folder", max_bad_fraction=0.5)
     assert ledger(spark, storage)["red/090.png"] == ("quarantined", "split_missing")
 
 
-def test_the_label_files_column_splits(spark, source, storage):
-    """And a picture whose split it changes is moved, its content not having changed."""
+def test_split_column_of_the_label_file_sets_the_splits(spark, source, storage):
+    """A changed split moves the image, although its content is unchanged."""
     paths = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.png"))
     frame = pd.DataFrame({"path": paths, "label": [path.split("/")[0] for path in paths]})
     frame["split"] = [SPLITS[number % 3] for number in range(len(paths))]
@@ -142,8 +142,8 @@ def test_the_label_files_column_splits(spark, source, storage):
     assert versions(spark, storage) == (1, 1)
 
 
-def test_pictures_of_deleted_files_stay_where_they_are_to_be_kept(spark, source, storage):
-    """The ledger says deleted, and more runs in a row give no more versions."""
+def test_images_of_deleted_files_stay_with_deleted_keep(spark, source, storage):
+    """The ledger has the outcome deleted, and further runs commit no version."""
     ingest(source, storage)
     (source / "red" / "000.png").unlink()
     (source / "blue" / "001.png").unlink()
@@ -153,20 +153,20 @@ def test_pictures_of_deleted_files_stay_where_they_are_to_be_kept(spark, source,
     assert ledger(spark, storage)["red/000.png"] == ("deleted", None)
     assert stored(spark, storage) == before
     assert versions(spark, storage) == (0, 1)
-    # Nothing to do, however often; a class counts what is kept.
+    # Repeated runs have nothing to do; kept images count for their class.
     for _ in range(2):
         assert ingest(source, storage, deleted="keep", min_images_per_class=20).changed is False
     assert versions(spark, storage) == (0, 1)
-    # A file that comes back is the same picture, and the default takes out what was kept.
-    write_pictures(source, per_class=1)
+    # A restored file is the same image, and the default removes kept images.
+    write_images(source, per_class=1)
     report = ingest(source, storage, deleted="keep")
     assert (report.stored, len(stored(spark, storage))) == (59, 60)
     report = ingest(source, storage)
     assert (report.stored, len(stored(spark, storage))) == (59, 59)
 
 
-def test_living_files_decide_over_kept_pictures(spark, source, storage):
-    """A file moved to another class is that class, a content under two labels is none, and a changed file is new."""
+def test_existing_files_take_precedence_over_kept_images(spark, source, storage):
+    """A file moved to another class changes the class of its image, and a changed file is a new image."""
     ingest(source, storage)
     os.replace(source / "red" / "000.png", source / "green" / "moved.png")
     ingest(source, storage, deleted="keep")

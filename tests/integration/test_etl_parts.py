@@ -1,4 +1,4 @@
-"""Parts of the table `images`: what workers write is committed as it is, written again, or removed."""
+"""Parts of the table `images`: files written by workers are committed, rewritten or removed."""
 
 import hashlib
 import shutil
@@ -9,43 +9,44 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
-from tasks.etl import delta, ingest, parts, rewriting, snapshots, staging
-from tasks.etl.delta import TableChanged
+from tasks.etl import ingest, staging
 from tasks.etl.outcomes import Comparison
-from tests.conftest import write_pictures
-from tests.integration import etl_tables
-from tests.integration.etl_tables import ledger, stored, versions
+from tasks.tables import delta, parts, rewriting, snapshots
+from tasks.tables.delta import TableChanged
+from tests.builders import etl_tables
+from tests.builders.etl_tables import ledger, stored, versions
+from tests.conftest import write_images
 
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a task read 8 files and write about 4 pictures a row group."""
-    monkeypatch.setattr(ingest, "FILES_A_TASK", 8)
+    """Set 8 files per task and about 4 images per row group."""
+    monkeypatch.setattr(ingest, "FILES_PER_TASK", 8)
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 4000)
 
 
-def lying(storage, table: str = "images") -> set[str]:
-    """Return the names of the data files in the folder of the table."""
+def files_on_disk(storage, table: str = "images") -> set[str]:
+    """Return the names of all data files in the folder of the table."""
     return {path.name for path in Path(storage.table(table)).glob("*.parquet")}
 
 
-def named(spark, storage, table: str = "images") -> set[str]:
-    """Return the names of the data files of the newest version of the table."""
+def files_in_version(spark, storage, table: str = "images") -> set[str]:
+    """Return the names of the data files in the newest version of the table."""
     files = spark.read.format("delta").load(storage.table(table)).inputFiles()
     return {file.rsplit("/", 1)[-1] for file in files}
 
 
-def marks(storage) -> list[Path]:
-    """Return the marks of runs that are not done, in both tables."""
+def unfinished_markers(storage) -> list[Path]:
+    """Return the marker files of unfinished runs in both tables."""
     return list(Path(storage.tables).glob("*/_delta_log/_unfinished-*"))
 
 
-def test_what_the_workers_wrote_is_the_table(spark, source, storage):
-    """A part a task, named by one commit with its count of rows; nothing else lies there."""
+def test_files_written_by_workers_are_the_table(spark, source, storage):
+    """One commit adds a part per task with its number of rows, and the folder has no other files."""
     etl_tables.ingest(source, storage)
-    assert len(lying(storage)) == 8
-    assert lying(storage) == named(spark, storage)
-    assert marks(storage) == []
+    assert len(files_on_disk(storage)) == 8
+    assert files_on_disk(storage) == files_in_version(spark, storage)
+    assert unfinished_markers(storage) == []
     counts = spark.read.format("delta").load(storage.table("images")).groupBy("_metadata.file_name").count().collect()
     assert sum(row["count"] for row in counts) == 60
     log = DeltaTable.forPath(spark, storage.table("images")).history().collect()
@@ -54,19 +55,19 @@ def test_what_the_workers_wrote_is_the_table(spark, source, storage):
     assert changes.load(storage.table("images")).groupBy("_change_type").count().collect() == [("insert", 60)]
 
 
-def test_more_pictures_are_appended_and_what_was_there_is_not_touched(spark, source, storage):
-    """The old version reads as it did."""
+def test_new_images_are_appended_and_existing_files_unchanged(spark, source, storage):
+    """The previous version is still readable."""
     first = etl_tables.ingest(source, storage).images
-    before = lying(storage)
-    write_pictures(source, per_class=2, first=100)
+    before = files_on_disk(storage)
+    write_images(source, per_class=2, first=100)
     etl_tables.ingest(source, storage)
-    assert before < lying(storage) == named(spark, storage)
+    assert before < files_on_disk(storage) == files_in_version(spark, storage)
     assert len(stored(spark, storage)) == 66
     assert snapshots.read_version(spark, first).count() == 60
 
 
 def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, source, storage):
-    """Parts that hold such are written again without them, and the first versions do not stay."""
+    """Their parts are rewritten without them, and the original parts are removed."""
     for number in range(20):
         shutil.copy(source / "red" / f"{number:03}.png", source / "red" / f"again-{number}.png")
     for number in range(2):
@@ -76,21 +77,21 @@ def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, sou
     rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
     assert Counter(row["label"] for row in rows) == {"red": 20, "green": 18, "blue": 20}
     assert len({row["sha256"] for row in rows}) == 58
-    assert lying(storage) == named(spark, storage)
-    # The count of rows in the log, by which Delta counts without reading, is that of the files.
+    assert files_on_disk(storage) == files_in_version(spark, storage)
+    # Delta counts rows from its log without reading files: both must agree.
     assert spark.read.format("delta").load(storage.table("images")).count() == 58
 
 
-def test_a_file_that_is_read_again_doubles_no_picture(spark, source, storage):
-    """Its time changed, its content did not: a new version of the ledger alone."""
+def test_file_that_is_read_again_duplicates_no_image(spark, source, storage):
+    """A changed time with unchanged content commits a new version of the ledger only."""
     etl_tables.ingest(source, storage)
-    before = lying(storage)
+    before = files_on_disk(storage)
     for number in range(8):
         (source / "red" / f"{number:03}.png").touch()
     report = etl_tables.ingest(source, storage)
     assert (report.read, report.stored) == (8, 60)
     assert versions(spark, storage) == (0, 1)
-    assert lying(storage) == before
+    assert files_on_disk(storage) == before
 
 
 def sha256_of(path: Path) -> str:
@@ -99,7 +100,7 @@ def sha256_of(path: Path) -> str:
 
 
 def change_feed(spark, storage, first: int, last: int) -> dict[str, set[tuple[str, str]]]:
-    """Return sha256 and label of the rows of some commits' change data feed, by kind; each has its content."""
+    """Return sha256 and label per change type in the change data feed of some commits, and check all contents."""
     read = spark.read.format("delta").option("readChangeFeed", "true")
     rows = read.option("startingVersion", first).option("endingVersion", last).load(storage.table("images"))
     found: dict[str, set[tuple[str, str]]] = {}
@@ -109,30 +110,28 @@ def change_feed(spark, storage, first: int, last: int) -> dict[str, set[tuple[st
     return found
 
 
-@pytest.mark.parametrize("how", ["by the driver", "by a job", "merged"])
-def test_deleting_and_inserting_at_once_rewrites_what_goes_and_appends_the_rest(
-    spark, source, storage, monkeypatch, how
-):
-    """The change data feed has what changed, and nothing else; files with new images alone are in no change file.
+@pytest.mark.parametrize("mode", ["by the driver", "by a job", "merged"])
+def test_deletions_rewrite_their_files_and_insertions_are_appended(spark, source, storage, monkeypatch, mode):
+    """The change data feed has exactly the changes; files with only new images need no change file.
 
-    A table to which another program gave newer features is merged into, the rest is appended there, too.
+    A table with newer Delta features, set by another program, is merged into; new images are appended there, too.
     """
-    newer = how == "merged"
-    if how == "by a job":
+    newer = mode == "merged"
+    if mode == "by a job":
         monkeypatch.setattr(rewriting, "DRIVER_BYTES", 0)
     etl_tables.ingest(source, storage)
     if newer:
         delta.set_properties(spark, storage.table("images"), {"delta.enableDeletionVectors": "true"})
         delta.set_properties(spark, storage.table("files"), {"delta.enableChangeDataFeed": "true"})
-    before = lying(storage)
-    moved, gone = (sha256_of(source / "red" / name) for name in ("000.png", "001.png"))
+    before = files_on_disk(storage)
+    moved, deleted = (sha256_of(source / "red" / name) for name in ("000.png", "001.png"))
     (source / "red" / "000.png").rename(source / "green" / "moved.png")
     (source / "red" / "001.png").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     new = {(sha256_of(source / label / "100.png"), label) for label in ("red", "green", "blue")}
     report = etl_tables.ingest(source, storage)
     assert (report.stored, report.changed) == (62, True)
-    # One commit takes out, for images that moved with what takes their place, and one appends.
+    # One commit deletes and updates, and one appends.
     assert versions(spark, storage) == (2 + newer, 1 + newer)
     commits = [Path(storage.table("images"), "_delta_log", f"{newer + number:020}.json") for number in (1, 2)]
     assert ["cdc" in commit.read_text() for commit in commits] == [True, False]
@@ -141,35 +140,37 @@ def test_deleting_and_inserting_at_once_rewrites_what_goes_and_appends_the_rest(
     assert appended["insert"] <= new
     assert change_feed(spark, storage, 1 + newer, 2 + newer) == {
         "insert": new,
-        "delete": {(gone, "red")},
+        "delete": {(deleted, "red")},
         "update_preimage": {(moved, "red")},
         "update_postimage": {(moved, "green")},
     }
     rows = stored(spark, storage)
     assert len(rows) == spark.read.format("delta").load(storage.table("images")).count() == 62
-    assert (rows[moved], gone in rows) == ("green", False)
+    assert (rows[moved], deleted in rows) == ("green", False)
     assert len(ledger(spark, storage)) == 64
     if not newer:
-        assert len(before & named(spark, storage)) >= len(before) - 2
-    assert marks(storage) == []
-    assert lying(storage) <= delta.added_since(storage.table("images"), None)
+        assert len(before & files_in_version(spark, storage)) >= len(before) - 2
+    assert unfinished_markers(storage) == []
+    assert files_on_disk(storage) <= delta.added_since(storage.table("images"), None)
     assert etl_tables.ingest(source, storage).changed is False
 
 
-@pytest.mark.parametrize("done", [0, 1], ids=["before the first commit", "between the commits"])
-def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark, source, storage, monkeypatch, done):
-    """Compacted files are Spark's own; killed before a commit, the run leaves what the next one removes."""
+@pytest.mark.parametrize("num_committed", [0, 1], ids=["before the first commit", "between the commits"])
+def test_only_the_deleted_image_is_removed_after_compaction_and_a_kill(
+    spark, source, storage, monkeypatch, num_committed
+):
+    """Spark wrote the compacted files; the next run removes the uncommitted files of the killed run."""
     etl_tables.ingest(source, storage)
     DeltaTable.forPath(spark, storage.table("images")).optimize().executeCompaction()
     (source / "red" / "001.png").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     commit, commits = delta.commit_files, []
 
-    def killed(*given):
-        if len(commits) == done:
+    def killed(*arguments):
+        if len(commits) == num_committed:
             raise KeyboardInterrupt
-        commits.append(given)
-        commit(*given)
+        commits.append(arguments)
+        commit(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(delta, "commit_files", killed)
@@ -177,62 +178,62 @@ def test_after_compaction_and_a_kill_a_deleted_image_goes_and_nothing_else(spark
         with pytest.raises(KeyboardInterrupt):
             etl_tables.ingest(source, storage)
     feed = Path(storage.table("images")) / "_change_data"
-    left = set(feed.glob("*.parquet"))
+    remaining = set(feed.glob("*.parquet"))
     before = stored(spark, storage)
-    assert (len(marks(storage)), len(before)) == (1, 60 - done)
-    assert len(left) == 1  # the compacted file's; the new images are in none
+    assert (len(unfinished_markers(storage)), len(before)) == (1, 60 - num_committed)
+    assert len(remaining) == 1  # that of the compacted file; new images need none
     assert etl_tables.ingest(source, storage).stored == 62
     after = stored(spark, storage)
     assert len(after) == 62
-    assert len(before.keys() - after.keys()) == 1 - done
-    assert marks(storage) == []
-    assert lying(storage) <= delta.added_since(storage.table("images"), None)
-    assert len(left & set(feed.glob("*.parquet"))) == done
+    assert len(before.keys() - after.keys()) == 1 - num_committed
+    assert unfinished_markers(storage) == []
+    assert files_on_disk(storage) <= delta.added_since(storage.table("images"), None)
+    assert len(remaining & set(feed.glob("*.parquet"))) == num_committed
 
 
-def test_replacing_all_images_is_one_commit(spark, source, storage, pictures):
-    """Nobody reads a table without images in between, and nothing is copied into the change data feed."""
+def test_replacing_all_images_is_one_commit(spark, source, storage, make_images):
+    """No reader sees an empty table in between, and no image is copied into the change data feed."""
     etl_tables.ingest(source, storage)
-    other = pictures(per_class=5, side=20, name="other")
+    other = make_images(per_class=5, side=20, name="other")
     assert etl_tables.ingest(other, storage, replace_source=True).stored == 15
-    assert versions(spark, storage) == (2, 2)  # the second is the tables' new source, a property
+    assert versions(spark, storage) == (2, 2)  # the second commit sets the new source as a table property
     assert list((Path(storage.table("images")) / "_change_data").glob("*.parquet")) == []
     changes = change_feed(spark, storage, 1, 2)
     assert {kind: len(rows) for kind, rows in changes.items()} == {"insert": 15, "delete": 60}
-    assert lying(storage) >= named(spark, storage)
+    assert files_on_disk(storage) >= files_in_version(spark, storage)
 
 
-def test_a_gate_that_closes_leaves_no_part(spark, source, storage):
-    """Neither of a new table nor of one that is there."""
+def test_failed_gate_leaves_no_part(spark, source, storage):
+    """No part remains, in a new table or in an existing one."""
     for number in range(20):
         (source / "red" / f"bad{number}.jpg").write_bytes(b"bad")
     with pytest.raises(WrongInput, match="max_bad_fraction"):
         etl_tables.ingest(source, storage)
     assert list(Path(storage.table("images")).iterdir()) == []
     etl_tables.ingest(source, storage, max_bad_fraction=0.5)
-    before = lying(storage)
-    write_pictures(source, per_class=1, first=100)
+    before = files_on_disk(storage)
+    write_images(source, per_class=1, first=100)
     with pytest.raises(WrongInput, match="max_bad_fraction"):
         etl_tables.ingest(source, storage)
-    assert lying(storage) == before
-    assert marks(storage) == []
+    assert files_on_disk(storage) == before
+    assert unfinished_markers(storage) == []
 
 
 @pytest.mark.parametrize("deleting", [False, True], ids=["appended", "merged"])
 @pytest.mark.parametrize("table", ["images", "files"])
-def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(
+def test_concurrent_commit_of_another_program_fails_the_run_and_is_kept(
     spark, source, storage, monkeypatch, table, deleting
 ):
-    """What to write was chosen by a version that is not the newest any more; a run after it brings all in."""
+    """The changes were computed from an outdated version; the next run commits all of them."""
     etl_tables.ingest(source, storage)
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     if deleting:
         (source / "blue" / "000.png").unlink()
     name = {"images": "surplus", "files": "ledger_changes"}[table]
     choose = getattr(Comparison, name)
 
-    def choose_late(*given):
-        chosen = choose(*given)
+    def choose_late(*arguments):
+        chosen = choose(*arguments)
         DeltaTable.forPath(spark, storage.table(table)).delete("label = 'red'")
         return chosen
 
@@ -242,18 +243,18 @@ def test_another_programs_commit_in_between_fails_the_run_and_keeps_its_rows(
     monkeypatch.setattr(Comparison, name, choose)
     rows = spark.read.format("delta").load(storage.table(table))
     assert rows.where("label = 'red'").count() == 0
-    assert lying(storage, table) <= delta.added_since(storage.table(table), None)
-    assert len(marks(storage)) == 1  # Of this failure it is not known whether a task still writes.
+    assert files_on_disk(storage, table) <= delta.added_since(storage.table(table), None)
+    assert len(unfinished_markers(storage)) == 1  # After this failure a task may still be writing.
     assert etl_tables.ingest(source, storage).stored == 63 - deleting
     assert len(stored(spark, storage)) == 63 - deleting
     assert len(ledger(spark, storage)) == 63
-    assert marks(storage) == []
+    assert unfinished_markers(storage) == []
 
 
-def test_a_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monkeypatch):
-    """Begun by the newest version, and beaten to the next one by Delta's own writer."""
+def test_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monkeypatch):
+    """Delta's own writer commits the next version first."""
     etl_tables.ingest(source, storage)
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
 
     def quote_late(name: str) -> str:
         DeltaTable.forPath(spark, storage.table("images")).delete("label = 'red'")
@@ -266,38 +267,36 @@ def test_a_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monke
 
 @pytest.mark.parametrize("table", ["images", "files"])
 @pytest.mark.parametrize("committed", [False, True])
-def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_was_committed(
-    spark, source, storage, committed, table
-):
-    """It is found by its mark, which tells the version from which on a commit may name it."""
+def test_uncommitted_files_of_a_killed_run_are_removed_by_the_next(spark, source, storage, committed, table):
+    """The marker of a run has the version after which a commit may contain its files; committed files are kept."""
     etl_tables.ingest(source, storage)
-    kept = lying(storage, table)
+    kept = files_on_disk(storage, table)
     run = next(iter(kept)).split("-")[2] if committed else "dead"
     folder = Path(storage.table(table))
-    mark = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
-    mark.touch()
+    marker = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
+    marker.touch()
     (folder / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
-    assert kept < lying(storage, table) == named(spark, storage, table)
-    assert marks(storage) == []
+    assert kept < files_on_disk(storage, table) == files_in_version(spark, storage, table)
+    assert unfinished_markers(storage) == []
 
 
-def test_a_run_with_nothing_new_removes_what_a_killed_one_left(spark, source, storage):
-    """Its driver died, its JVM committed both tables: there is nothing to do but to sweep."""
+def test_run_without_changes_removes_files_of_a_killed_run(spark, source, storage):
+    """The JVM of the killed driver committed both tables: only its unused files remain to be removed."""
     etl_tables.ingest(source, storage)
-    kept = lying(storage)
+    kept = files_on_disk(storage)
     run = next(iter(kept)).split("-")[2]
     table = Path(storage.table("images"))
     (table / "_delta_log" / f"_unfinished--1-{run}").touch()
     (table / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     assert not etl_tables.ingest(source, storage).changed
-    assert lying(storage) == kept
-    assert marks(storage) == []
+    assert files_on_disk(storage) == kept
+    assert unfinished_markers(storage) == []
 
 
-def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes_it(spark, source, storage):
-    """A log with nothing but a mark and half a commit, and parts."""
+def test_run_after_a_kill_before_the_first_commit_creates_the_table(spark, source, storage):
+    """The killed run leaves a marker, an incomplete commit and parts, which are all removed."""
     table = Path(storage.table("images"))
     (table / "_delta_log").mkdir(parents=True)
     (table / "_delta_log" / "_unfinished--1-dead").touch()
@@ -305,22 +304,22 @@ def test_a_run_killed_before_the_first_commit_leaves_no_table_and_the_next_makes
     (table / "part-00001-dead-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     etl_tables.ingest(source, storage)
     assert versions(spark, storage) == (0, 0)
-    assert lying(storage) == named(spark, storage)
+    assert files_on_disk(storage) == files_in_version(spark, storage)
     assert list(table.rglob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("table", ["images", "files"])
-def test_what_a_killed_run_committed_stays_also_where_the_log_expired(spark, source, storage, table):
-    """Only maintenance committed for a month, so a checkpoint took the place of the commit that names the parts."""
+def test_committed_files_of_a_killed_run_are_kept_after_the_log_expires(spark, source, storage, table):
+    """A checkpoint has replaced the commit that added the parts, as after a month of maintenance only."""
     etl_tables.ingest(source, storage)
-    kept = lying(storage, table)
+    kept = files_on_disk(storage, table)
     folder = Path(storage.table(table))
     (folder / "_delta_log" / f"_unfinished--1-{next(iter(kept)).split('-')[2]}").touch()
     delta.set_properties(spark, str(folder), {"delta.checkpointInterval": "7"})
     delta._delta_log(spark, str(folder)).checkpoint()
     (folder / "_delta_log" / f"{0:020}.json").unlink()
-    write_pictures(source, per_class=1, first=100)
+    write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
-    assert kept < lying(storage, table) == named(spark, storage, table)
+    assert kept < files_on_disk(storage, table) == files_in_version(spark, storage, table)
     assert (len(stored(spark, storage)), len(ledger(spark, storage))) == (63, 63)
-    assert marks(storage) == []
+    assert unfinished_markers(storage) == []

@@ -1,4 +1,4 @@
-"""ETL from an object store: a real server of the S3 protocol, read by Hadoop's own connector."""
+"""ETL from an object store: a real S3 server, read by Hadoop's S3A connector."""
 
 import os
 import shutil
@@ -14,25 +14,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.config import SparkConfig, StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
-from tasks.file_systems import GIVE_UP_EARLY
+from tasks.spark.file_systems import FEW_RETRIES
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
-from tests.integration.etl_tables import etl_settings, ingest, ledger, versions
-from tests.integration.object_store import ObjectStore, serve
+from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
+from tests.builders.object_store import ObjectStore, serve
+from tests.builders.processes import ROOT, free_port
+from tests.conftest import write_images
 from tests.integration.test_etl_files import LINES, make_source, noise
-from tests.processes import ROOT, free_port
 
 HANG_SECONDS = 180
-"""Nothing that is given up early takes so long: Hadoop's defaults try for minutes."""
+"""Timeout of a test with an unreachable store, seconds: Hadoop's default retries take minutes."""
 
 
 @pytest.fixture(scope="module")
 def s3a_settings(spark) -> Iterator[None]:
-    """Give the session that all tests share its settings of s3a back at the end."""
+    """Restore the s3a settings of the shared session at the end."""
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     before = dict(settings.getPropsWithPrefix("fs.s3a."))
     yield
@@ -47,7 +47,7 @@ def s3a_settings(spark) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
-    """Serve a folder, with the jars fetched where this machine never did."""
+    """Serve a folder as an S3 store, after fetching the connector's jars if they are missing."""
     subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
     with serve(tmp_path_factory.mktemp("buckets")) as running:
         settings = spark.sparkContext._jsc.hadoopConfiguration()
@@ -55,25 +55,25 @@ def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
         settings.set("fs.s3a.path.style.access", "true")
         for bucket in ("photos", "every-kind", "empty"):
             (running.folder / bucket).mkdir()
-            running.let_in(spark, bucket)
+            running.grant_access(spark, bucket)
         (running.folder / "empty" / "notes.txt").write_text("no image")
         yield running
 
 
 @pytest.fixture
 def bucket(store) -> Path:
-    """Return the folder of a bucket with three classes of five pictures, one with an odd name."""
+    """Return the folder of a bucket with three classes of five images, one with an odd name."""
     folder = store.folder / "photos"
     shutil.rmtree(folder)
-    write_pictures(folder, per_class=5)
+    write_images(folder, per_class=5)
     (folder / "größe 猫").mkdir()
     for number, name in enumerate(("a=b 50%.png", "[x]*?.png", "a:b#c+%20.JPG", "_under.png")):
         noise(100 + number).save(folder / "größe 猫" / name, format="PNG")
     return folder
 
 
-def commands_below(process: subprocess.Popen[str], found: set[str]) -> None:
-    """Add the command lines of a process and all that it starts, while it runs."""
+def collect_command_lines(process: subprocess.Popen[str], found: set[str]) -> None:
+    """Collect the command lines of all descendants of a process while it runs."""
     while process.poll() is None:
         with suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -83,13 +83,13 @@ def commands_below(process: subprocess.Popen[str], found: set[str]) -> None:
 
 
 def test_credentials_from_the_environment_read_every_kind_of_file_and_are_written_nowhere(spark, store, tmp_path):
-    """A flow of its own: outcomes as from a folder; no file that it wrote and no command line has the secret."""
+    """Outcomes equal those of a folder, and no written file and no command line has the secret."""
     folder = tmp_path / "every kind=50%"
     make_source(folder)
     (folder / "train" / "red" / "_under.png").write_bytes(b"bad")
     for path in [*folder.rglob("*")]:
         if path.is_symlink() or not path.name.isprintable():
-            path.unlink()  # an object store has no links, and no names that are no Unicode
+            path.unlink()  # an object store has no links, and only Unicode names
     shutil.copytree(folder, store.folder / "every-kind" / "every kind=50%")
     options = {
         "etl.source": "s3a://every-kind/every kind=50%/",
@@ -99,35 +99,35 @@ def test_credentials_from_the_environment_read_every_kind_of_file_and_are_writte
     }
     command = [sys.executable, "-m", "flows.etl", *(word for name in options for word in (f"--{name}", options[name]))]
     log = tmp_path / "output.txt"
-    commands: set[str] = set()
+    command_lines: set[str] = set()
     with log.open("w") as output:
         environment = os.environ | store.environment() | {"LAKEVISION_HOME": str(tmp_path / "home")}
         run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
-        commands_below(run, commands)
+        collect_command_lines(run, command_lines)
     assert run.returncode == 0, log.read_text()
-    assert any("java" in line for line in commands)
-    assert not any(store.secret in line or store.key in line for line in commands)
+    assert any("java" in line for line in command_lines)
+    assert not any(store.secret in line or store.key in line for line in command_lines)
     written = [file for file in (log, *(tmp_path / "home").rglob("*")) if file.is_file()]
     assert {"flows.log", "spark.log", "mlflow.db", "temporary.db"} <= {file.name for file in written}
     assert [file for file in written if store.secret.encode() in file.read_bytes()] == []
     files = ledger(spark, resolve_storage(StorageConfig(home=str(tmp_path / "home"))))
-    # All that is in a bucket, and as it was before anything changed.
-    there = {
+    # All files that exist in a bucket, before any change.
+    expected = {
         path: (line.outcome, line.reason)
         for line in LINES
         for path in line.paths
         if line.outcome not in {None, "deleted"} and (folder / path).exists()
     }
-    assert len(there) > 25
-    assert {path: files.get(path) for path in there} == there
+    assert len(expected) > 25
+    assert {path: files.get(path) for path in expected} == expected
     assert files["train/red/_under.png"] == ("quarantined", "not_an_image")
     listed = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     skipped = {path for line in LINES for path in line.paths if line.outcome is None} | {"train/.store/linked.png"}
     assert set(files) == listed - skipped
 
 
-def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined(spark, storage, bucket):
-    """As from a folder; an object that is gone when it is read is stored once it is back."""
+def test_only_new_and_changed_objects_are_read_and_missing_ones_quarantined(spark, storage, bucket):
+    """An object deleted after the listing is quarantined, and stored by a later run once it is restored."""
     etl = etl_settings("s3a://photos")
     listed = prepare_source(etl, storage, SparkConfig())
     content = (bucket / "red" / "001.png").read_bytes()
@@ -144,7 +144,7 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
     noise(2).save(bucket / "red" / "new.png")
     (bucket / "blue" / "001.png").unlink()
     report = ingest("s3a://photos/", storage)
-    # A commit takes out the old contents, another appends the new ones.
+    # One commit deletes the old contents, another appends the new ones.
     assert (report.read, report.stored, versions(spark, storage)) == (3, 19, (2, 1))
     assert ledger(spark, storage)["blue/001.png"] == ("deleted", None)
 
@@ -159,7 +159,7 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
         ("s3a://photos/nowhere", "source is 's3a://photos/nowhere', which does not exist: give a folder"),
         ("s3a://photos/red/000.png", "source is '.*', which is a file: give a folder"),
         ("s3a://empty", "source is 's3a://empty', which holds no .* file: check the path"),
-        ("s3a://let-in-nowhere/x", "but there is no bucket 'let-in-nowhere': check its name and the endpoint"),
+        ("s3a://no-such-bucket/x", "but the bucket 'no-such-bucket' does not exist: check its name and the endpoint"),
         ("s3a://wrong-key/x", "which the credentials that were found may not read: check them"),
         ("s3a://no-credentials/x", "and no credentials were found: set AWS_ACCESS_KEY_ID"),
         ("s3a://unreachable/x", "whose server does not answer: check the URL, the endpoint and the network"),
@@ -168,11 +168,11 @@ def test_only_new_and_changed_objects_are_read_and_a_vanished_one_is_quarantined
         ("s3a:photos", "source is 's3a:photos', which is neither a path nor a URL"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(spark, store, storage: Storage, bucket, url, sentence):
-    """The sentence names the value and the way out, and no table is begun."""
+def test_unreadable_source_is_refused_in_one_sentence(spark, store, storage: Storage, bucket, url, sentence):
+    """The error has the value and the way out but no secret, and no table is created."""
     settings = spark.sparkContext._jsc.hadoopConfiguration()
-    for name in ("let-in-nowhere", "wrong-key", "unreachable"):
-        store.let_in(spark, name)
+    for name in ("no-such-bucket", "wrong-key", "unreachable"):
+        store.grant_access(spark, name)
     settings.set("fs.s3a.bucket.wrong-key.secret.key", "another")
     settings.set("fs.s3a.bucket.unreachable.endpoint", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(WrongInput, match=sentence) as refused:
@@ -184,41 +184,43 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(spark, store, storage: S
 
 @contextmanager
 def busy_server() -> Iterator[tuple[str, list[str]]]:
-    """Answer as a store that is asked too much does; yield the endpoint, and what it is asked."""
-    asked: list[str] = []
+    """Respond as an overloaded store; yield the endpoint and the list of requested paths."""
+    requests: list[str] = []
 
     class Busy(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(503 if len(asked) <= 10 else 403)  # 403 ends it where it would be asked for minutes
+            requests.append(self.path)
+            self.send_response(503 if len(requests) <= 10 else 403)  # 403 ends retries that would take minutes
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         do_HEAD = do_GET
 
         def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", requests
         finally:
             server.shutdown()
             serving.join()
 
 
 @pytest.mark.timeout(HANG_SECONDS)
-def test_a_store_that_is_too_busy_is_asked_as_often_as_give_up_early_says(spark, store, storage):
-    """Hadoop's own settings would ask it many times more; that it is busy is nobody's wrong input."""
-    store.let_in(spark, "busy")
-    with busy_server() as (endpoint, asked):
+def test_overloaded_store_is_retried_as_often_as_give_up_early_sets(spark, store, storage):
+    """Hadoop's defaults would retry many times more; an overloaded store is not a user error."""
+    store.grant_access(spark, "busy")
+    with busy_server() as (endpoint, requests):
         spark.sparkContext._jsc.hadoopConfiguration().set("fs.s3a.bucket.busy.endpoint", endpoint)
         with pytest.raises(OSError, match="source is 's3a://busy/x', which cannot be listed: "):
             ingest("s3a://busy/x", storage)
-    # The SDK's retries of one call, and S3A's of that.
-    retries, again = (int(GIVE_UP_EARLY[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit"))
-    assert len(asked) == (1 + retries) * (1 + again)
+    # The SDK retries each call, and S3A retries those.
+    sdk_retries, s3a_retries = (
+        int(FEW_RETRIES[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit")
+    )
+    assert len(requests) == (1 + sdk_retries) * (1 + s3a_retries)

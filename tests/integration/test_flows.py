@@ -1,4 +1,4 @@
-"""Flows as plain Python calls, under Prefect's test harness."""
+"""Flows called as Python functions, under Prefect's test harness."""
 
 import base64
 import io
@@ -37,48 +37,42 @@ from flows.train_trial import train_trial
 from flows.tune import tune
 from tasks import tracking
 from tasks.cancellation.task import is_being_cancelled
-from tasks.config import (
-    EtlConfig,
-    EtlRun,
-    RepeatRun,
-    StorageConfig,
-    TrainConfig,
-    TrainDistributedRun,
-    TrainRun,
-    TrialRun,
-    TuneRun,
-)
-from tasks.config.storage import Settings
-from tasks.distributed.spec import RankSpec
-from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.config.distributed import TrainDistributedRun
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.frozen import FrozenConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig, TrainRun
+from tasks.config.tune import TrialRun, TuneRun
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed, parse_user_error
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
+from tasks.launch.task import train_single, train_with_artifacts
 from tasks.orchestration.task import run_stage, stage
-from tasks.pool.ending import told_by
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
+from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
-from tasks.train.task import MAX_PICTURE_BYTES, publish_run, train_single, train_with_artifacts
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import rank_processes
+from tasks.train.spec import TrainingSpec
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import rank_processes
 
 
 @pytest.fixture(autouse=True)
 def _server(prefect_harness):
-    """Run every test here against the harness."""
+    """Run all tests of this module against the harness."""
 
 
 def run_etl(storage, source):
-    """Run the flow and return its state."""
+    """Run the ETL flow and return its state."""
     config = EtlRun(storage=StorageConfig(home=storage.home), etl=EtlConfig(source=str(source)))
     return etl(config, return_state=True)
 
 
-def test_the_etl_flow_says_when_it_was_skipped_and_shows_the_data_set(spark, storage, source):
-    """A second run of the same thing skips what is done, and says so."""
+def test_etl_flow_reports_no_change_when_repeated_and_publishes_the_data_set(spark, storage, source):
+    """A second run reports that nothing changed, and the artifacts show classes and checks."""
     first = run_etl(storage, source)
     assert first.result().stored == 60
     second = run_etl(storage, source)
@@ -91,8 +85,8 @@ def test_the_etl_flow_says_when_it_was_skipped_and_shows_the_data_set(spark, sto
     assert '"check": "leaked", "value": "0"' in found["data-validation"]
 
 
-def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
-    """Running again cannot help a person who made a mistake."""
+def test_user_errors_are_not_retried_and_other_errors_are(monkeypatch):
+    """A retry cannot fix a user error."""
     calls = {"wrong": 0, "lost": 0}
 
     @stage("wrong")
@@ -114,8 +108,8 @@ def test_wrong_input_is_not_retried_and_other_errors_are(monkeypatch):
     assert calls == {"wrong": 1, "lost": 3}
 
 
-def logged_by(run_id: Any, num_lines: int) -> list[tuple[int, str]]:
-    """Return level and text of a flow run's log once it has so many lines."""
+def wait_for_logs(run_id: Any, num_lines: int) -> list[tuple[int, str]]:
+    """Wait until the log of a flow run has `num_lines` lines, and return their levels and texts."""
     wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
@@ -126,16 +120,16 @@ def logged_by(run_id: Any, num_lines: int) -> list[tuple[int, str]]:
 
 
 def explanation_of(run_id: Any) -> str:
-    """Return the one artifact that says why a flow run failed."""
+    """Return the artifact that explains the failure of a flow run."""
     wanted = {"flow_run_id": {"any_": [run_id]}, "key": {"any_": ["what-went-wrong"]}}
     with get_client(sync_client=True) as client:
         (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
     return str(artifact.data)
 
 
-@pytest.mark.parametrize("kind", [WrongInput, DiskFull, OutOfTime])
-def test_why_a_run_failed_is_its_states_message_and_an_artifact_without_a_traceback(kind, storage):
-    """A plain call raises what the stage raised, with and without `run_stage`; no later run takes it for a result."""
+@pytest.mark.parametrize("kind", [WrongInput, DiskFull, TimeLimitExceeded])
+def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceback(kind, storage):
+    """A direct call raises the error of the stage, with and without `run_stage`, and an error is never cached."""
     sentence = "storage.tables is 'http://me:hidden@host', which cannot be written to: give another folder"
     calls = []
 
@@ -158,36 +152,36 @@ def test_why_a_run_failed_is_its_states_message_and_an_artifact_without_a_traceb
 
     state = refusing(config, return_state=True)
     run_id = state.state_details.flow_run_id
-    told = f"storage.tables is 'http://***@host', which cannot be written to: give another folder ({kind.__name__})"
+    message = f"storage.tables is 'http://***@host', which cannot be written to: give another folder ({kind.__name__})"
     with get_client(sync_client=True) as client:
-        assert client.read_flow_run(run_id).state.message == told
+        assert client.read_flow_run(run_id).state.message == message
     artifact = explanation_of(run_id)
     assert "- Setting: `storage.tables`" in artifact
     assert "hidden" not in artifact
-    lines = logged_by(run_id, 3)
-    assert (logging.ERROR, told.removesuffix(f" ({kind.__name__})")) in lines
+    lines = wait_for_logs(run_id, 3)
+    assert (logging.ERROR, message.removesuffix(f" ({kind.__name__})")) in lines
     assert [text for _level, text in lines if "Traceback" in text or "hidden" in text] == []
 
 
-def test_settings_that_cannot_be_are_refused_in_one_sentence_without_a_traceback(caplog):
-    """Named as in the form, and not repeated by Prefect with every other parameter."""
+def test_invalid_settings_are_refused_in_one_sentence_without_a_traceback(caplog):
+    """The setting is named as in the form, and Prefect does not log all parameters."""
     state = etl({"etl": {"max_bad_fraction": 7}}, return_state=True)
     sentence = "config.etl.max_bad_fraction is 7: input should be less than or equal to 1"
     with pytest.raises(WrongInput, match=sentence):
         state.result()
-    # As whoever submitted the run reads it, and is not to submit it again.
-    told = told_by(state.message)
-    assert isinstance(told, WrongInput)
-    assert str(told) == sentence
+    # The submitting run parses the message, and does not submit again after a user error.
+    parsed = parse_user_error(state.message)
+    assert isinstance(parsed, WrongInput)
+    assert str(parsed) == sentence
     run_id = state.state_details.flow_run_id
     assert "- Setting: `etl.max_bad_fraction`" in explanation_of(run_id)
     assert any(record.levelno == logging.ERROR and sentence in record.getMessage() for record in caplog.records)
     assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)
 
 
-def end_by_signal(flow: Any, storage: Storage) -> None:
+def run_until_sigterm(flow: Any, storage: Storage) -> None:
     """Run a flow that sends its own process SIGTERM."""
-    # Prefect hands the signal on to whoever had it before.
+    # Prefect forwards the signal to the previous handler.
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     try:
         with pytest.raises(TerminationSignal):
@@ -197,7 +191,7 @@ def end_by_signal(flow: Any, storage: Storage) -> None:
 
 
 def check_cancelled(run_id: UUID) -> None:
-    """Check that a flow run and its one task run are Cancelled."""
+    """Check that a flow run and its only task run are Cancelled."""
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(run_id).state.name == "Cancelled"
         of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
@@ -207,15 +201,15 @@ def check_cancelled(run_id: UUID) -> None:
             time.sleep(0.2)
 
 
-def test_a_run_that_was_deleted_is_not_being_cancelled(monkeypatch):
-    """Its process may still get a signal, and asks in a filter of its log."""
+def test_deleted_run_is_not_being_cancelled(monkeypatch):
+    """The process of a deleted run may still get a signal, and queries the state in a log filter."""
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid4()))
     assert flow_run.get_id() is not None
     assert not is_being_cancelled()
 
 
-def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(storage):
-    """As it does where the signal reached the JVM too; the task is not tried again, and no line says crash."""
+def test_cancelled_run_ends_as_cancelled_even_if_the_cleanup_of_its_task_fails(storage):
+    """Cleanup fails if the signal reached the JVM too; the task is not retried, and no crash is logged."""
     calls = []
 
     @stage("tear", retries=2)
@@ -233,60 +227,61 @@ def test_a_cancelled_run_ends_as_such_also_where_the_cleanup_of_its_task_fails(s
     def torn(config: EtlRun) -> None:
         run_stage(tear)
 
-    end_by_signal(torn, storage)
+    run_until_sigterm(torn, storage)
     assert len(calls) == 1
-    lines = logged_by(calls[0], 2)
+    lines = wait_for_logs(calls[0], 2)
     check_cancelled(calls[0])
     assert [text for level, text in lines if level >= logging.ERROR or "Crash" in text] == []
 
 
-def test_a_cancel_while_a_task_waits_to_be_tried_again_is_no_crash(storage):
-    """Prefect waits outside of the stage's function, and takes the signal for a crash."""
-    calls, waits = [], threading.Event()
+def test_cancellation_during_a_retry_delay_is_not_a_crash(storage):
+    """Prefect waits outside the stage's function, and would treat the signal as a crash."""
+    calls, is_waiting = [], threading.Event()
 
-    def cancel_in_the_wait(run_id: UUID) -> None:
-        # By the engine's own word: the server hears of a task's state later, by events.
-        waits.wait(60)
+    def cancel_during_delay(run_id: UUID) -> None:
+        # From the engine's log: the server receives task states later, as events.
+        is_waiting.wait(60)
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(run_id, Cancelling())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def see_wait(record: logging.LogRecord) -> bool:
+    def detect_wait(record: logging.LogRecord) -> bool:
         if "will start" in record.getMessage():
-            waits.set()
+            is_waiting.set()
         return True
 
     @stage("lose")
     def lose() -> None:
         calls.append(UUID(str(flow_run.id)))
-        threading.Thread(target=cancel_in_the_wait, args=[calls[0]], daemon=True).start()
+        threading.Thread(target=cancel_during_delay, args=[calls[0]], daemon=True).start()
         raise ConnectionError("lost")
 
     @dag_flow("losing")
     def losing(config: EtlRun) -> None:
         run_stage(lose.with_options(retry_delay_seconds=120))
 
-    logging.getLogger("prefect.task_runs").addFilter(see_wait)
+    logging.getLogger("prefect.task_runs").addFilter(detect_wait)
     try:
-        end_by_signal(losing, storage)
+        run_until_sigterm(losing, storage)
     finally:
-        logging.getLogger("prefect.task_runs").removeFilter(see_wait)
+        logging.getLogger("prefect.task_runs").removeFilter(detect_wait)
     assert len(calls) == 1
-    lines = logged_by(calls[0], 3)
+    lines = wait_for_logs(calls[0], 3)
     check_cancelled(calls[0])
-    # The failure that the task was to be tried again after is one.
+    # The failure before the retry is logged as an error.
     assert [text for _level, text in lines if "Crash" in text] == []
     assert [text for level, text in lines if level >= logging.ERROR and "ConnectionError" not in text] == []
 
 
-def test_an_unexpected_error_with_a_password_in_its_text_shows_none(storage):
-    """Neither in the message, nor the artifact, nor a traceback; it is tried again as any other."""
-    calls, said = [], "API request to http://me:hidden@127.0.0.1:9/api/2.0 failed"  # a traceback shows lines of code
+def test_password_in_an_unexpected_error_is_masked(storage):
+    """Message, artifact and traceback have no password, and the error is retried as usual."""
+    # Not a literal in the raising line: a traceback shows lines of code.
+    calls, text_of_error = [], "API request to http://me:hidden@127.0.0.1:9/api/2.0 failed"
 
     @stage("ask", retries=1)
     def ask() -> None:
         calls.append(1)
-        raise mlflow.MlflowException(said)
+        raise mlflow.MlflowException(text_of_error)
 
     @dag_flow("asking")
     def asking(config: EtlRun) -> None:
@@ -304,13 +299,13 @@ def test_an_unexpected_error_with_a_password_in_its_text_shows_none(storage):
             time.sleep(0.2)
     messages += [runs[0].state.message, explanation_of(run_id), str(state.result(raise_on_failure=False))]
     assert all("http://***@127.0.0.1:9/api/2.0 failed" in message.replace("\\*", "*") for message in messages)
-    lines = [text for _level, text in logged_by(run_id, 4)]
+    lines = [text for _level, text in wait_for_logs(run_id, 4)]
     assert any("Traceback" in text for text in lines)
     assert [text for text in [*messages, *lines] if "hidden" in text] == []
 
 
-def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifact(storage):
-    """Retried, as before; the artifact says where in our code it was raised."""
+def test_unexpected_error_keeps_its_traceback_and_its_location_is_in_the_artifact(storage):
+    """The log has the traceback, and the artifact the project's file and line that raised the error."""
 
     @stage("break", retries=0)
     def break_down() -> None:
@@ -325,11 +320,11 @@ def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifac
     artifact = explanation_of(run_id)
     assert "**TypeError: " in artifact
     assert "`tasks/errors.py, line " in artifact
-    assert any("Traceback" in text for _level, text in logged_by(run_id, 3))
+    assert any("Traceback" in text for _level, text in wait_for_logs(run_id, 3))
 
 
 @pytest.mark.parametrize(
-    ("begun", "config"),
+    ("started", "config"),
     [
         (train, TrainRun()),
         (train_distributed, TrainDistributedRun()),
@@ -340,37 +335,37 @@ def test_an_unexpected_error_keeps_its_traceback_and_its_place_is_in_the_artifac
     ],
     ids=lambda given: given.name if isinstance(given, DagFlow) else "",
 )
-def test_a_training_refuses_a_tracking_server_that_is_away(
-    begun: DagFlow[Any, Any], config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unreachable_tracking_server_is_an_error_of_every_training_flow(
+    started: DagFlow[Any, Any], config: FrozenConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it looks at the tables or the network, and not as one that has no such run."""
+    """The server is checked before tables and models, and is not reported as a missing run."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    away = StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9")
+    unreachable = StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9")
     with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
-        begun(config.model_copy(update={"storage": away}))
+        started(config.model_copy(update={"storage": unreachable}))
 
 
 def logged_weights(storage: Storage) -> dict[str, torch.Tensor]:
-    """Return the weights of the one training of a storage."""
+    """Return the weights of the only training run of a storage."""
     (file,) = Path(storage.home).rglob("weights.pt")
     weights: dict[str, torch.Tensor] = torch.load(file, weights_only=True)
     return weights
 
 
-def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, storage, tmp_path):
-    """Killed as soon as its MLflow run is there, and again after an epoch: no other run begins, no epoch is twice.
+def test_killed_training_run_is_retried_by_prefect_in_one_mlflow_run(source, storage, tmp_path):
+    """Killed when its MLflow run exists and again after an epoch, it creates no other run and repeats no epoch.
 
-    Its losses and weights are those of the same training that nobody kills, bit for bit.
+    Losses and weights are bit-identical to those of an undisturbed run.
     """
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
     killed: list[int] = []
 
-    def kill_when(is_time: Callable[[], Any]) -> None:
+    def kill_when(condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            if is_time() and (ranks := [rank.pid for rank in rank_processes(storage.home) if rank.pid not in killed]):
+            if condition() and (ranks := [rank.pid for rank in rank_processes(storage.home) if rank.pid not in killed]):
                 os.kill(ranks[0], signal.SIGKILL)
                 killed.extend(ranks)
                 return
@@ -385,24 +380,26 @@ def test_a_killed_training_is_retried_by_prefect_in_one_mlflow_run(source, stora
     train = TrainConfig(
         model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=10, patience=10
     )
-    once = train_single.with_options(retry_delay_seconds=0)
-    run = flow(lambda: once(train, cache, storage), name="killed-twice")()
+    without_delay = train_single.with_options(retry_delay_seconds=0)
+    run = flow(lambda: without_delay(train, cache, storage), name="killed-twice")()
     killer.join()
     assert len(killed) == 2
     found = client.search_runs([experiment])
     assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
     losses = [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, "val_loss")]
     assert [epoch for epoch, _loss in losses] == list(range(10))
-    elsewhere = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
-    other = train_model(train, cache, elsewhere)
-    its_client = mlflow.MlflowClient(tracking_uri=elsewhere.tracking)
-    assert losses == [(metric.step, metric.value) for metric in its_client.get_metric_history(other.run_id, "val_loss")]
-    undisturbed, killed_twice = logged_weights(elsewhere), logged_weights(storage)
+    other_storage = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
+    other = train_model(TrainingSpec(train=train, cache=cache, storage=other_storage))
+    other_client = mlflow.MlflowClient(tracking_uri=other_storage.tracking)
+    assert losses == [
+        (metric.step, metric.value) for metric in other_client.get_metric_history(other.run_id, "val_loss")
+    ]
+    undisturbed, killed_twice = logged_weights(other_storage), logged_weights(storage)
     assert all(torch.equal(killed_twice[name], undisturbed[name]) for name in undisturbed)
 
 
-def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, storage, said):
-    """It is told, and the training ends as it would have."""
+def test_training_continues_after_a_user_deletes_its_progress_artifact(source, storage, messages_of):
+    """The deletion is logged, and the training run finishes."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["progress-removed-epochs"]))
     removed = []
@@ -418,7 +415,7 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     remover = threading.Thread(target=remove)
     remover.start()
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, max_epochs=2)
-    spec = RankSpec(train=train, distributed=None, cache=cache, storage=storage)
+    spec = TrainingSpec(train=train, distributed=None, cache=cache, storage=storage)
 
     def train_shown() -> RunRef:
         with progress_artifacts():
@@ -428,15 +425,15 @@ def test_a_training_goes_on_when_a_person_removes_its_progress_bar(source, stora
     remover.join()
     assert len(removed) == 1
     assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).info.status == "FINISHED"
-    # Once, by the thread that writes all progress.
-    assert [line.partition(" could not be shown: ")[0] for line in said("lakevision.progress")] == [
+    # Logged once, by the thread that writes all progress.
+    assert [line.partition(" could not be shown: ")[0] for line in messages_of("lakevision.progress")] == [
         "the progress of 'progress-removed-epochs'"
     ]
 
 
-def test_a_step_that_counts_its_images_has_a_progress_artifact(monkeypatch):
-    """With the images done, the rate and the time left; at its end it stands at 100 %."""
-    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
+def test_stage_that_counts_images_has_a_progress_artifact(monkeypatch):
+    """The artifact has the number of images done, the rate and the remaining time, and ends at 100 %."""
+    monkeypatch.setattr("tasks.progress.count.UPDATE_SECONDS", 0.0)
     shown = []
 
     def progress_of(run_id):
@@ -466,48 +463,48 @@ def test_a_step_that_counts_its_images_has_a_progress_artifact(monkeypatch):
     assert artifact.description.startswith("8 of 8 images, ")
 
 
-def test_a_server_that_is_away_ends_no_step_that_counts(caplog):
-    """It is told once."""
+def test_unreachable_prefect_server_does_not_fail_a_stage_that_counts(caplog):
+    """The failure is logged once."""
     done = []
-    away = {PREFECT_API_URL: "http://127.0.0.1:9/api"}
-    with temporary_settings(away), progress_artifacts(), counted("etl", 2):
+    unreachable = {PREFECT_API_URL: "http://127.0.0.1:9/api"}
+    with temporary_settings(unreachable), progress_artifacts(), counted("etl", 2):
         for image in (1, 2):
             advance("etl", "0", image)
             done.append(image)
     assert done == [1, 2]
     deadline = time.monotonic() + 60
-    while not (told := [record.getMessage() for record in caplog.records if record.name == "lakevision.progress"]):
+    while not (logged := [record.getMessage() for record in caplog.records if record.name == "lakevision.progress"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert len(told) == 1
-    assert told[0].startswith("the progress of 'etl' could not be shown: ")
+    assert len(logged) == 1
+    assert logged[0].startswith("the progress of 'etl' could not be shown: ")
 
 
 def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, storage, source):
-    """A person looks in one place."""
+    """The log of the flow run has lines of plain functions and of Spark workers."""
     state = run_etl(storage, source)
     flow_run_id = state.state_details.flow_run_id
-    wanted: list[str] = []
+    lines: list[str] = []
     deadline = time.monotonic() + 30
     with get_client(sync_client=True) as client:
-        while time.monotonic() < deadline and not any("worker: read" in line for line in wanted):
+        while time.monotonic() < deadline and not any("worker: read" in line for line in lines):
             from prefect.client.schemas.filters import LogFilter
 
             found = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [flow_run_id]}}))
-            wanted = [record.message for record in found]
+            lines = [record.message for record in found]
             time.sleep(0.5)
-    assert any("60 files in" in line for line in wanted)
-    assert any("worker: read" in line for line in wanted)
+    assert any("60 files in" in line for line in lines)
+    assert any("worker: read" in line for line in lines)
 
 
-def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
-    """With figures in the text, a smaller rendition of what is too large, and a link to the run that has all."""
+def test_training_run_publishes_classes_and_model_card(storage):
+    """Figures are embedded in the model card, large ones as smaller JPEGs, with a link to the MLflow run."""
     card, small = "# a card", b"\x89PNG small"
     buffer = io.BytesIO()
     noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(buffer, "PNG")
     large = buffer.getvalue()
-    assert len(large) > MAX_PICTURE_BYTES
+    assert len(large) > MAX_IMAGE_BYTES
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
         tracked.log_table({"class": ["ant", "![](http://evil/x.png)"], "recall": [1.0, 0.5]}, "test_classes.json")
@@ -541,21 +538,21 @@ def test_a_training_shows_its_classes_and_model_card_in_the_run(storage):
     gallery = re.search(r"!\[test_mistakes.png\]\(data:image/jpeg;base64,([^)]+)\)", data["shown-model-card"])
     assert gallery is not None
     content = base64.b64decode(gallery[1])
-    assert len(small) + len(content) <= MAX_PICTURE_BYTES
+    assert len(small) + len(content) <= MAX_IMAGE_BYTES
     with Image.open(io.BytesIO(content)) as rendition:
         assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]
 
 
-def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup():
-    """A file name or a label is text in a table that the UI renders as Markdown."""
+def test_predictions_are_published_and_file_names_and_labels_are_escaped():
+    """The UI renders tables as Markdown, in which file names and labels must stay plain text."""
     report = PredictReport(
         predictions=TableRef(path="/tables/predictions", version=2),
         model=ModelRef(name="photos", version=3, run_id="run"),
         predicted=2,
         errors=1,
         seconds=1.0,
-        least_sure=(
+        least_confident=(
             PredictedImage(path="cat/[x](javascript:1).png", label=None, probability=None, error="not_an_image: <b>"),
             PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, error=None),
         ),
@@ -565,7 +562,7 @@ def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup()
         wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
         (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
     assert artifact.key == "predictions"
-    assert "photos version 3, errors first; all are in `/tables/predictions` version 2" in artifact.description
+    assert "photos version 3, errors first; all predictions are in `/tables/predictions` version 2" in artifact.description
     assert json.loads(artifact.data) == [
         {
             "path": r"cat/\[x\](javascript:1).png",
@@ -577,8 +574,8 @@ def test_predictions_to_look_at_are_shown_and_names_from_outside_are_no_markup()
     ]
 
 
-def test_names_in_the_tables_of_the_data_set_are_no_markup(storage):
-    """A class, a pair of near-duplicates and a quarantined file, each named by somebody else."""
+def test_names_in_the_tables_of_the_data_set_are_escaped(storage):
+    """Names of classes, near-duplicates and quarantined files are untrusted input."""
     path, label = "cat/![x](http:&#47;&#47;evil.example&#47;x.png)", "![](http://evil/x.png)"
     table = TableRef(path="/tables/images", version=1)
     classes = {label: {"train": 1}}
@@ -602,5 +599,5 @@ def test_names_in_the_tables_of_the_data_set_are_no_markup(storage):
     assert data["data-set"][0]["class"] == r"!\[\](http://evil/x.png)"
     assert data["near-duplicates"][0]["path"] == data["near-duplicates"][0]["other_path"] == shown
     assert data["quarantined"][0]["path"] == shown
-    # An exclamation mark before a bracket that nothing escapes begins a picture.
+    # An unescaped bracket after an exclamation mark would start an image.
     assert not any(re.search(r"(?<!\\)\[", str(row)) for rows in data.values() for row in rows)

@@ -1,4 +1,4 @@
-"""A registry that somebody else wrote to: inference reads weights and description as data, or refuses them."""
+"""Inference with a model registry to which an attacker can write."""
 
 import hashlib
 import os
@@ -12,12 +12,14 @@ import torch
 import yaml
 
 from tasks import tracking
-from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.refs import RunRef
 from tasks.registry.promote import CHAMPION, promote_best
-from tests.integration.untrained import log_run, predict
+from tests.builders.untrained_model import log_run, predict
 
 NAME = "photos"
 WEIGHTS_TAG = "lakevision.sha256.weights.pt"
@@ -30,13 +32,13 @@ class WriteFile:
         self.file = file
 
     def __reduce__(self):
-        """Return what the unpickler calls."""
+        """Return a command for the unpickler to run."""
         return os.system, (f"touch '{self.file}'",)
 
 
 @pytest.fixture
 def registered(source, storage, tmp_path):
-    """Register and promote a model of a small table; return its version and its folder of artifacts."""
+    """Return the version and the artifact folder of a champion that was trained on a small table."""
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     model = promote_best([run], PromoteConfig(model_name=NAME), storage).champion
@@ -46,7 +48,7 @@ def registered(source, storage, tmp_path):
 
 
 def write_hostile_loader(folder: Path, file: Path) -> None:
-    """Let everything that MLflow would execute or unpickle of a model write `file`."""
+    """Make all code and pickles of a model that MLflow would execute write `file`."""
     description = yaml.safe_load((folder / "MLmodel").read_text())
     flavor = description["flavors"]["python_function"]
     flavor |= {"loader_module": "evil", "code": "code", "python_model": "python_model.pkl", "cloudpickle_version": "3"}
@@ -61,28 +63,28 @@ def write_hostile_loader(folder: Path, file: Path) -> None:
     (folder / "python_model.pkl").write_bytes(pickle.dumps(WriteFile(file)))
 
 
-def test_code_and_pickles_of_a_registered_model_are_not_looked_at(spark, registered, storage, tmp_path):
-    """Its weights are as they were registered: the images are predicted, and nothing of the rest has run."""
+def test_code_and_pickles_of_a_registered_model_are_not_executed(spark, registered, storage, tmp_path):
+    """A model with its registered weights and hostile code predicts all images, and no code of it runs."""
     _model, folder = registered
     before = predict(storage, NAME)
     assert (before.predicted, before.errors) == (60, 0)
     shutil.rmtree(storage.table("predictions"))
     write_hostile_loader(folder, tmp_path / "executed")
-    assert predict(storage, NAME).least_sure == before.least_sure
+    assert predict(storage, NAME).least_confident == before.least_confident
     assert not (tmp_path / "executed").exists()
-    # The test can fail: MLflow's own loading, which a user may choose, does run what is there.
+    # Control: MLflow's own loader, which a user may choose, does execute the code.
     with pytest.raises(SystemExit):
         mlflow.pyfunc.load_model(str(folder))
     assert (tmp_path / "executed").exists()
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the file with the weights of a logged model."""
+    """Return the weights file of a logged model."""
     return next(folder.glob("artifacts/*/weights.pt"))
 
 
-def test_weights_that_were_changed_since_are_refused(spark, registered, storage, tmp_path):
-    """Nothing is unpickled of them, and the sentence says both digests."""
+def test_weights_changed_after_registration_are_rejected(spark, registered, storage, tmp_path):
+    """Changed weights are not unpickled, and the error has both digests."""
     _model, folder = registered
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
     with pytest.raises(WrongInput, match=r"photos version 1 has a file weights.pt with the sha256 .* changed since"):
@@ -90,24 +92,24 @@ def test_weights_that_were_changed_since_are_refused(spark, registered, storage,
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_pickle_with_its_own_digest_is_refused_all_the_same(spark, registered, storage, tmp_path):
-    """Somebody who writes the registry's tags as well gets no code to run either."""
+def test_pickle_with_a_matching_digest_is_rejected(spark, registered, storage, tmp_path):
+    """An attacker who also writes the registry's tags cannot run code either."""
     model, folder = registered
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
     sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
     tracking.tag_version(storage, model, {WEIGHTS_TAG: sha256})
-    with pytest.raises(Exception, match="the model's weights.pt holds no weights alone"):
+    with pytest.raises(Exception, match="the model's weights.pt is not a plain state dict"):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_link_out_of_the_model_is_not_followed(spark, registered, storage, tmp_path):
-    """Not of the file, and not of its folder."""
+def test_link_out_of_the_model_folder_is_not_followed(spark, registered, storage, tmp_path):
+    """A weights file is rejected where it is a link, or where its folder is one."""
     _model, folder = registered
     file = weights_of(folder)
     shutil.move(file, tmp_path / "elsewhere.pt")
     file.symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(WrongInput, match=r"weights.pt, which is no plain file of the model's own folder"):
+    with pytest.raises(WrongInput, match=r"weights.pt, which is not a regular file in the model's own folder"):
         predict(storage, NAME)
     file.unlink()
     shutil.move(tmp_path / "elsewhere.pt", file)
@@ -117,15 +119,15 @@ def test_a_link_out_of_the_model_is_not_followed(spark, registered, storage, tmp
         predict(storage, NAME)
 
 
-def test_a_version_that_somebody_else_registered_is_refused_and_promotion_heals_an_older_one(registered, storage):
-    """It has no digest; the way out is to promote its run, which gives it one."""
+def test_version_without_digests_is_rejected_until_its_run_is_promoted(registered, storage):
+    """A version without digest tags is rejected with a hint to promote its run, which adds the tags."""
     model, folder = registered
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     other = client.create_model_version(NAME, source=folder.as_uri(), run_id=model.run_id)
     client.set_registered_model_alias(NAME, CHAMPION, other.version)
     with pytest.raises(WrongInput, match=r"photos version 2 has no tag lakevision.sha256.model.json.* flow promote"):
         predict(storage, NAME)
-    # As the version of a training from before there were digests.
+    # A version of a training run from before digests were logged.
     client.delete_model_version(NAME, other.version)
     client.set_registered_model_alias(NAME, CHAMPION, "1")
     client.delete_model_version_tag(NAME, "1", WEIGHTS_TAG)

@@ -13,40 +13,43 @@ from pyspark.sql import SparkSession
 
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, MaintainConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
-from tasks.spark import NeedsSpark
+from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
-from tasks.tracking.kept import table_tags
-from tests.conftest import write_pictures
-from tests.processes import plain_environment, run_python
+from tasks.tables import snapshots
+from tasks.tracking.retained import table_tags
+from tests.builders.processes import plain_environment, run_python
+from tests.conftest import write_images
 
 
 @pytest.fixture
 def any_retention(spark: SparkSession):
-    """Let VACUUM delete what left the table this moment."""
+    """Let VACUUM delete files that were removed from the table a moment ago."""
     spark.conf.set(RETENTION_CHECK, "false")
     yield
     spark.conf.unset(RETENTION_CHECK)
 
 
 def ingest(source, storage) -> TableRef:
-    """Run ETL; return the table images."""
+    """Run ETL, and return the table of images."""
     return ingest_images(EtlConfig(source=str(source)), storage, SparkConfig()).images
 
 
 def hashes(spark: SparkSession, table: TableRef) -> set[str]:
-    """Return the keys of a version's pictures, with every byte of their content read."""
+    """Return the sha256 of every image of a table version, after reading all content."""
     rows = snapshots.read_version(spark, table).select("sha256", "content").collect()
     return {row["sha256"] for row in rows if row["content"]}
 
 
 def register(storage, table: TableRef, name: str = "lakevision", *, tagged: bool = False) -> str:
-    """Register a model that was trained from this version of the table; return the id of its run."""
+    """Register a model that was trained on this version of the table, and return the id of its run."""
     data = {"table": table.path, "version": table.version, "table_id": table.table_id}
     with tracking.tracked_run(storage, "by hand", "key", {"data": data}, {}, None) as run:
         pass
@@ -58,7 +61,7 @@ def register(storage, table: TableRef, name: str = "lakevision", *, tagged: bool
 
 
 def purge(storage, run_id: str) -> None:
-    """Delete a run for good, as a user does."""
+    """Delete a run permanently, with `mlflow gc`."""
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_run(run_id)
     command = ("-m", "mlflow", "gc", "--backend-store-uri", storage.tracking, "--run-ids", run_id)
     done = run_python(*command, environment=plain_environment(MLFLOW_TRACKING_URI=storage.tracking), timeout=300)
@@ -68,21 +71,21 @@ def purge(storage, run_id: str) -> None:
 
 
 def data_bytes(table: TableRef) -> int:
-    """Return the bytes of the table's data files, needed or not."""
+    """Return the size of the table's data files in bytes, removed ones included."""
     return sum(file.stat().st_size for file in Path(table.path).rglob("*.parquet") if file.parent.name != "_delta_log")
 
 
-def rewritten(spark: SparkSession, path: str, times: int) -> None:
-    """Write every row of the table again, several times."""
+def rewrite(spark: SparkSession, path: str, times: int) -> None:
+    """Rewrite every row of the table `times` times."""
     for _ in range(times):
-        spark.sql(f"UPDATE delta.`{path}` SET width = width + 1")  # noqa: S608
+        spark.sql(f"UPDATE delta.`{path}` SET width = width + 1")  # noqa: S608  # a path of the test
 
 
-def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
-    """Make three versions, whose first has pictures that the last has not; return the first and its pictures."""
+def ingest_three_versions(spark, source, storage) -> tuple[TableRef, set[str]]:
+    """Create three versions, of which only the first has some images; return the first and its images."""
     first = ingest(source, storage)
     held = hashes(spark, first)
-    write_pictures(source, 5, first=100)
+    write_images(source, 5, first=100)
     ingest(source, storage)
     for file in source.glob("red/00*.png"):
         file.unlink()
@@ -90,9 +93,9 @@ def grown(spark, source, storage) -> tuple[TableRef, set[str]]:
     return first, held
 
 
-def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
-    """No picture changes, no cache is invalidated, and only a version that no model needs any more loses its files."""
-    first, held = grown(spark, source, storage)
+def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, source, storage, any_retention):
+    """Images and caches stay as they are; only a version without a registered model loses its files."""
+    first, held = ingest_three_versions(spark, source, storage)
     register(storage, first)
     newest = snapshots.latest(spark, first.path)
     kept = hashes(spark, newest)
@@ -100,7 +103,7 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
     cache, built = materialize_cache(CacheConfig(image_size=16), newest, storage, SparkConfig())
     assert built
 
-    # What a killed run left: a data file that no commit names.
+    # A data file that no commit names, as a killed run leaves it.
     uncommitted = Path(first.path) / "part-00000-killed.zstd.parquet"
     uncommitted.touch()
     os.utime(uncommitted, (0, 0))
@@ -122,12 +125,12 @@ def test_maintenance_compacts_and_keeps_what_models_were_trained_from(spark, sou
     assert hashes(spark, done.table) == kept
 
 
-def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage, any_retention):
-    """The table is recognized by its id: its path is another one now, which delta-rs would not read.
+def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, any_retention):
+    """A moved table is recognised by its id.
 
-    So Spark finds the files of a deleted image there; only they are written again.
+    delta-rs does not read its new path, so Spark finds the files of a deleted image; only they are rewritten.
     """
-    first, held = grown(spark, source, storage)
+    first, held = ingest_three_versions(spark, source, storage)
     register(storage, first)
     moved = Path(storage.home).rename(Path(storage.home).with_name("moved per%20cent home"))
     storage = resolve_storage(StorageConfig(home=str(moved)))
@@ -143,8 +146,8 @@ def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage
     sha256 = hashlib.sha256(gone.read_bytes()).hexdigest()
     gone.unlink()
     with pytest.raises(NeedsSpark):
-        snapshots.files_with(None, images.table, "sha256", pa.array([sha256]))
-    (holding,) = snapshots.files_with(spark, images.table, "sha256", pa.array([sha256]))
+        snapshots.files_containing(None, images.table, "sha256", pa.array([sha256]))
+    (holding,) = snapshots.files_containing(spark, images.table, "sha256", pa.array([sha256]))
     assert Path(images.table.path, holding).is_file()
     newest = ingest(source, storage)
     assert hashes(spark, newest) == hashes(spark, images.table) - {sha256}
@@ -153,23 +156,23 @@ def test_a_moved_home_keeps_what_models_were_trained_from(spark, source, storage
 
 
 def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention):
-    """The disk does not grow with every version since the oldest registered one: what lies between them goes."""
-    first, held = grown(spark, source, storage)
+    """Files of versions between two registered versions are deleted: disk use does not grow with each version."""
+    first, held = ingest_three_versions(spark, source, storage)
     register(storage, first, "first")
     path = first.path
-    rewritten(spark, path, 2)
+    rewrite(spark, path, 2)
     second = snapshots.latest(spark, path)
     seen = hashes(spark, second)
     register(storage, second, "second")
-    rewritten(spark, path, 3)
+    rewrite(spark, path, 3)
     between, newest = second.model_copy(update={"version": second.version + 1}), snapshots.latest(spark, path)
     before = data_bytes(newest)
 
-    # Left by a killed run long ago, and by one that goes on and is about to commit.
+    # Files of a run that was killed long ago, and of a running run that is about to commit.
     old, young = (Path(path) / f"part-00000-{name}-1.parquet" for name in ("killed", "running"))
     for file in (old, young):
         file.write_bytes(b"uncommitted")
-    # The change data of every rewriting, which no version needs.
+    # The change data of every rewrite, which no version needs.
     for file in (old, *Path(path, "_change_data").iterdir()):
         os.utime(file, (0, 0))
 
@@ -183,15 +186,15 @@ def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention)
     assert (hashes(spark, first), hashes(spark, second), hashes(spark, done.table)) == (held, seen, seen)
     with pytest.raises(Exception, match="FILE_NOT_EXIST|does not exist|FileNotFound"):
         hashes(spark, between)
-    # The log still names the files of kept versions, whatever it is told of its own age.
+    # The log still names the files of kept versions: its retention is raised.
     assert snapshots.newest_snapshot(spark, path).properties["delta.logRetentionDuration"] == "interval 36500 days"
     again = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
     assert (again.files_deleted, again.table.version) == (0, done.table.version)
 
 
-def test_a_version_younger_than_the_retention_stays_whatever_delta_remembers(spark, source, storage, any_retention):
-    """Delta forgets after a week which files were removed when, and deletes them then, however long the retention."""
-    first, held = grown(spark, source, storage)
+def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, source, storage, any_retention):
+    """Delta forgets after a week when a file was removed, and would then delete it, however long the retention."""
+    first, held = ingest_three_versions(spark, source, storage)
     forgets = (
         "'delta.deletedFileRetentionDuration' = 'interval 0 hours', 'delta.logRetentionDuration' = 'interval 1 day'"
     )
@@ -211,9 +214,9 @@ def test_a_version_younger_than_the_retention_stays_whatever_delta_remembers(spa
     )
 
 
-def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, any_retention, said):
-    """The tags of the model version say what the run said; where there are none, a warning names it."""
-    first, held = grown(spark, source, storage)
+def test_purged_run_does_not_stop_maintenance(spark, source, storage, any_retention, messages_of):
+    """Tags of the model version replace the purged run; a version without tags is logged."""
+    first, held = ingest_three_versions(spark, source, storage)
     second = snapshots.at_version(spark, first.path, 1)
     seen = hashes(spark, second)
     purge(storage, register(storage, first, "tagged", tagged=True))
@@ -225,21 +228,21 @@ def test_a_run_that_was_purged_does_not_end_maintenance(spark, source, storage, 
 
     assert done.kept_versions == [first.version]
     assert hashes(spark, first) == held
-    assert [line for line in said("lakevision.tracking") if "purged" in line] == [
-        "unknown version 1 does not say which table version it was trained from, and its run "
-        f"{unknown} was purged from MLflow: files of that table version are not kept for it"
+    assert [line for line in messages_of("lakevision.tracking") if "purged" in line] == [
+        "unknown version 1 does not record which table version it was trained on, and its run "
+        f"{unknown} was purged from MLflow: that version's files are not retained"
     ]
 
 
-def test_a_retention_that_delta_refuses_is_one_sentence(spark, source, storage):
-    """With the way out."""
+def test_retention_below_the_minimum_of_delta_is_rejected(spark, source, storage):
+    """A retention below 168 hours is reported in one sentence with both values."""
     ingest(source, storage)
-    with pytest.raises(WrongInput, match="maintain.vacuum_hours is 24, and Delta keeps 168 hours at least"):
+    with pytest.raises(WrongInput, match="maintain.vacuum_hours is 24, but Delta retains at least 168 hours"):
         maintain_tables(MaintainConfig(vacuum_hours=24), storage, SparkConfig())
 
 
-def test_a_table_with_other_columns_is_refused_and_unchanged(spark, source, storage):
-    """Nothing is mixed in, and the columns are named."""
+def test_table_with_unknown_columns_is_rejected_and_unchanged(spark, source, storage):
+    """ETL names the unknown columns, and writes nothing."""
     before = ingest(source, storage)
     spark.sql(f"ALTER TABLE delta.`{before.path}` ADD COLUMNS (author STRING)")
     changed = snapshots.latest(spark, before.path)

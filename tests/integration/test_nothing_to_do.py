@@ -1,17 +1,22 @@
-"""Runs with nothing to do start no Spark: they end well where there is no Java."""
+"""Runs with nothing to do, which start no Spark and succeed without Java."""
 
 from pathlib import Path
 
-from tasks.config import EtlConfig, PromoteConfig, SparkConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
-from tests.conftest import write_pictures
-from tests.integration.untrained import log_run, predict
-from tests.processes import plain_environment, run_python
+from tests.builders.processes import plain_environment, run_python
+from tests.builders.untrained_model import log_run, predict
+from tests.conftest import write_images
 
 CODE = """
 import sys
-from tasks.config import EtlConfig, PredictConfig, PromoteConfig, SparkConfig, StorageConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_images
 from tasks.predict.batch import predict_batch
 from tasks.storage import resolve_storage
@@ -23,7 +28,7 @@ print("predicted", predict_batch(PredictConfig(), PromoteConfig(), storage, Spar
 
 
 def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tmp_path):
-    """And with one more picture it does, which the run says before it changes anything."""
+    """Unchanged inputs need no Java; with a new image the run asks for Java before it changes anything."""
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
     assert predict(storage).predicted == 60
@@ -31,13 +36,13 @@ def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tm
     environment = plain_environment(JAVA_HOME=str(tmp_path / "nowhere"))
     done = run_python(*arguments, environment=environment, timeout=240)
     assert done.stdout.splitlines() == ["changed False", "predicted 0"], done.stderr
-    mark = Path(storage.table("files"), "_delta_log", "_unfinished-0-dead")
-    mark.touch()
+    marker = Path(storage.table("files"), "_delta_log", "_unfinished-0-dead")
+    marker.touch()
     done = run_python(*arguments, environment=environment, timeout=240)
     assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
-    assert mark.exists()  # A JVM that outlived its driver may still write what it stands for.
-    mark.unlink()
-    write_pictures(source, per_class=1, first=50)
+    assert marker.exists()  # A JVM that outlived its driver may still write the files that the marker names.
+    marker.unlink()
+    write_images(source, per_class=1, first=50)
     done = run_python(*arguments, environment=environment, timeout=240)
     assert "WrongInput: Spark needs Java 17 or 21" in done.stderr
     assert "NeedsSpark" not in done.stderr

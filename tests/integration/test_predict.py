@@ -8,17 +8,22 @@ import pandas as pd
 import pytest
 from delta.tables import DeltaTable
 
-from tasks import spark_progress, worker_log
 from tasks.cache.materialize import materialize_cache
-from tasks.config import CacheConfig, EtlConfig, PredictConfig, PromoteConfig, SparkConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.etl.snapshots import newest_snapshot
+from tasks.model.classifier import ImageClassifier
 from tasks.predict.batch import predict_batch
-from tasks.predict.model import ImageClassifier
-from tasks.progress.count import heard_by
+from tasks.progress.count import listener
 from tasks.registry.promote import promote_best
-from tests.integration.untrained import log_run, predict
+from tasks.spark import progress as spark_progress
+from tasks.spark import worker_log
+from tasks.tables.snapshots import newest_snapshot
+from tests.builders.untrained_model import log_run, predict
 
 
 def ingest(source, storage):
@@ -31,20 +36,20 @@ def promote(runs, storage, model_name=None):
     return promote_best(runs, PromoteConfig(model_name=model_name), storage).champion
 
 
-def test_etl_cache_and_inference_are_counted_by_the_workers_that_do_them(spark, source, storage, tmp_path, monkeypatch):
-    """What each worker says of its share is heard here, and the end of a step is all of its images."""
+def test_workers_count_the_images_of_etl_cache_and_inference(spark, source, storage, tmp_path, monkeypatch):
+    """Counts of workers arrive at the driver, and each step ends with the count of all images."""
     counts, ended, heard = [], [], []
     monkeypatch.setattr(worker_log, "advance", lambda *count: counts.append(count))
     monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
-    with heard_by(heard.append):
+    with listener(heard.append):
         images = ingest(source, storage).images
         materialize_cache(CacheConfig(image_size=16), images, storage, SparkConfig())
         promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
         predict(storage)
-    assert [(standing.step, standing.done, standing.total) for standing in heard] == [
+    assert [(progress.step, progress.done, progress.total) for progress in heard] == [
         (step, done, 60) for step in ("etl", "cache", "predict") for done in (0, 60)
     ]
-    # Of tasks that ended, which Spark tells wherever they ran, all are heard before a step ends.
+    # Spark reports ended tasks wherever they ran: all counts arrive before the step ends.
     for step in ("etl", "cache", "predict"):
         assert sum({part: done for name, part, done in ended if name == step}.values()) == 60, ended
     deadline = time.monotonic() + 30
@@ -54,14 +59,14 @@ def test_etl_cache_and_inference_are_counted_by_the_workers_that_do_them(spark, 
     assert all(1 <= done <= 60 for _step, _part, done in counts)
 
 
-def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(spark, source, storage, tmp_path):
-    """Spark adds nothing to the model and loses nothing of it; the least sure are named by their files."""
+def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(spark, source, storage, tmp_path):
+    """Predictions in Spark equal those of the classifier; the least certain images are listed by file."""
     ingest(source, storage)
     model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
     assert re.fullmatch("lakevision-source-[0-9a-f]{6}", model.name)
     report = predict(storage)
     assert (report.predicted, report.errors, report.model) == (60, 0, model)
-    shown = report.least_sure
+    shown = report.least_confident
     assert len(shown) == 20
     for image in shown:
         (direct,) = ImageClassifier.load(tmp_path / "classifier-1").predict([(source / image.path).read_bytes()])
@@ -77,11 +82,11 @@ def test_batch_predictions_are_the_models_own_and_a_second_run_predicts_nothing(
         assert row["probability"] == pytest.approx(found.probability, rel=1e-4)
     assert shown[0].probability == min(row["probability"] for row in rows)
     again = predict(storage)
-    assert (again.predicted, again.predictions, again.least_sure) == (0, report.predictions, shown)
+    assert (again.predicted, again.predictions, again.least_confident) == (0, report.predictions, shown)
 
 
-def test_the_pyfunc_gives_what_the_classifier_gives(storage, source, tmp_path):
-    """One package for batch and serving: a user who trusts a registry may load it by MLflow's own function."""
+def test_pyfunc_predictions_equal_those_of_the_classifier(storage, source, tmp_path):
+    """Batch and serving share one package; a user who trusts the registry may load it with `mlflow.pyfunc`."""
     model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
     mlflow.set_tracking_uri(storage.tracking)
     package = mlflow.pyfunc.load_model(f"models:/{model.name}@champion")
@@ -93,18 +98,16 @@ def test_the_pyfunc_gives_what_the_classifier_gives(storage, source, tmp_path):
     assert "not_an_image" in frame["error"].tolist()[-1]
 
 
-def test_a_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_again(
-    spark, source, storage, tmp_path
-):
-    """Never a failed job, never a silent drop; the error is what a person sees first."""
+def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_rows(spark, source, storage, tmp_path):
+    """A bad image neither fails the job nor is dropped, and its error is listed first."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     rows = [("good", next(source.glob("red/*.png")).read_bytes()), ("bad", b"bad")]
     spark.createDataFrame(rows, "sha256 string, content binary").write.format("delta").save(storage.table("own"))
     promote([run], storage, "photos")
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
-    assert [(image.path, image.label is None) for image in report.least_sure] == [("bad", True), ("good", False)]
-    assert "not_an_image" in report.least_sure[0].error
+    assert [(image.path, image.label is None) for image in report.least_confident] == [("bad", True), ("good", False)]
+    assert "not_an_image" in report.least_confident[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote([run, better], storage, "photos").run_id == better.run_id
     report = predict(storage, "photos", table=storage.table("own"))
@@ -119,8 +122,8 @@ def test_a_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_a
     assert DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]["version"] == 1
 
 
-def test_what_is_missing_is_said(spark, source, storage, tmp_path):
-    """No champion, no table, no column, no model of its own: one sentence each."""
+def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):
+    """A missing champion, table, column and model name each have an error of one sentence."""
     with pytest.raises(WrongInput, match="'photos' has no version with the alias 'champion'"):
         predict(storage, "photos")
     with pytest.raises(WrongInput, match="is not a Delta table"):
@@ -134,14 +137,14 @@ def test_what_is_missing_is_said(spark, source, storage, tmp_path):
         predict(storage, "photos", table=storage.table("images"))
 
 
-def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, pictures, storage, tmp_path, said):
-    """One home and registry, two folders of tables: neither's champion labels the other's images by accident."""
+def test_data_sets_of_one_stack_have_separate_tables_and_models(spark, make_images, storage, tmp_path, messages_of):
+    """With one registry and two folders of tables, no champion labels the images of the other by accident."""
     first, second = (
         storage.model_copy(update={"tables": f"{storage.home}/{name}"}) for name in ("tables-cats", "tables-dogs")
     )
     champions = {}
     for seed, (data, name) in enumerate(((first, "cats"), (second, "dogs"))):
-        ingest(pictures(per_class=seed + 3, name=name), data)
+        ingest(make_images(per_class=seed + 3, name=name), data)
         run = log_run(data, tmp_path, seed, accuracy=0.5 + seed / 10)
         champions[name] = promote([run], data)
     assert [name.rpartition("-")[0] for name in sorted(c.name for c in champions.values())] == [
@@ -152,21 +155,21 @@ def test_data_sets_of_one_stack_have_tables_and_models_of_their_own(spark, pictu
         report = predict(data)
         assert (report.model, report.predicted) == (champions[name], images)
     dogs = champions["dogs"].name
-    with pytest.raises(WrongInput) as refused:
+    with pytest.raises(WrongInput) as rejected:
         predict(first, dogs)
     assert f"{dogs} version 1 was trained on another table, of images of '{tmp_path}/dogs', and not on" in str(
-        refused.value
+        rejected.value
     )
-    assert "leave promote.model_name empty" in str(refused.value)
-    # Wanted in so many words: another model, and this table for it.
+    assert "leave promote.model_name empty" in str(rejected.value)
+    # The user names both the model and the table.
     report = predict(first, dogs, table=first.table("images"))
     assert (report.model, report.predicted) == (champions["dogs"], 9)
-    assert any("was trained on another table" in line for line in said("lakevision.predict"))
-    # A promotion for this very table returned it, as for tables with the same images: it is not judged again.
+    assert any("was trained on another table" in line for line in messages_of("lakevision.predict"))
+    # A promotion for this table returned the model, as for tables with the same images: no second check.
     settings = (PredictConfig(), PromoteConfig(model_name=dogs), first, SparkConfig())
     table = newest_snapshot(None, first.table("images")).table
     assert predict_batch(*settings, table, champions["dogs"]).model == champions["dogs"]
-    # The same table holds another source now: the champion of the one before is not its own.
+    # The same table now holds another source, which has no champion.
     ingest_images(EtlConfig(source=f"{tmp_path}/dogs", replace_source=True), first, SparkConfig())
     with pytest.raises(WrongInput, match="'lakevision-dogs-.*' has no version with the alias 'champion'"):
         predict(first)

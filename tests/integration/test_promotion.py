@@ -1,4 +1,4 @@
-"""Promotion on a real registry: the champion is the best there was, and never goes back."""
+"""Promotion on a real registry, whose champion never gets worse."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,30 +12,30 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
 from tasks import tracking
-from tasks.config import PromoteConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.etl.snapshots import newest_snapshot
+from tasks.model.classifier import ImageClassifier
+from tasks.model.package import FILE_LIMITS
 from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
-from tasks.predict.model import ImageClassifier
-from tasks.predict.package import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.registry.promote import CHAMPION, check_promotion, promote_best
 from tasks.registry.task import promote_run
-from tests.integration.hand_made import SIDE, hand_made_cache
-from tests.integration.untrained import PHOTOS, log_run
+from tasks.tables.snapshots import newest_snapshot
+from tests.builders.hand_made_cache import SIDE, hand_made_cache
+from tests.builders.untrained_model import PHOTOS, log_run
 
 NAME = "photos"
 NAMED = PromoteConfig(model_name=NAME)
 
 
 def champion(storage, name: str = NAME) -> ModelRef | None:
-    """Return the version that the alias names."""
+    """Return the version with the alias `champion`."""
     return tracking.model_with_alias(storage, name, CHAMPION)
 
 
-def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_path, said, caplog):
-    """The champion of 0.90 stays one after 0.36, whoever promotes it again; equals and the gate change nothing."""
+def test_worse_equal_and_resubmitted_runs_do_not_replace_the_champion(storage, tmp_path, messages_of, caplog):
+    """A champion of 0.90 stays after runs of 0.36 and 0.90, after itself again, and after a failed gate."""
     caplog.set_level("INFO", "lakevision")
     first = log_run(storage, tmp_path, seed=1, accuracy=0.6)
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
@@ -55,9 +55,9 @@ def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_p
         assert (kept.outcome, kept.champion) == ("kept", made.champion)
         assert champion(storage) == made.champion
         assert tracking.version_tags(storage, made.champion)["lakevision.promotion"] == kept.sentence
-        assert kept.sentence in said("lakevision.registry")
+        assert kept.sentence in messages_of("lakevision.registry")
     assert "is version 1 already, which is older" in kept.reason
-    # Runs that did not win are no versions: none of them keeps a version of the table from maintenance.
+    # Rejected runs are not registered: they would keep table versions from maintenance.
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert len(client.search_model_versions(f"name = '{NAME}'")) == 2
     assert promote_best([worse, better], NAMED, storage).outcome == "unchanged"
@@ -67,8 +67,8 @@ def test_a_worse_run_and_one_that_is_submitted_again_move_nothing(storage, tmp_p
     assert champion(storage) == made.champion
 
 
-def test_a_champion_of_an_older_version_is_tested_again_on_the_same_images(source, storage, tmp_path):
-    """Its recorded accuracy was of other images: measured again from the challenger's cache, it keeps or loses."""
+def test_champion_of_an_older_version_is_tested_again_on_the_same_images(source, storage, tmp_path):
+    """The recorded accuracy is of other images, so the champion is tested on the challenger's cache."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.99, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
@@ -88,7 +88,7 @@ def test_a_champion_of_an_older_version_is_tested_again_on_the_same_images(sourc
     better = log_run(storage, tmp_path, seed=3, accuracy=right + 0.01, table=newer, content="newer", cache=cache)
     made = promote_best([better], NAMED, storage)
     assert (made.outcome, made.champion.run_id) == ("promoted", better.run_id)
-    # And a run of the older version is no challenger, however good it was on that.
+    # A run of the older version cannot win, whatever its accuracy there.
     older = log_run(storage, tmp_path, seed=4, accuracy=1.0, content="older")
     again = promote_best([older], NAMED, storage)
     assert (again.outcome, again.champion) == ("kept", made.champion)
@@ -97,13 +97,13 @@ def test_a_champion_of_an_older_version_is_tested_again_on_the_same_images(sourc
     assert [table.version for table in served] == [7]
 
 
-def test_a_champion_that_cannot_be_tested_again_stays_and_the_reason_says_so(source, storage, tmp_path):
-    """Here the champion takes images of another size than the cache has, and the table is gone: it stays."""
+def test_champion_that_cannot_be_tested_again_stays_with_the_reason(source, storage, tmp_path):
+    """A champion of another image size than the cache stays where its table is missing."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=48)
     promote_best([old], NAMED, storage)
     newer = PHOTOS.model_copy(update={"version": 7})
-    for seed, accuracy in ((2, 0.7), (3, 0.95)):  # each of other images than the champion's 0.8
+    for seed, accuracy in ((2, 0.7), (3, 0.95)):  # measured on other images than the champion's 0.8
         run = log_run(storage, tmp_path, seed, accuracy, table=newer, content="newer", cache=cache)
         kept = promote_best([run], NAMED, storage)
         assert (kept.outcome, kept.champion_accuracy) == ("kept", 0.8)
@@ -111,8 +111,8 @@ def test_a_champion_that_cannot_be_tested_again_stays_and_the_reason_says_so(sou
         assert "so the two cannot be compared" in kept.reason
 
 
-def test_a_champion_of_another_image_size_is_tested_on_the_table(source, storage, tmp_path):
-    """The cache has no images of its size; those of the table are decoded at it, as inference does."""
+def test_champion_of_another_image_size_is_tested_on_the_table(source, storage, tmp_path):
+    """Images of the table are decoded at the champion's size, as in inference."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     files = sorted(source.glob("*/*.png"))[::3]
     rows = {"sha256": [], "label": [], "content": [], "split": []}
@@ -136,8 +136,8 @@ def test_a_champion_of_another_image_size_is_tested_on_the_table(source, storage
     assert promote_best([better], NAMED, storage).outcome == "promoted"
 
 
-def test_a_champion_that_cannot_be_loaded_is_replaced_by_what_was_recorded(source, storage, tmp_path):
-    """It predicts nothing any more, so it must not stay for ever; the reason says so."""
+def test_champion_that_cannot_be_loaded_is_compared_by_its_recorded_accuracy(source, storage, tmp_path):
+    """A champion that no longer loads is replaced by a better challenger, with the reason."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
@@ -149,8 +149,8 @@ def test_a_champion_that_cannot_be_loaded_is_replaced_by_what_was_recorded(sourc
     assert "it cannot be loaded: photos version 1 has a file weights.pt" in made.reason
 
 
-def test_a_champion_of_a_table_with_the_same_images_is_that_table_s_too(storage, tmp_path):
-    """Whichever promotion it was for: each table predicts with the champion that its promotion returned."""
+def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
+    """Each table predicts with the champion that its promotion returned, and a third table does not."""
     other = PHOTOS.model_copy(update={"table_id": "copy", "path": "/tables/copy/images"})
     third = PHOTOS.model_copy(update={"table_id": "third", "path": "/tables/third/images"})
     run = log_run(storage, tmp_path, seed=1, accuracy=0.9)
@@ -171,7 +171,7 @@ def test_a_champion_of_a_table_with_the_same_images_is_that_table_s_too(storage,
 
 
 def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypatch):
-    """One waits for the other, and decides by the champion that is there then."""
+    """The second promotion waits for the first, and compares with its champion."""
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
     good = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     bad = log_run(storage, tmp_path, seed=3, accuracy=0.36)
@@ -180,7 +180,7 @@ def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypa
     def register_slowly(storage, run, *rest):
         if run == bad:
             registering.set()
-            done.wait(2)  # the other is done only where it does not wait
+            done.wait(2)  # set within 2 s only where the second promotion does not wait
         return register(storage, run, *rest)
 
     monkeypatch.setattr(tracking, "register_run", register_slowly)
@@ -194,8 +194,8 @@ def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("theirs", [0.9, 0.33])
-def test_a_champion_that_moved_meanwhile_is_decided_on_anew(storage, tmp_path, monkeypatch, theirs):
-    """A promotion on another machine takes no turn with ours: its champion stays where it is better."""
+def test_champion_that_changed_during_a_promotion_is_compared_again(storage, tmp_path, monkeypatch, theirs):
+    """A promotion on another machine does not share the lock; its champion stays where it is better."""
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
     other = log_run(storage, tmp_path, seed=2, accuracy=theirs)
     ours = log_run(storage, tmp_path, seed=3, accuracy=0.36)
@@ -215,8 +215,8 @@ def test_a_champion_that_moved_meanwhile_is_decided_on_anew(storage, tmp_path, m
     assert tracking.version_tags(storage, version)["lakevision.promotion"] == made.sentence
 
 
-def test_values_that_others_wrote_to_the_registry_end_nothing(storage, tmp_path):
-    """A version without a run is refused in a sentence; tags that cannot be are as if they were not there."""
+def test_invalid_values_in_the_registry_are_reported_or_ignored(storage, tmp_path):
+    """A version without a valid run is rejected in one sentence; invalid tags are ignored."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.8)
     made = promote_best([run], NAMED, storage).champion
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
@@ -236,14 +236,14 @@ def test_values_that_others_wrote_to_the_registry_end_nothing(storage, tmp_path)
     assert promote_best([better], NAMED, storage).outcome == "promoted"
 
 
-def test_a_champion_of_another_table_is_refused_and_names_derived_from_the_source_never_meet(storage, tmp_path):
-    """By a name that a user gave to both; before a training as well as after it."""
+def test_champion_of_another_table_is_rejected_and_derived_names_differ(storage, tmp_path):
+    """A name that a user gives to models of two tables is rejected; names derived from the source are distinct."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     promote_best([run], NAMED, storage)
     other = PHOTOS.model_copy(update={"table_id": "dogs", "path": "/tables/dogs/images", "source": "/data/dogs"})
     theirs = log_run(storage, tmp_path, seed=2, accuracy=0.9, table=other, content="dogs")
-    refused = r"champion of the registered model 'photos' was trained on another table \('/tables/photos/images'\)"
-    with pytest.raises(WrongInput, match=refused):
+    message = r"champion of the registered model 'photos' was trained on another table \('/tables/photos/images'\)"
+    with pytest.raises(WrongInput, match=message):
         promote_best([theirs], NAMED, storage)
     with pytest.raises(WrongInput, match="which were trained on different tables"):
         promote_best([run, theirs], PromoteConfig(), storage)
@@ -251,14 +251,14 @@ def test_a_champion_of_another_table_is_refused_and_names_derived_from_the_sourc
     assert [name.rpartition("-")[0] for name in names] == ["lakevision-photos", "lakevision-dogs"]
 
 
-def test_a_name_with_the_champion_of_another_table_is_refused_before_training(source, storage, tmp_path):
-    """And one with the champion of a table with the same content is not."""
+def test_name_with_the_champion_of_another_table_is_rejected_before_training(source, storage, tmp_path):
+    """A name whose champion is of a table with the same content is accepted."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")  # its content digest is "content"
     other = PHOTOS.model_copy(update={"table_id": "dogs", "path": "/tables/dogs/images"})
     check_promotion(NAMED, storage, other, cache)
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], NAMED, storage)
     check_promotion(NAMED, storage, other, cache)
-    # Set by hand: the table of these runs is not there to test the champion on, so none would replace it.
+    # Set by hand: without their table, no run could replace the champion.
     older = log_run(storage, tmp_path, seed=2, accuracy=0.6, content="older")
     tracking.set_alias(storage, tracking.register_run(storage, older, NAME, FILE_LIMITS), CHAMPION)
     with pytest.raises(WrongInput, match="set promote.model_name to another name"):
@@ -266,8 +266,8 @@ def test_a_name_with_the_champion_of_another_table_is_refused_before_training(so
     check_promotion(PromoteConfig(), storage, other, cache)
 
 
-def test_a_champion_whose_run_was_deleted_for_good_is_compared_by_its_tags(storage, tmp_path):
-    """`mlflow gc` ends no promotion."""
+def test_champion_whose_run_was_purged_is_compared_by_its_tags(storage, tmp_path):
+    """Promotion works after `mlflow gc` removed the champion's run."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.8)
     before = promote_best([run], NAMED, storage).champion
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_run(run.run_id)
@@ -276,8 +276,8 @@ def test_a_champion_whose_run_was_deleted_for_good_is_compared_by_its_tags(stora
     assert (kept.outcome, kept.champion, kept.champion_accuracy) == ("kept", before, 0.8)
 
 
-def test_the_decision_is_shown_in_the_run_and_the_stage_is_done(prefect_harness, storage, tmp_path):
-    """As a Markdown artifact with both accuracies, a link in words, and a state called Kept; the champion goes on."""
+def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
+    """The flow run has an artifact with both accuracies, a link to the registry and a state Kept, and continues."""
     first = log_run(storage, tmp_path, seed=1, accuracy=0.9)
     worse = log_run(storage, tmp_path, seed=2, accuracy=0.36)
     stages = StageLog()
@@ -299,8 +299,8 @@ def test_the_decision_is_shown_in_the_run_and_the_stage_is_done(prefect_harness,
     assert any(text.startswith("## Promoted") and "0.9000 | 10 |" in text for text in shown)
     kept = next(text for text in shown if text.startswith("## Kept"))
     assert "photos version 1 stays the champion" in kept
-    assert "| this run's | 0.3600 | 10 |" in kept
-    assert "| the champion's before | 0.9000 | 10 |" in kept
+    assert "| best run | 0.3600 | 10 |" in kept
+    assert "| previous champion | 0.9000 | 10 |" in kept
     link = next(artifact for artifact in found if artifact.key == "champion")
     assert "/#/models/photos/versions/1" in str(link.data)
     assert "MLflow's model registry" in link.description

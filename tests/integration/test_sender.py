@@ -1,4 +1,4 @@
-"""Metrics and a tracking server that goes away: a real one, ended and started again."""
+"""Metrics and a real tracking server that is stopped and restarted."""
 
 import os
 import signal
@@ -17,22 +17,23 @@ import torchvision
 from mlflow.exceptions import MlflowException
 
 from tasks import tracking
-from tasks.config import FineTuneStage, StorageConfig, TrainConfig
-from tasks.errors import RunDeleted, TrackingAway
+from tasks.config.storage import StorageConfig
+from tasks.config.train import FineTunePhase, TrainConfig
+from tasks.errors import Diverged, RunDeleted, TrackingUnavailable
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import MetricSender
 from tasks.tracking.runs import has_run
-from tasks.train.diverged import Diverged
 from tasks.train.run import train_model
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, plain_environment
+from tasks.train.spec import TrainingSpec
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import free_port, plain_environment
 
 START_SECONDS = 90.0
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """Give the URL of a tracking server, and what starts and ends it."""
+    """Yield the URL of a tracking server, and the functions that start and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     running: list[subprocess.Popen[bytes]] = []
@@ -69,12 +70,12 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[
 
 
 def storage_of(home: Path, tracking_uri: str | None = None) -> Storage:
-    """Return the storage below a folder."""
+    """Return the storage of a run below `home`."""
     return resolve_storage(StorageConfig(home=str(home), tracking=tracking_uri))
 
 
-def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, server, monkeypatch):
-    """In their order; what is sent does not wait, the end does."""
+def test_server_gets_every_metric_once_after_an_outage(tmp_path, server, monkeypatch):
+    """Metrics arrive in order; `send` does not wait for the server, and `close` does."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     url, start, end = server
@@ -86,7 +87,7 @@ def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, 
             time.sleep(0.05)
         machine = mlflow.tracking.fluent.run_id_to_system_metrics_monitor
         end()
-        # MLflow's own thread for the machine's metrics gives up.
+        # MLflow's own thread for system metrics stops on its first error.
         while machine[run.run_id]._process.is_alive():
             time.sleep(0.05)
         for step in (1, 2, 3):
@@ -98,26 +99,28 @@ def test_a_server_that_is_away_gets_every_metric_once_when_it_is_back(tmp_path, 
     assert [(metric.step, metric.value) for metric in history] == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
 
 
-def test_a_server_that_stays_away_is_told_at_the_end(tmp_path, monkeypatch):
-    """In one sentence with the way out, and not as a wrong input: run again, it goes on."""
+def test_close_raises_while_the_server_does_not_answer(tmp_path, monkeypatch):
+    """The error names a way out, and is not a user error: run again, the training run resumes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sender = MetricSender(storage_of(tmp_path, f"http://127.0.0.1:{free_port()}"), "run", retry_seconds=0.2)
     sender.send({"val_loss": 1.0}, 0)
-    with pytest.raises(TrackingAway, match=r"has not answered for 1 s: the training is in its checkpoint; mend"):
+    with pytest.raises(
+        TrackingUnavailable, match=r"has not answered for 1 s: the training state is in its checkpoint; fix"
+    ):
         sender.close(timeout_seconds=1)
 
 
-def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_path, pictures, server, monkeypatch):
-    """Away after its first epoch and back after its third, another stage between: each epoch is there once."""
+def test_training_continues_during_an_outage_and_loses_no_metric(tmp_path, make_images, server, monkeypatch):
+    """A server that is down from the first to the third epoch, across two phases, has each epoch once."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
-    cache = hand_made_cache(pictures(), f"{storage.cache}/by-hand")
+    cache = hand_made_cache(make_images(), f"{storage.cache}/by-hand")
     weights = tmp_path / "weights.pt"
     torch.save(torchvision.models.get_model("squeezenet1_1", weights=None).state_dict(), weights)
     trained = []
 
-    def go_away_and_come_back(metrics):
+    def stop_and_restart(metrics):
         trained.append(metrics.epoch)
         if metrics.epoch == 0:
             end()
@@ -125,17 +128,19 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
             start()
 
     run = train_model(
-        TrainConfig(
-            model="squeezenet1_1",
-            weights=str(weights),
-            batch_size="auto",
-            max_epochs=2,
-            patience=4,
-            fine_tune=[FineTuneStage(unfreeze_from="features.12", max_epochs=2)],
+        TrainingSpec(
+            train=TrainConfig(
+                model="squeezenet1_1",
+                weights=str(weights),
+                batch_size="auto",
+                max_epochs=2,
+                patience=4,
+                fine_tune=[FineTunePhase(unfreeze_from="features.12", max_epochs=2)],
+            ),
+            cache=cache,
+            storage=storage,
         ),
-        cache,
-        storage,
-        on_epoch=go_away_and_come_back,
+        on_epoch=stop_and_restart,
     )
     assert trained == [0, 1, 2, 3]
     client = mlflow.MlflowClient(tracking_uri=url)
@@ -148,8 +153,8 @@ def test_a_training_goes_on_while_the_server_is_away_and_loses_no_metric(tmp_pat
 
 
 @pytest.mark.parametrize("raised", [Diverged("the loss is nan"), KeyboardInterrupt(15)])
-def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, server, monkeypatch, said, raised):
-    """It cannot be told of the end; the next run has no part of that."""
+def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch, messages_of, raised):
+    """The MLflow run is left as running, and the resumed run finishes it."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
@@ -165,15 +170,17 @@ def test_what_ends_a_training_is_not_hidden_by_a_server_that_is_away(tmp_path, s
         train()
     assert caught.value is raised
     [run_id] = begun
-    assert said("lakevision.tracking")[-1].startswith(f"MLflow run {run_id} is left as running: the tracking server ")
+    assert messages_of("lakevision.tracking")[-1].startswith(
+        f"MLflow run {run_id} is left as running: the tracking server "
+    )
     start()
     with tracking.tracked_run(storage, "run", "key", {}, {}, run_id):
         pass
     assert mlflow.MlflowClient(tracking_uri=url).get_run(run_id).info.status == "FINISHED"
 
 
-def test_metrics_of_one_database_are_there_at_the_end(tmp_path):
-    """Without a server, too."""
+def test_database_without_a_server_has_all_metrics_after_close(tmp_path):
+    """A database without a server has all metrics after `close`."""
     storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
@@ -183,42 +190,42 @@ def test_metrics_of_one_database_are_there_at_the_end(tmp_path):
         assert sender.steps_sent("val_loss") == {0, 1, 2}
 
 
-def test_a_run_that_was_deleted_is_told_as_such_and_not_waited_for(tmp_path):
-    """No server will ever take its metrics."""
+def test_close_raises_at_once_for_a_deleted_run(tmp_path):
+    """A deleted run has its own error, since no server will ever accept its metrics."""
     storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
         sender._client.delete_run(run.run_id)
         sender.send({"val_loss": 1.0}, 0)
-        with pytest.raises(RunDeleted, match=r"was deleted while it was trained: the training is in its checkpoint"):
+        with pytest.raises(RunDeleted, match=r"was deleted during training: the training state is in its checkpoint"):
             sender.close(timeout_seconds=60)
         sender._client.restore_run(run.run_id)
 
 
-def test_a_server_that_goes_while_it_is_asked_for_the_run_is_away(tmp_path, monkeypatch):
-    """The thread lives on: what the server says when it is back counts."""
+def test_outage_during_the_check_for_a_deleted_run_is_retried(tmp_path, monkeypatch):
+    """The sender thread survives the outage, and asks again once the server answers."""
     storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
         sender._client.delete_run(run.run_id)
-        asked = []
+        calls = []
 
-        def gone_at_first(storage, run_id):
-            asked.append(run_id)
-            if len(asked) == 1:
+        def fail_once(storage, run_id):
+            calls.append(run_id)
+            if len(calls) == 1:
                 raise MlflowException("connection refused")
             return has_run(storage, run_id)
 
-        monkeypatch.setattr("tasks.tracking.sender.has_run", gone_at_first)
+        monkeypatch.setattr("tasks.tracking.sender.has_run", fail_once)
         sender.send({"val_loss": 1.0}, 0)
         with pytest.raises(RunDeleted):
             sender.close(timeout_seconds=60)
-        assert len(asked) == 2
+        assert len(calls) == 2
         sender._client.restore_run(run.run_id)
 
 
-def test_what_ends_the_senders_thread_is_raised_at_the_end(tmp_path, monkeypatch):
-    """No training is finished whose metrics were not sent."""
+def test_error_of_the_sender_thread_is_raised_by_close(tmp_path, monkeypatch):
+    """A run whose metrics were not sent does not finish."""
     storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)

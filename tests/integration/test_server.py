@@ -1,4 +1,4 @@
-"""A real Prefect server: the path to the GPU pool, with and without a worker, and how it all ends."""
+"""Deployments, work pools, forms and cancellation on a real Prefect server."""
 
 import ast
 import subprocess
@@ -17,18 +17,18 @@ from deployments.login import OWN_STRING, authorization
 from deployments.ports import listen
 from deployments.stack_mark import STACK_MARK
 from deployments.stack_processes import LocalStack
-from tasks.config import PipelineConfig
-from tests.integration.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
-from tests.integration.hand_made import hand_made_cache
-from tests.processes import free_port, rank_processes, run_python, server_errors
+from tasks.config.pipeline import PipelineConfig
+from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    """Run a server with the pools and deployments of a fresh stack, no worker, and a user's own login."""
+    """Return a stack with a server, pools and deployments, without workers, and with a user's own login."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(OWN_STRING, "somebody:own login")
-        # Slots of this machine that others have, on which the numbers of ours would depend.
+        patched.setenv(OWN_STRING, "user:own login")
+        # Slot numbers would depend on those that other stacks of this machine hold.
         patched.setenv("TMPDIR", str(tmp_path_factory.mktemp("slots")))
         running = LocalStack(tmp_path_factory.mktemp("stack") / "home", free_port())
         running.start_server()
@@ -41,7 +41,7 @@ def stack(tmp_path_factory):
 
 
 def marked(stack: LocalStack) -> list[int]:
-    """Return the processes that carry the stack's mark."""
+    """Return the ids of the processes that carry the stack's mark."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -53,16 +53,18 @@ def marked(stack: LocalStack) -> list[int]:
 
 
 def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
-    """Run Python in a process of its own, against the stack's server."""
+    """Run Python code in its own process, against the stack's server."""
     return run_python("-c", code, environment=stack.environment, timeout=400)
 
 
-def test_a_pool_without_a_worker_is_said_and_refused_in_time(stack):
-    """With the command that starts one; what was submitted is cancelled."""
+def test_pool_without_a_worker_is_reported_and_times_out(stack):
+    """The log has the command that starts a worker, and the submitted run is cancelled."""
     code = """
 from prefect import flow
-from tasks.config import *
-from tasks.distributed.task import submit_train_distributed
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.launch.task import submit_train_distributed
 from tasks.pool.task import live_workers
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
@@ -76,10 +78,10 @@ def only_submit():
 only_submit()
 """
     done = submit(stack, code)
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "no worker polls the work pool 'gpu': start one with 'prefect worker start --pool gpu'" in said
-    assert "no worker of the work pool 'gpu' took the training within distributed.submit_timeout_seconds 25" in said
+    assert "no worker polls the work pool 'gpu': start one with 'prefect worker start --pool gpu'" in output
+    assert "no worker of the work pool 'gpu' took the training within distributed.submit_timeout_seconds 25" in output
     left = submit(
         stack,
         """
@@ -91,19 +93,20 @@ with get_client(sync_client=True) as client:
     assert left.stdout.strip() in {"['CANCELLED']", "['CANCELLING']"}
 
 
-def test_an_unknown_pool_is_refused_with_the_command_that_makes_it(stack):
-    """Before anything is submitted."""
+def test_unknown_pool_is_rejected_with_the_command_that_creates_it(stack):
+    """A pool that the server does not have is rejected before a run is submitted."""
     code = "from tasks.pool.task import live_workers; live_workers('tpu', 'distributed')"
     done = submit(stack, code)
     assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
     assert "prefect work-pool create tpu --type process" in done.stderr
 
 
-def test_a_pool_that_the_deployment_does_not_run_on_is_refused(stack):
-    """Runs go to the deployment's own pool, and nobody would ever see them on another; nothing is submitted."""
+def test_pool_that_is_not_the_deployments_own_is_rejected(stack):
+    """Runs go to the deployment's own pool, so another pool would never get them; no run is submitted."""
     code = """
 from prefect.client.orchestration import get_client
-from tasks.config import DistributedConfig, TuneConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
 from tasks.pool.task import check_pool, submit
 
@@ -135,8 +138,8 @@ with get_client(sync_client=True) as client:
     assert done.stdout.splitlines() == [routed, routed, nowhere, nowhere, "0"], done.stderr
 
 
-def test_trials_of_a_search_run_on_the_gpu_pool(stack, pictures):
-    """Two at once, where a person lets the pool have two, each in a slot; the best one is not trained again."""
+def test_trials_of_a_search_run_on_the_gpu_pool(stack, make_images):
+    """Two trials run at once in a pool with a limit of two, each in its slot; the best trial is not trained again."""
     widen = """
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
@@ -145,15 +148,17 @@ with get_client(sync_client=True) as client:
     client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
 """
     assert submit(stack, widen).stdout.strip() == "1"
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "by-hand"))
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "by-hand"))
     code = f"""
 from prefect import flow
 from tasks import tracking
-from tasks.config import *
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.config.tune import Choices, TuneConfig
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.task import train_single
+from tasks.launch.task import train_single
 from tasks.tune.task import search_best, submit_best
 
 @flow
@@ -189,13 +194,13 @@ with get_client(sync_client=True) as client:
 """
     runs, slots = submit(stack, read).stdout.splitlines()
     assert runs == "[('0', 'gpu', 'COMPLETED'), ('1', 'gpu', 'COMPLETED')]"
-    # One that began when the other had ended took the same.
+    # A trial that started after the other had ended took the same slot.
     assert slots in {"['1 of 2', '2 of 2']", "['1 of 2', '1 of 2']"}
 
 
-def test_a_trial_that_a_person_cancels_is_given_up_and_a_cancelled_search_ends_all_of_its_own(stack, pictures):
-    """The search goes on with the next trial; what was cancelled is not done again, what the search took with it is."""
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-cancelled"))
+def test_cancelled_trial_is_not_repeated_and_a_cancelled_search_cancels_its_trials(stack, make_images):
+    """The search continues with the next trial; a trial that was cancelled with the search is repeated later."""
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-cancelled"))
     code = f"""
 import sys, threading, time
 import mlflow
@@ -203,7 +208,9 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.states import Cancelling
-from tasks.config import *
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.config.tune import Choices, TuneConfig
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.tune.space import study_name
@@ -276,7 +283,7 @@ print(runs[0].info.status)
 
 @pytest.fixture(scope="module")
 def api(stack):
-    """Return a client of the stack's server, which is logged in and has a CSRF token."""
+    """Return an HTTP client that is logged in to the stack's server and has a CSRF token."""
     with httpx.Client(base_url=f"{stack.url}/api", headers=authorization(stack.auth_string), timeout=120) as client:
         token = client.get("/csrf-token", params={"client": "test"}).raise_for_status().json()["token"]
         client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"})
@@ -289,8 +296,8 @@ def read_deployment(api: httpx.Client, name: str) -> dict:
 
 
 @pytest.mark.parametrize("interface", ["", "/v2"], ids=["first", "second"])
-def test_the_form_shows_first_what_most_users_change(stack, api, interface):
-    """Source, model, weights and image size are on one screen, the groups are folded, and nothing is a None."""
+def test_form_shows_common_settings_first(stack, api, interface):
+    """Source, model, weights and image size are on the first screen, groups are folded, and no property is None."""
     with chromium() as browser:
         wait = WebDriverWait(browser, WAIT_SECONDS)
         browser.get(f"{stack.url}/login")
@@ -307,18 +314,18 @@ def test_the_form_shows_first_what_most_users_change(stack, api, interface):
             assert "(16 to 1024)" in text
             # A field of a group, and the group itself.
             assert "Stored Side" not in text
-            assert "From a folder of images to the Delta tables" in text
-        # The form of photos lacks one thing, which it says when it is submitted.
+            assert "Ingestion of a folder of images into the Delta tables" in text
+        # The form of photos lacks one required field, and names it on submission.
         submit = [button for button in browser.find_elements(By.TAG_NAME, "button") if button.text.strip() == "Submit"]
         submit[0].click()
-        refused = "'source (your folder of class folders, or builtin:digits)' is a required property"
-        wait.until(lambda page: refused in text_of(page))
-        # The digits' tables take no other source: photos have tables of their own, which a user sees.
+        message = "'source (your folder of class folders, or builtin:digits)' is a required property"
+        wait.until(lambda page: message in text_of(page))
+        # The digits' tables accept no other source: photos have their own tables, which the form shows.
         assert find_field(browser, "Tables").get_attribute("value") == "photos-tables"
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected"),
     [
         (
             {"source": ""},
@@ -352,8 +359,8 @@ def test_the_form_shows_first_what_most_users_change(stack, api, interface):
         ({"source": "/a", "predict": {"alias": "best"}}, {"predict.alias": "'champion' was expected"}),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, said):
-    """The form names every wrong field at once; the server creates no run of it, whoever asks."""
+def test_invalid_config_is_rejected_before_submission(api, config, expected):
+    """The form names every wrong field at once, and the server creates no run for any client."""
     photos = read_deployment(api, "pipeline/photos")
     values = {"schema": photos["parameter_openapi_schema"], "values": {"config": config}}
     form = api.post("/ui/schemas/validate", json=values).json()
@@ -368,18 +375,18 @@ def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, sai
         return found
 
     errors = flat(form["errors"])
-    assert errors.keys() == {f"config.{name}" for name in said}
-    assert all(text in errors[f"config.{name}"] for name, text in said.items())
+    assert errors.keys() == {f"config.{name}" for name in expected}
+    assert all(text in errors[f"config.{name}"] for name, text in expected.items())
     answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 409
-    assert any(text in answer.json()["detail"] for text in said.values())
+    assert any(text in answer.json()["detail"] for text in expected.values())
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {"source": "/a", "weights": "none", "freeze_backbone": False, "model_name": "mine"},
-        {"etl": {"source": "/a"}, "train": {"weights": "none", "freeze_backbone": False}},  # by group
+        {"etl": {"source": "/a"}, "train": {"weights": "none", "freeze_backbone": False}},  # settings by group
         {"source": "/a", "weights": "none", "train": {"freeze_backbone": False}},
         {"source": "/a", "storage": {"home": None}, "train": {"max_seconds": None}, "cache": {"keep_days": 0}},
         {"source": "/a", "etl": {"labels": {"by": "file", "file": "s3a://b/labels.CSV"}, "split_by": "file"}},
@@ -387,8 +394,8 @@ def test_a_run_that_cannot_be_is_refused_before_it_is_submitted(api, config, sai
         {"source": "/a", "train": {"schedule": "one_cycle", "warmup_epochs": 0.0, "fine_tune": []}},
     ],
 )
-def test_a_run_that_can_be_is_taken(api, config):
-    """By the server, and as well by the models that the flow makes of it."""
+def test_valid_config_is_accepted(api, config):
+    """The server accepts a valid config, and so do the models that the flow validates it with."""
     PipelineConfig.model_validate(config)
     photos = read_deployment(api, "pipeline/photos")
     answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
@@ -396,20 +403,21 @@ def test_a_run_that_can_be_is_taken(api, config):
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
-def test_a_refused_and_a_cancelled_run_say_so_on_their_pages(stack, pictures):
-    """The sentence is the state's message and an artifact, the parent's has the child's; a cancel is no crash.
+def test_rejected_and_cancelled_runs_show_the_reason_on_their_pages(stack, make_images):
+    """The error is the message of the state and an artifact of parent and child; a cancelled run is not crashed.
 
-    No log has a traceback, and nothing of what was cancelled is left running.
+    No log has a traceback, and no process of the cancelled run is left.
     """
-    cache = hand_made_cache(pictures(), str(stack.home / "cache" / "of-ended"))
+    cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-ended"))
     code = f"""
 import os, time
 from flows.decorator import dag_flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 from prefect.states import Cancelling
-from tasks.config import *
-from tasks.distributed.task import submit_train_distributed
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.train import TrainConfig
+from tasks.launch.task import submit_train_distributed
 from tasks.errors import WrongInput
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
@@ -480,11 +488,11 @@ with get_client(sync_client=True) as client:
     raised, messages, explained, traceback, all_ranks, cancelled, errors = done.stdout.splitlines()[-7:]
     assert raised == "raised as WrongInput"
     (message,) = ast.literal_eval(messages)
-    assert message.startswith("train.model is 'resnet19', which is no torchvision classifier")
+    assert message.startswith("train.model is 'resnet19', which is not a torchvision classifier")
     assert explained == "True True"
     assert traceback == "False"
     assert all_ranks == "True"
-    # In the words of the run's own process: its worker says so later, after another import of the flow.
+    # The message of the run's own process: its worker cancels later, after another import of the flow.
     assert cancelled == (
         "Cancelled The flow run was cancelled. [('check-training', 'Completed'), ('train-ranks', 'Cancelled')]"
     )
@@ -493,8 +501,8 @@ with get_client(sync_client=True) as client:
     assert b"Traceback" not in log.read_bytes()[before:]
 
 
-def test_what_a_person_edited_stays(stack):
-    """To deploy again, as every start of a stack does, makes all as the file has it, and schedules paused."""
+def test_edits_of_a_user_survive_a_redeployment(stack):
+    """Every start of a stack deploys again, and keeps a user's schedule, parameters and pool limit."""
     switch = """
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
@@ -518,13 +526,13 @@ with get_client(sync_client=True) as client:
     print(client.read_work_pool("gpu").concurrency_limit)
 """
     kept = "['0 5 * * *', '0 * * * *'] {'config': {'etl': {'source': '/data/mine'}}}"
-    for _ in range(2):  # an edit stays one, however often a stack starts
+    for _ in range(2):  # twice: an edit survives any number of starts
         stack.run("register", [sys.executable, "-m", "deployments.register"])
         assert submit(stack, read).stdout.split("\n")[:3] == ["[True, False]", kept, "3"]
 
 
-def test_runs_that_an_ended_stack_left_are_ended_and_those_of_this_one_are_not(stack):
-    """They would hold the pool's only slot, or be run with old parameters; a cancelled one did not crash."""
+def test_only_runs_of_an_earlier_stack_are_ended(stack):
+    """Old runs would hold the pool's only slot, or start with old parameters; a cancelling one ends as cancelled."""
     make = """
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Running
@@ -548,14 +556,14 @@ with get_client(sync_client=True) as client:
     assert submit(stack, read).stdout.strip() == "['CRASHED', 'CANCELLED', 'RUNNING', 'CANCELLING']"
 
 
-def test_nothing_of_a_stack_is_left_when_it_ended(stack):  # the last one that uses it
-    """Whatever led a session of its own is found by its mark."""
+def test_ended_stack_leaves_no_process(stack):  # the last test that uses the stack
+    """A process that leads its own session is found by the stack's mark, and the port is free."""
     stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
     stray = subprocess.Popen(["sleep", "600"], env=stack.environment, start_new_session=True)
-    # Its environment can be read from when the kernel has set its memory up, a moment after it was started.
+    # The environment of a process is readable a moment after its start.
     deadline = time.monotonic() + 10
     while stray.pid not in marked(stack):
-        assert time.monotonic() < deadline, "what was started just now carries no mark"
+        assert time.monotonic() < deadline, "the new process carries no mark"
         time.sleep(0.05)
     stack.end()
     stray.wait(timeout=10)

@@ -1,4 +1,4 @@
-"""How a session starts, and what a person reads of work that failed in Spark."""
+"""Start of a Spark session, counts of its tasks, and messages of work that failed in it."""
 
 import socket
 import struct
@@ -11,56 +11,56 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
-from tasks.config import SparkConfig
-from tasks.jvm import check_java, class_archive
+from tasks.config.storage import SparkConfig
 from tasks.progress import count
-from tasks.progress.count import counted, heard_by
-from tasks.spark import spark_session, without_spark_first
-from tasks.spark_failure import SparkFailed, in_short
-from tasks.spark_progress import count_ended_tasks
-from tasks.worker_log import WorkerCount
-from tests.processes import ROOT
+from tasks.progress.count import counted, listener
+from tasks.spark.failure import SparkFailed, shorten_exception
+from tasks.spark.jvm import check_java, class_archive
+from tasks.spark.progress import count_ended_tasks
+from tasks.spark.session import spark_session, try_without_spark
+from tasks.spark.worker_log import WorkerCount
+from tests.builders.processes import ROOT
 
 
 def fail(batches):
     """Raise in a Python worker."""
     for batch in batches:
-        raise ValueError("no such picture")
+        raise ValueError("no such image")
         yield batch
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "message"),
     [
-        (lambda spark: spark.range(1).mapInArrow(fail, "id long").collect(), "ValueError: no such picture"),
+        (lambda spark: spark.range(1).mapInArrow(fail, "id long").collect(), "ValueError: no such image"),
         (lambda spark: spark.range(1).select("nothing").collect(), "nothing"),
         (lambda spark: spark.range(1).select(F.raise_error(F.lit("bad row"))).collect(), "bad row"),
     ],
     ids=["python worker", "analysis", "jvm"],
 )
-def test_a_failure_can_be_read_when_the_jvm_is_gone(spark, storage, monkeypatch, work, said):
-    """Prefect formats an exception after the session has ended; pyspark's own would ask the JVM then."""
+def test_failure_can_be_formatted_after_the_jvm_has_ended(spark, storage, monkeypatch, work, message):
+    """Prefect formats an exception after the session has ended; those of pyspark would call the JVM then."""
     with pytest.raises(SparkFailed) as failed, spark_session(SparkConfig(), storage) as session:
         work(session)
     monkeypatch.setattr(SparkContext, "_jvm", None)
-    assert said in str(failed.value)
+    assert message in str(failed.value)
 
 
 def ask_driver(spark, message: bytes) -> bytes:
-    """Send the driver a request as an executor sends it, but without a login; return the beginning of the answer."""
+    """Send the driver a request of an executor without a login, and return the beginning of the answer."""
     frame = struct.pack(">bqi", 3, 1, len(message)) + message  # RpcRequest number 1 of Spark's protocol
     with socket.create_connection(("127.0.0.1", int(spark.conf.get("spark.driver.port"))), timeout=30) as connection:
         connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
         return connection.recv(4096)
 
 
-def test_the_driver_reads_no_object_of_another_user(spark):
-    """Without authentication it deserializes any Java object that a process of this machine sends to its port."""
+def test_driver_deserializes_no_object_of_an_unauthenticated_client(spark):
+    """A driver without authentication deserializes any Java object that a local process sends to its port."""
     endpoint = b"HeartbeatReceiver"
     an_object = b"\xac\xed\x00\x05t\x00\x05hello"  # a string, as Java serializes it
     answer = ask_driver(spark, struct.pack(">bbh", 0, 0, len(endpoint)) + endpoint + an_object)
     assert b"Expected SaslMessage" in answer
-    assert b"RpcFailure" not in answer  # how the endpoint answers an object that it does not know
+    assert b"RpcFailure" not in answer  # the answer to an unknown object
     assert "spark.authenticate.secret" not in dict(spark.sparkContext.getConf().getAll())
 
 
@@ -71,16 +71,16 @@ most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (127.0.0.1 executor driv
 """
 
 
-def test_a_session_that_is_open_is_used_at_once(spark, storage):
-    """Without it the work would be begun, given up and begun again."""
+def test_open_session_is_used_at_once(spark, storage):
+    """Work with an open session starts once, not first without a session."""
     given = []
-    assert without_spark_first(lambda session: given.append(session) or "done", SparkConfig(), storage) == "done"
+    assert try_without_spark(lambda session: given.append(session) or "done", SparkConfig(), storage) == "done"
     assert given == [spark]
 
 
-def test_tasks_that_end_are_counted_where_no_line_of_a_worker_arrives(spark, monkeypatch):
-    """As on a cluster, whose workers write elsewhere: their lines here name another driver."""
-    monkeypatch.setattr(count, "TELL_SECONDS", 0.0)
+def test_ended_tasks_are_counted_without_lines_of_workers(spark, monkeypatch):
+    """On a cluster, lines of workers do not reach the driver; here they name another driver."""
+    monkeypatch.setattr(count, "UPDATE_SECONDS", 0.0)
     ended = count_ended_tasks(spark.sparkContext)
 
     def work(batches):
@@ -91,32 +91,32 @@ def test_tasks_that_end_are_counted_where_no_line_of_a_worker_arrives(spark, mon
         of_task.close()
 
     heard = []
-    with heard_by(heard.append), counted("far", 100):
+    with listener(heard.append), counted("far", 100):
         assert spark.range(40, numPartitions=4).mapInArrow(work, "id long").count() == 40
         deadline = time.monotonic() + 30
         while heard[-1].done < 40:
             assert time.monotonic() < deadline, heard
             time.sleep(0.1)
-    assert [standing.done for standing in heard] == [0, 10, 20, 30, 40, 100]
+    assert [progress.done for progress in heard] == [0, 10, 20, 30, 40, 100]
 
 
-def test_a_worker_killed_before_it_spoke_is_called_so():
-    """The JVM says that a socket was closed; of another exception the first lines stay as they are."""
-    assert in_short(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
-    assert in_short(CLOSED_SOCKET).endswith("java.io.EOFException")
-    assert in_short("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
+def test_closed_worker_socket_is_reported_as_a_killed_worker():
+    """The JVM reports a closed socket; the first lines of other exceptions stay as they are."""
+    assert shorten_exception(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
+    assert shorten_exception(CLOSED_SOCKET).endswith("java.io.EOFException")
+    assert shorten_exception("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
 
 
 STARTED = """
 import sys
 import time
 from pathlib import Path
-import tasks.spark
+import tasks.spark.session
 if len(sys.argv) > 2:
-    tasks.jvm.class_archive = lambda java: Path(sys.argv[2])
-from tasks.config import SparkConfig, StorageConfig
+    tasks.spark.jvm.class_archive = lambda java: Path(sys.argv[2])
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.storage import resolve_storage
-with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
+with tasks.spark.session.spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))) as spark:
     runtime = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
     print("options", *runtime.getInputArguments())
     print("rows", spark.range(3).count())
@@ -124,29 +124,29 @@ with tasks.spark.spark_session(SparkConfig(), resolve_storage(StorageConfig(home
 
 
 def start_session(home: Path, *archive: Path) -> str:
-    """Start a session in a process of its own; return what it and its JVM printed."""
+    """Start a session in its own process, and return its output and that of its JVM."""
     command = [sys.executable, "-c", STARTED, str(home), *map(str, archive)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + (home / "logs" / "spark.log").read_text()
 
 
-def test_a_session_starts_from_the_archive_that_set_up_wrote(tmp_path):
-    """The JVM maps it, and says nothing of it."""
+def test_session_uses_the_class_archive(tmp_path):
+    """The JVM maps the archive of `make setup`, and prints no warning."""
     archive = class_archive(check_java())
     if not archive.exists():
         pytest.skip("needs the archive of classes that `make setup` writes")
-    said = start_session(tmp_path)
-    assert f"-XX:SharedArchiveFile={archive}" in said
-    assert "rows 3" in said
-    assert "[cds" not in said
+    output = start_session(tmp_path)
+    assert f"-XX:SharedArchiveFile={archive}" in output
+    assert "rows 3" in output
+    assert "[cds" not in output
 
 
-def test_an_archive_that_the_jvm_cannot_use_is_ignored(tmp_path):
-    """Of another JVM, or half of one: the session starts without, and says nothing of it."""
+def test_invalid_class_archive_is_ignored(tmp_path):
+    """With an archive of another JVM or an incomplete one, the session starts without it and prints no warning."""
     archive = tmp_path / "classes.jsa"
     archive.write_bytes(b"no archive" * 1000)
-    said = start_session(tmp_path / "home", archive)
-    assert f"-XX:SharedArchiveFile={archive}" in said
-    assert "rows 3" in said
-    assert "[cds" not in said
+    output = start_session(tmp_path / "home", archive)
+    assert f"-XX:SharedArchiveFile={archive}" in output
+    assert "rows 3" in output
+    assert "[cds" not in output

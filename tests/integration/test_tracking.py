@@ -1,4 +1,4 @@
-"""MLflow on a real database: what it refuses, and what a run holds."""
+"""MLflow on a real database: experiments, runs, artifacts, and servers that do not answer."""
 
 import json
 import os
@@ -18,18 +18,18 @@ from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
 from tasks import tracking
-from tasks.config import StorageConfig
-from tasks.errors import TrackingAway, WrongInput
-from tasks.predict.model import save_classifier
-from tasks.predict.package import FILE_LIMITS
+from tasks.config.storage import StorageConfig
+from tasks.errors import TrackingUnavailable, WrongInput
+from tasks.model.classifier import save_classifier
+from tasks.model.network import build_classifier
+from tasks.model.package import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
-from tasks.train.model import build_classifier
 
 
-def test_artifacts_cannot_move_under_an_experiment_that_is_there(tmp_path):
-    """MLflow would go on writing to the old place without a word; an empty setting means that place."""
+def test_artifact_location_of_an_existing_experiment_cannot_change(tmp_path):
+    """MLflow would silently write to the old location; an empty setting means that location."""
     home = str(tmp_path / "home")
     tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "first"))))
     tracking.check_tracking(resolve_storage(StorageConfig(home=home)))
@@ -37,8 +37,8 @@ def test_artifacts_cannot_move_under_an_experiment_that_is_there(tmp_path):
         tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "second"))))
 
 
-def test_a_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
-    """Before any work, with the way out."""
+def test_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    """The check before a run names the setting and its value."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9"))
     with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
@@ -47,16 +47,16 @@ def test_a_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
 
 @contextmanager
 def broken_server(*, answers: bytes | None) -> Iterator[tuple[str, list[int]]]:
-    """Give the URL of a server and the number of requests it got: to each it says this, or nothing for ever."""
-    asked, held = [0], []
+    """Yield the URL of a server and its number of requests; it gives each the same answer, or never answers."""
+    num_requests, connections = [0], []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
-            with suppress(OSError):  # It was closed.
+            with suppress(OSError):  # The socket was closed.
                 while True:
                     connection, _address = listening.accept()
-                    asked[0] += 1
-                    held.append(connection)
+                    num_requests[0] += 1
+                    connections.append(connection)
                     if answers is not None:
                         connection.recv(1 << 16)
                         connection.sendall(answers)
@@ -64,79 +64,79 @@ def broken_server(*, answers: bytes | None) -> Iterator[tuple[str, list[int]]]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", num_requests
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
 UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-@pytest.mark.parametrize("away", ["nobody listens", "closes", "says that it is unavailable", "says nothing"])
-def test_a_tracking_server_that_is_away_is_refused_within_seconds(tmp_path, monkeypatch, away):
-    """As a person has it, who sets no variable of MLflow's; with its own, it asks for four minutes and more."""
+@pytest.mark.parametrize("outage", ["no listener", "closes", "answers 503", "never answers"])
+def test_tracking_server_outage_is_reported_within_seconds(tmp_path, monkeypatch, outage):
+    """Without variables of MLflow, the check takes seconds; MLflow's defaults would take more than four minutes."""
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(server, "FIRST_TIMEOUT_SECONDS", 1)
-    answers = {"closes": b"", "says that it is unavailable": UNAVAILABLE}.get(away)
+    answers = {"closes": b"", "answers 503": UNAVAILABLE}.get(outage)
     before = dict(os.environ)
-    with broken_server(answers=answers) as (url, asked):
-        wanted = "http://127.0.0.1:9" if away == "nobody listens" else url
+    with broken_server(answers=answers) as (url, num_requests):
+        wanted = "http://127.0.0.1:9" if outage == "no listener" else url
         storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking=wanted))
         began = time.monotonic()
         with pytest.raises(WrongInput, match=f"storage.tracking is '{wanted}', which does not answer"):
             tracking.check_tracking(storage)
         assert time.monotonic() - began < 60
-        assert asked[0] == (0 if away == "nobody listens" else 1 + server.FIRST_RETRIES)
-        assert not tracking.answers(storage)
+        assert num_requests[0] == (0 if outage == "no listener" else 1 + server.FIRST_RETRIES)
+        assert not tracking.is_available(storage)
     assert {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_HTTP")} == {
         name: value for name, value in before.items() if name.startswith("MLFLOW_HTTP")
     }
 
 
-def test_how_long_a_server_is_asked_before_work_is_what_somebody_chose(tmp_path, monkeypatch):
-    """By MLflow's own variables: of a server that takes a while to wake up."""
+def test_retries_before_a_run_follow_the_variables_of_mlflow(tmp_path, monkeypatch):
+    """A user can raise the number of retries, for a server that starts slowly."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    with broken_server(answers=UNAVAILABLE) as (url, asked):
+    with broken_server(answers=UNAVAILABLE) as (url, num_requests):
         with pytest.raises(WrongInput, match="which does not answer"):
             tracking.check_tracking(resolve_storage(StorageConfig(home=str(tmp_path), tracking=url)))
-        assert asked[0] == 6
+        assert num_requests[0] == 6
 
 
-def test_a_tracking_server_that_went_away_is_one_sentence_wherever_a_training_asks_it(tmp_path, monkeypatch):
-    """It is no wrong input: run again when it is back, the training goes on."""
+def test_outage_during_a_training_run_is_one_line_for_every_request(tmp_path, monkeypatch):
+    """An outage is not a user error: run again once the server is back, the training run resumes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "http://bob:hunter2@127.0.0.1:9")
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
-    said = r"^the tracking server 'http://\*\*\*@127.0.0.1:9' does not answer \(.*\): mend it and run again, what was"
-    with pytest.raises(TrackingAway, match=said) as away:
+    text = r"^the tracking server 'http://\*\*\*@127.0.0.1:9' does not answer \(.*\): fix it and run again, training"
+    with pytest.raises(TrackingUnavailable, match=text) as raised:
         tracking.find_finished_run(storage, "key")
-    assert "hunter2" not in "".join(traceback.format_exception(away.value))
-    assert "\n" not in str(away.value)
-    with pytest.raises(TrackingAway, match=said):
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+    assert "\n" not in str(raised.value)
+    with pytest.raises(TrackingUnavailable, match=text):
         tracking.MetricSender(storage, "run").steps_sent("val_loss")
-    with pytest.raises(TrackingAway, match=said), tracking.tracked_run(storage, "run", "key", {}, {}, None):
+    with pytest.raises(TrackingUnavailable, match=text), tracking.tracked_run(storage, "run", "key", {}, {}, None):
         pytest.fail("it cannot have begun")
     for ask in (tracking.run_metrics, tracking.run_location, lambda *given: tracking.read_artifact(*given, "card.md")):
-        with pytest.raises(TrackingAway, match=said):
+        with pytest.raises(TrackingUnavailable, match=text):
             ask(storage, RunRef(run_id="run"))
-    with pytest.raises(TrackingAway, match=said):
+    with pytest.raises(TrackingUnavailable, match=text):
         tracking.has_run(storage, "run")
 
 
-def test_another_error_of_a_tracking_server_is_what_it_is(tmp_path):
-    """A run that is not there is no server that is away."""
+def test_other_errors_of_a_tracking_server_are_not_changed(tmp_path):
+    """A missing run is not reported as an outage."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     tracking.prepare_tracking(storage)
-    with pytest.raises(MlflowException, match="not found"), tracking.away_named(storage):
+    with pytest.raises(MlflowException, match="not found"), tracking.translate_outage(storage):
         mlflow.MlflowClient(tracking_uri=storage.tracking).get_run("0" * 32)
 
 
-def test_a_table_that_is_logged_again_replaces_the_first(tmp_path):
-    """A training that was resumed after it had logged its tables has each row once; MLflow's own function appends."""
+def test_table_that_is_logged_again_replaces_the_first(tmp_path):
+    """A run that logs its tables again after a resume has each row once; MLflow's own function appends."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
         for recall in (0.25, 0.5):
@@ -148,8 +148,8 @@ def test_a_table_that_is_logged_again_replaces_the_first(tmp_path):
     assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "classes.json", "type": "table"}]
 
 
-def test_an_artifact_that_is_not_there_is_none(tmp_path):
-    """Runs of an older version have fewer."""
+def test_missing_artifact_is_none(tmp_path):
+    """Runs of older versions have fewer artifacts."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
         run.log_text("# a card", "model_card.md")
@@ -157,8 +157,8 @@ def test_an_artifact_that_is_not_there_is_none(tmp_path):
     assert tracking.read_artifact(storage, RunRef(run_id=run.run_id), "other.md") is None
 
 
-def test_a_run_has_system_metrics_every_two_seconds_or_as_often_as_somebody_chose(tmp_path, monkeypatch):
-    """MLflow's own ten are more than a short training takes, which would have none."""
+def test_run_has_system_metrics_every_two_seconds_or_as_configured(tmp_path, monkeypatch):
+    """A short run would have no system metrics with MLflow's default interval of 10 s."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     monkeypatch.setenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name, "0.5")
     with tracking.tracked_run(storage, "chosen", "one", {}, {}, None) as run:
@@ -169,12 +169,12 @@ def test_a_run_has_system_metrics_every_two_seconds_or_as_often_as_somebody_chos
         assert MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() == 2.0
         deadline = time.monotonic() + 60
         while not wanted <= tracking.run_metrics(storage, RunRef(run_id=run.run_id)).keys():
-            assert time.monotonic() < deadline, "no sample came"
+            assert time.monotonic() < deadline, "no system metric was logged"
             time.sleep(0.2)
 
 
-def test_a_resumed_run_keeps_the_code_version_it_began_with(tmp_path, monkeypatch):
-    """What made the checkpoint is what made the model."""
+def test_resumed_run_keeps_the_code_version_of_its_start(tmp_path, monkeypatch):
+    """The code that wrote the checkpoint is the code of the model."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
@@ -184,19 +184,19 @@ def test_a_resumed_run_keeps_the_code_version_it_began_with(tmp_path, monkeypatc
         assert resumed.code_version == "first"
 
 
-def test_a_run_that_was_begun_and_has_measured_nothing_is_gone_on_with(tmp_path, monkeypatch):
-    """Wherever its process was killed; one that measured, finished, or ran other code is another's."""
+def test_run_without_metrics_of_an_epoch_is_resumed(tmp_path, monkeypatch):
+    """A run killed before its first metric is resumed; runs with metrics, finished runs and other code are not."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     config = {"train": {"seed": 1, "max_epochs": 2}}
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
-    assert tracking.find_begun_run(storage, "key") is None
+    assert tracking.find_unfinished_run(storage, "key") is None
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    # Killed as soon as the run was made.
+    # Killed right after the run was created.
     experiment = tracking.prepare_tracking(storage)
     begun = client.create_run(experiment, tags={"lakevision.key": "key"}).info.run_id
-    assert tracking.find_begun_run(storage, "key") == begun
-    assert tracking.find_begun_run(storage, "other") is None
-    # Ended before the first epoch, with system metrics alone.
+    assert tracking.find_unfinished_run(storage, "key") == begun
+    assert tracking.find_unfinished_run(storage, "other") is None
+    # Interrupted before the first epoch, with system metrics alone.
     with suppress(KeyboardInterrupt), tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"system/cpu_utilization_percentage": 1.0}, step=0)
         raise KeyboardInterrupt
@@ -206,36 +206,36 @@ def test_a_run_that_was_begun_and_has_measured_nothing_is_gone_on_with(tmp_path,
     assert found.data.params.keys() >= {"version.torch", "version.mlflow"}
     assert found.data.tags["lakevision.code_version"] == "first"
     assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == config
-    assert tracking.find_begun_run(storage, "key") == begun
+    assert tracking.find_unfinished_run(storage, "key") == begun
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
-    assert tracking.find_begun_run(storage, "key") is None
+    assert tracking.find_unfinished_run(storage, "key") is None
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
     with tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"val_loss": 1.0}, step=0)
-        assert tracking.find_begun_run(storage, "key") is None
+        assert tracking.find_unfinished_run(storage, "key") is None
     assert client.get_run(begun).info.status == "FINISHED"
     with tracking.tracked_run(storage, "test", "finished", config, {}, None):
         pass
-    assert tracking.find_begun_run(storage, "finished") is None
+    assert tracking.find_unfinished_run(storage, "finished") is None
 
 
-def test_a_password_in_the_tracking_uri_is_shown_to_nobody(tmp_path, monkeypatch):
-    """Not in what is said of it, not in settings, which a submitted run's form shows: only in the environment."""
+def test_password_in_the_tracking_uri_is_not_shown(tmp_path, monkeypatch):
+    """Messages and settings, which the form of a run shows, have no password; it is only in the environment."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "http://bob:hunter2@127.0.0.1:9")
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     assert "hunter2" in storage.tracking
-    with pytest.raises(WrongInput, match=r"'http://\*\*\*@127.0.0.1:9', which does not answer") as refused:
+    with pytest.raises(WrongInput, match=r"'http://\*\*\*@127.0.0.1:9', which does not answer") as rejected:
         tracking.check_tracking(storage)
-    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+    assert "hunter2" not in "".join(traceback.format_exception(rejected.value))
     assert "hunter2" not in storage.as_config().model_dump_json()
     assert resolve_storage(storage.as_config()) == storage
     with pytest.raises(ValidationError, match="a user name or password"):
         StorageConfig(tracking="postgresql://bob:hunter2@127.0.0.1/mlflow")
 
 
-def test_both_experiments_open_on_their_runs_with_metrics_in_the_list(tmp_path):
-    """By the tags that MLflow's UI reads; what a user changed there stays."""
+def test_experiments_open_with_a_list_of_runs_and_their_metrics(tmp_path):
+    """Tags of MLflow's UI choose the view, and a user's change of them stays."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     metrics = {}
@@ -259,8 +259,8 @@ def test_both_experiments_open_on_their_runs_with_metrics_in_the_list(tmp_path):
     assert client.get_experiment(training).tags["mlflow.experimentKind"] == "genai_development"
 
 
-def test_an_experiment_that_an_older_version_made_gets_what_it_lacks(tmp_path):
-    """Its runs and its place of artifacts stay; data validations of then are found where they are."""
+def test_experiment_of_an_older_version_gets_missing_tags(tmp_path):
+    """Runs and artifact location stay, and earlier data validations are still found."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     elsewhere = (tmp_path / "elsewhere").as_uri()
@@ -279,8 +279,8 @@ def test_an_experiment_that_an_older_version_made_gets_what_it_lacks(tmp_path):
     assert [found.info.run_id for found in client.search_runs([old])] == [run.info.run_id]
 
 
-def test_a_run_has_its_data_and_its_card_and_so_has_the_registered_version(tmp_path):
-    """Logged again by a resumed training, the data is there once; a card that is too long is cut for the registry."""
+def test_run_and_registered_version_have_data_and_model_card(tmp_path):
+    """A resumed run has its datasets once; a model card that is too long is cut for the registry."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     table = TableRef(path=storage.table("images"), version=3, table_id="a27e")
@@ -309,8 +309,8 @@ def test_a_run_has_its_data_and_its_card_and_so_has_the_registered_version(tmp_p
     assert "`model_card.md` of the training run" in description
 
 
-def test_a_search_that_was_killed_before_it_described_itself_is_described_by_the_next(tmp_path):
-    """The run was made and perhaps given some parameters; what a search that goes on finds written stays."""
+def test_resumed_search_logs_missing_parameters(tmp_path):
+    """A killed search may have logged some parameters; a resumed one adds the others and changes none."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
@@ -326,8 +326,8 @@ def test_a_search_that_was_killed_before_it_described_itself_is_described_by_the
         assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == about
 
 
-def test_a_cancelled_trial_leaves_no_run_that_seems_to_go_on(tmp_path):
-    """Its own alone, and not one that has finished."""
+def test_run_of_a_cancelled_trial_is_killed(tmp_path):
+    """Only unfinished runs of the trial itself are ended."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     with tracking.parent_run(storage, "tune", "study-1", {}, {}) as parent:
@@ -345,7 +345,7 @@ def test_a_cancelled_trial_leaves_no_run_that_seems_to_go_on(tmp_path):
 
 
 def test_runs_that_begin_at_once_on_the_same_data_all_have_their_datasets(storage):
-    """As the trials of a search do: MLflow looks for a dataset first, and another run may add it in between."""
+    """MLflow looks for a dataset before it adds it, and another run may add it in between."""
     tracking.prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
     for version in range(3):

@@ -1,4 +1,4 @@
-"""Training in processes of their own: one, two, refused."""
+"""Training in a single process and in two ranks, and rejected settings."""
 
 import json
 import time
@@ -16,31 +16,32 @@ import torch
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config import FineTuneStage, StorageConfig
+from tasks.collectives import SingleProcess
+from tasks.config.storage import StorageConfig
+from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
-from tasks.predict.model import ImageClassifier
+from tasks.metrics.evaluate import evaluate, evaluate_in_detail
+from tasks.model.classifier import ImageClassifier
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.evaluate import evaluate, evaluate_in_detail
-from tasks.train.reduce import SingleProcess
-from tests.conftest import write_pictures
-from tests.integration.hand_made import hand_made_cache
-from tests.integration.trainings import SMALL, train, weights
-from tests.processes import rank_processes
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.processes import rank_processes
+from tests.builders.training_runs import SMALL, train, weights
+from tests.conftest import write_images
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished training of SMALL, which no test changes."""
+    """A finished training run of SMALL, which no test changes."""
 
     storage: Storage
     cache: CacheRef
     runs: list[RunRef]
-    """One for each that wanted it."""
+    """The result of each caller."""
     events: list[dict[str, Any]]
-    """Of the one that trained."""
+    """Events of the only call that trained."""
 
-    def test_pictures(self) -> CacheLoader:
+    def test_images(self) -> CacheLoader:
         """Return the loader of the split `test`."""
         return CacheLoader(self.cache.url, open_cache(self.cache), "test", 8)
 
@@ -51,25 +52,25 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int | None], Finished]:
-    """Return what trains by a number of ranks, or finds it done; two want those of two ranks at once."""
+    """Return a function that trains once per number of ranks; two callers train with two ranks at once."""
 
     @cache_results
     def make(num_ranks: int | None) -> Finished:
         folder = tmp_path_factory.mktemp(f"finished-{num_ranks}")
-        write_pictures(folder / "source", 20)
+        write_images(folder / "source", 20)
         storage = resolve_storage(StorageConfig(home=str(folder / "home")))
-        pictures = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
+        images = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
         events: list[dict[str, Any]] = []
         with ThreadPoolExecutor(2) as pool:
-            wanted = [pool.submit(train, pictures, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
+            wanted = [pool.submit(train, images, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
             runs = [one.result() for one in wanted]
-        return Finished(storage, pictures, runs, events)
+        return Finished(storage, images, runs, events)
 
     return make
 
 
-def test_a_training_is_tracked_whole_and_not_repeated(finished):
-    """Metrics of every epoch, parameters, data version and the model; the same inputs again find the run."""
+def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
+    """The run has metrics and the model that they were measured on; the same inputs again return the run."""
     found = finished(None)
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(found.storage, found.runs[0])
@@ -78,8 +79,8 @@ def test_a_training_is_tracked_whole_and_not_repeated(finished):
     assert [train(found.cache, found.storage)] == found.runs
     classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
-    # What was logged is what was measured: the model in the run has the run's test accuracy.
-    again = evaluate(classifier._classifier, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    # The logged model has the logged test accuracy.
+    again = evaluate(classifier._classifier, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
 
@@ -88,8 +89,8 @@ def test_a_training_is_tracked_whole_and_not_repeated(finished):
     ("num_ranks", "name", "source"),
     [(None, "squeezenet1_1 24 px", "flows.train"), (2, "squeezenet1_1 24 px, 2 ranks", "flows.train_distributed")],
 )
-def test_a_list_of_runs_says_what_each_is(finished, num_ranks, name, source):
-    """By its name, its source, its datasets and a description, which is the model card."""
+def test_run_is_described_in_the_list_of_runs(finished, num_ranks, name, source):
+    """A run has a name, a source, datasets, and the model card as description."""
     found = finished(num_ranks)
     run = mlflow.MlflowClient(tracking_uri=found.storage.tracking).get_run(found.runs[0].run_id)
     assert (run.info.run_name, run.data.tags["mlflow.source.name"]) == (name, source)
@@ -104,8 +105,8 @@ def test_a_list_of_runs_says_what_each_is(finished, num_ranks, name, source):
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_ranks):
-    """Figures, tables, event file and card are in the run; one process measures what many ranks logged."""
+def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
+    """Figures, tables, event file and card are logged; a single process measures the metrics of all ranks."""
     found = finished(num_ranks)
     storage, run = found.storage, found.runs[0]
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
@@ -121,10 +122,10 @@ def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_rank
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
     network = found.classifier()._classifier
-    alone = evaluate_in_detail(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate_in_detail(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
-    assert alone.mistakes, "two epochs are too few to be right everywhere"
+    assert alone.mistakes, "two epochs are too few for a model without mistakes"
     table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
     mistakes = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [mistake["row"] for mistake in mistakes] == [mistake.row for mistake in alone.mistakes]
@@ -135,8 +136,8 @@ def test_a_training_leaves_a_report_that_is_true_of_its_model(finished, num_rank
     assert ("flows.train_distributed" in card) == (num_ranks is not None)
 
 
-def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(finished, cache, storage):
-    """A single process is the case of one rank."""
+def test_losses_of_one_rank_equal_those_of_a_single_process(finished, cache, storage):
+    """One rank and a single process have bit-identical metrics."""
     found = finished(None)
     alone = tracking.run_metrics(found.storage, found.runs[0])
     ranked = tracking.run_metrics(storage, train(cache, storage, num_ranks=1))
@@ -144,14 +145,14 @@ def test_one_rank_gives_the_losses_of_a_single_process_to_the_last_digit(finishe
         assert alone[name] == ranked[name], name
 
 
-def test_two_ranks_count_every_picture_once_and_agree(finished):
-    """Unequal shards (5 and 5 row groups, one padded), averaged metrics, one MLflow run."""
+def test_two_ranks_count_every_image_once(finished):
+    """Two ranks with unequal shards (5 and 5 row groups, one padded) log averaged metrics to one MLflow run."""
     found = finished(2)
     storage = found.storage
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(storage, found.runs[0])
     network = found.classifier()._classifier
-    alone = evaluate(network, found.test_pictures(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
@@ -159,8 +160,8 @@ def test_two_ranks_count_every_picture_once_and_agree(finished):
     assert rank_processes(storage.home) == []
 
 
-def test_two_that_want_the_same_ranks_train_once(finished):
-    """The second waits for the first, and no rank of it waits for another until Horovod gives up."""
+def test_two_concurrent_calls_with_the_same_inputs_train_once(finished):
+    """The second call waits for the first, so that none of its ranks waits until Horovod times out."""
     found = finished(2)
     assert len(found.runs) == 2
     assert found.runs[0] == found.runs[1]
@@ -168,8 +169,8 @@ def test_two_that_want_the_same_ranks_train_once(finished):
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path, num_ranks):
-    """The head first, then the last blocks with a rate of their own, from the best weights so far."""
+def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path, num_ranks):
+    """The head trains first, then the last blocks with their own learning rate, from the best weights so far."""
     path = test_data / "weights" / "mobilenet_v2.pth"
     run = train(
         cache,
@@ -178,18 +179,18 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
         model="mobilenet_v2",
         weights=str(path),
         freeze_backbone=True,
-        # The head learns next to nothing, so that the best weights, which are logged, are of the stage after.
+        # The head hardly learns, so that the best weights, which are logged, are of the second phase.
         learning_rate=1e-5,
         monitor="val_loss",
         max_epochs=3,
         patience=3,
-        fine_tune=[FineTuneStage(unfreeze_from="features.17", learning_rate=1e-3, max_epochs=2)],
+        fine_tune=[FineTunePhase(unfreeze_from="features.17", learning_rate=1e-3, max_epochs=2)],
     )
     metrics = tracking.run_metrics(storage, run)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
     rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
-    # Two ranks warm up to twice the rate, in each stage.
+    # Two ranks warm up to twice the rate, in each phase.
     assert rates[2] == pytest.approx(1e-5 * (num_ranks or 1))
     assert rates[3:] == pytest.approx([rate * 100 for rate in rates[:2]])
     assert metrics["best_epoch"] >= 3
@@ -203,32 +204,32 @@ def test_stages_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_a_training_that_diverges_names_step_layer_and_pictures(cache, storage, num_ranks):
-    """At once, as wrong input, which is not retried; the cache is of no table, so rows are what is known."""
-    said = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
-    with pytest.raises(WrongInput, match=said + r"its pictures: rows \d+, .* of the split 'train' in the cache"):
+def test_diverged_run_names_step_layer_and_images(cache, storage, num_ranks):
+    """The run fails at once with a user error, which is not retried; without a table, images are named by row."""
+    message = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
+    with pytest.raises(WrongInput, match=message + r"its images: rows \d+, .* of the split 'train' in the cache"):
         train(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"weights": "/nowhere/weights.pth"}, "train.weights is '/nowhere/weights.pth', which is no file"),
-        ({"model": "resnet19"}, "train.model is 'resnet19', which is no torchvision classifier"),
+        ({"weights": "/nowhere/weights.pth"}, "train.weights is '/nowhere/weights.pth', which is not a file"),
+        ({"model": "resnet19"}, "train.model is 'resnet19', which is not a torchvision classifier"),
         ({"monitor": "val_top5_accuracy"}, "train.monitor is 'val_top5_accuracy', which is 1 in every epoch"),
         ({"device": "cuda"}, "train.device is 'cuda' and torch sees no GPU"),
     ],
 )
-def test_wrong_input_reaches_the_caller_as_one_sentence(cache, storage, settings, said):
-    """From a rank's process, too."""
+def test_user_error_reaches_the_caller(cache, storage, settings, message):
+    """A user error in the process of a rank is raised by the launcher with its message."""
     if settings.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    with pytest.raises(WrongInput, match=said):
+        pytest.skip("needs a machine without a GPU")
+    with pytest.raises(WrongInput, match=message):
         train(cache, storage, **settings)
 
 
-def test_the_frozen_backbone_of_real_weights_learns_the_head_alone(cache, storage, test_data, tmp_path):
-    """Features are cached, the backbone stays as it was."""
+def test_frozen_backbone_with_pretrained_weights_trains_the_head_alone(cache, storage, test_data, tmp_path):
+    """Features are cached, and the weights of the backbone do not change."""
     path = test_data / "weights" / "mobilenet_v2.pth"
     run = train(
         cache, storage, model="mobilenet_v2", weights=str(path), freeze_backbone=True, max_epochs=40, patience=40
@@ -240,8 +241,8 @@ def test_the_frozen_backbone_of_real_weights_learns_the_head_alone(cache, storag
     assert tracking.run_metrics(storage, run)["best_val_accuracy"] > 0.9
 
 
-def test_a_run_says_how_long_it_waited_for_data(cache, storage):
-    """The share is a share."""
+def test_run_logs_the_share_of_time_that_it_waited_for_data(cache, storage):
+    """The share is between 0 and 1, and the throughput is that of the training steps."""
     began = time.perf_counter()
     metrics = tracking.run_metrics(storage, train(cache, storage))
     assert 0.0 <= metrics["data_wait_share"] <= 1.0

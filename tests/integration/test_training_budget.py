@@ -1,36 +1,36 @@
-"""A training's budget of seconds: what counts, over how many starts, and what ends with it."""
+"""The time budget of a training run, over several starts and all phases."""
 
 from pathlib import Path
 
 import pytest
 
-from tasks.config import FineTuneStage
-from tests.integration.interrupted import (
+from tasks.config.train import FineTunePhase
+from tests.fakes.interrupted_training import (
     STEPS,
     CountingRank,
-    Ground,
     Interruption,
+    Workspace,
     check_resumed,
-    make_ground,
+    make_workspace,
 )
 
 VALIDATION_SECONDS = 2
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class Clock:
-    """Stands for the module `time` in the training loop."""
+    """A stand-in for the module `time` in the training loop."""
 
     now = 0.0
 
     def perf_counter(self) -> float:
-        """Return the seconds that the trainings have told it."""
+        """Return the seconds that the ranks have added."""
         return self.now
 
     def rank(self, interruption: Interruption | None) -> CountingRank:
-        """Return a rank whose steps take a second each, and its sums two: that of a validation, and those of pauses."""
+        """Return a rank whose steps take 1 s and whose sums, of validations and pauses, take `VALIDATION_SECONDS`."""
 
         def step() -> None:
             self.now += 1
@@ -42,25 +42,25 @@ class Clock:
 
 
 @pytest.fixture
-def ground(tmp_path: Path, empty_tracking: Path) -> Ground:
-    """Return what both trainings share."""
-    return make_ground(tmp_path, empty_tracking)
+def workspace(tmp_path: Path, empty_tracking: Path) -> Workspace:
+    """Return the workspace of both training runs."""
+    return make_workspace(tmp_path, empty_tracking)
 
 
-def test_a_budget_of_seconds_is_one_over_all_starts_and_the_end_of_all_stages(ground, tmp_path, monkeypatch):
-    """Steps and validations count, checkpoints and what was lost do not; the epoch that was cut short is validated."""
+def test_time_budget_covers_all_starts_and_ends_all_phases(workspace, tmp_path, monkeypatch):
+    """Steps and validations count, checkpoints and lost steps do not; the unfinished epoch is validated."""
     clock = Clock()
     monkeypatch.setattr("tasks.train.loop.time", clock)
     epoch = STEPS + VALIDATION_SECONDS
-    train = ground.settings(
-        max_epochs=6, max_seconds=2 * epoch + 3, fine_tune=[FineTuneStage(unfreeze_from="conv5", max_epochs=2)]
+    train = workspace.settings(
+        max_epochs=6, max_seconds=2 * epoch + 3, fine_tune=[FineTunePhase(unfreeze_from="conv5", max_epochs=2)]
     )
     interruptions = [
-        Interruption("asked", STEPS + 3, leaves=(0, 1, 18)),
+        Interruption("terminated", STEPS + 3, leaves=(0, 1, 18)),
         Interruption("killed", 5 + 2, leaves=(0, 2, 0), repeated=2),
-        Interruption("asked in validation", 3, leaves=(0, 2, 18)),
+        Interruption("terminated in validation", 3, leaves=(0, 2, 18)),
     ]
-    _run, unbroken = check_resumed(ground, train, interruptions, tmp_path, clock.rank)
+    _run, uninterrupted = check_resumed(workspace, train, interruptions, tmp_path, clock.rank)
 
-    # Two epochs and three steps; neither the rest of the first stage nor anything of the second.
-    assert (unbroken.steps, unbroken.epochs) == (2 * STEPS + 3, [0, 1, 2])
+    # Two epochs and three steps: the rest of the first phase and all of the second are left out.
+    assert (uninterrupted.steps, uninterrupted.epochs) == (2 * STEPS + 3, [0, 1, 2])

@@ -1,4 +1,4 @@
-"""The search in place, with real ranks, and flows around a training under Prefect's test harness."""
+"""The search in place with real ranks, and flows around a training run under Prefect's test harness."""
 
 import json
 from pathlib import Path
@@ -19,36 +19,28 @@ from flows.overfit_batch import overfit_batch
 from flows.repeat import repeat
 from flows.tune import tune
 from tasks import tracking
-from tasks.config import (
-    Choices,
-    EtlConfig,
-    EtlRun,
-    GradientRun,
-    OverfitRun,
-    Range,
-    RepeatRun,
-    StorageConfig,
-    TrainConfig,
-    TuneConfig,
-    TuneRun,
-)
-from tasks.distributed.spec import RankSpec
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.sanity import GradientRun, OverfitRun
+from tasks.config.storage import StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
+from tasks.train.spec import TrainingSpec
 from tasks.tune.search import TrialStart, TrialThreads, search_parameters
 from tasks.tune.space import study_name
 from tasks.tune.study import NoTrialCompleted, open_study, trial_rows
 from tasks.tune.task import search_best
 from tasks.tune.trial import Pruned, run_trial
-from tests.integration.hand_made import hand_made_cache
+from tests.builders.hand_made_cache import hand_made_cache
 
 SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
 RATES = {"learning_rate": Range(low=1e-8, high=2e-8, log=True)}
 
 
-def test_on_the_command_line_a_search_is_what_was_asked_for() -> None:
-    """Not laid over a default, which would be searched as well."""
+def test_search_on_the_command_line_replaces_the_default_search() -> None:
+    """A given search space is not merged with the default one, which would be searched as well."""
     arguments = ["--tune.search", '{"optimizer": {"choices": ["adam", "sgd"]}}', "--tune.num_trials", "3"]
 
     tune = parse_arguments(TuneRun, "program", arguments).tune
@@ -57,8 +49,8 @@ def test_on_the_command_line_a_search_is_what_was_asked_for() -> None:
     assert tune.num_trials == 3
 
 
-def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(source, storage):
-    """Beside a trial that was right from its first epoch; what it left of a checkpoint goes."""
+def test_poor_trial_is_pruned_and_its_run_is_a_killed_child_of_the_search(source, storage):
+    """A trial is pruned beside a trial with accuracy 1 from its first epoch, and its checkpoint is removed."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     settings = TuneConfig(search=RATES, num_trials=2)
     study = open_study(storage, study_name(SMALL, settings, cache), SMALL, settings, create=True)
@@ -89,13 +81,13 @@ def test_a_poor_trial_is_pruned_and_its_run_is_killed_below_that_of_the_search(s
     assert parent.data.metrics["best_val_accuracy"] == 1.0
     assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
     assert list(storage.checkpoints.rglob("*.pt")) == []
-    # Again: everything is done, in the same run.
+    # A second search finds all trials done, in the same MLflow run.
     again = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
 
 
-def test_a_poor_trial_that_early_stopping_ends_is_no_pruned_one(source, storage):
-    """Where it may be pruned after the very epoch that was its last: it is tested, finished and has its best value."""
+def test_trial_that_ends_by_early_stopping_is_not_pruned(source, storage):
+    """A trial that could be pruned after its last epoch is tested, finishes, and has its best value."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     train = SMALL.model_copy(update={"max_epochs": 4, "patience": 1})
     settings = TuneConfig(search=RATES, num_trials=2, min_epochs=2)
@@ -119,19 +111,19 @@ def test_a_poor_trial_that_early_stopping_ends_is_no_pruned_one(source, storage)
     assert result.rows[1]["value"] == trial.data.metrics["best_val_accuracy"]
 
 
-def test_a_trial_that_finished_before_it_was_asked_to_leave_stays_finished(storage, monkeypatch):
-    """It was quicker than the signal of the pruning: what it reached counts."""
+def test_trial_that_finished_before_the_pruning_signal_stays_finished(storage, monkeypatch):
+    """A trial that finishes before the signal of its pruning arrives keeps its value."""
     settings = TuneConfig(search=RATES)
     study = open_study(storage, "study", SMALL, settings, create=True)
     study.ask({})
-    spec = RankSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
+    spec = TrainingSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
 
-    def finish_all_the_same(*_args: object) -> None:
+    def finish_and_raise_pruned(*_args: object) -> None:
         with tracking.tracked_run(storage, "trial", spec.key, {}, {}, None) as run:
             run.log_metrics({"best_val_accuracy": 0.25}, step=0)
         raise Pruned
 
-    monkeypatch.setattr("tasks.tune.trial.launch_ranks", finish_all_the_same)
+    monkeypatch.setattr("tasks.tune.trial.launch_ranks", finish_and_raise_pruned)
     report = run_trial(spec, "study", 0, settings)
 
     assert report == TrialReport(number=0, state="complete", value=0.25, run_id=report.run_id)
@@ -141,8 +133,8 @@ def test_a_trial_that_finished_before_it_was_asked_to_leave_stays_finished(stora
 
 
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
-    """Each counts as pruned without a value, and names its MLflow run; nothing is tried again behind one's back."""
+def test_search_whose_trials_all_diverge_fails_once(source, storage):
+    """Each trial counts as pruned without a value and names its MLflow run; the task is not retried."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     settings = TuneConfig(search={"learning_rate": Choices(choices=[9.0, 10.0])}, num_trials=2, where="in_place")
     flow_runs = []
@@ -152,8 +144,10 @@ def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
         flow_runs.append(flow_run_tags()["prefect.flow_run_id"])
         search_best(SMALL, settings, cache, storage)
 
-    said = r"none of the 2 trials of the search came to its end \(2 diverged or pruned\); the last, trial 1, ended with"
-    with pytest.raises(NoTrialCompleted, match=f"{said} 'the .* lower train.learning_rate, .*': search other values"):
+    message = r"none of the 2 trials of the search completed \(2 diverged or pruned\), and trial 1 ended last with"
+    with pytest.raises(
+        NoTrialCompleted, match=f"{message} 'the .* lower train.learning_rate, .*': search other values"
+    ):
         only_search()
 
     with get_client(sync_client=True) as client:
@@ -170,17 +164,17 @@ def test_a_search_whose_trials_all_diverge_is_told_so_once(source, storage):
     assert list(storage.checkpoints.rglob("*.pt")) == []
 
 
-def test_the_default_search_runs_on_few_pictures(cache, storage):
-    """With batches that fit 39 of them; a batch that was asked for and does not fit is refused before a trial."""
+def test_default_search_draws_batch_sizes_that_fit_the_split(cache, storage):
+    """With 39 images the batch sizes are at most 32; a given batch size of 40 is rejected before the first trial."""
     drawn = []
 
-    class Told:
+    class FakeTrial:
         def __init__(self, start: TrialStart) -> None:
             drawn.append(start.spec.train.batch_size)
             study = open_study(storage, start.study, start.spec.train, start.tune, create=False)
             study.tell(start.number, 1 / drawn[-1])
 
-        def ended(self) -> bool:
+        def poll(self) -> bool:
             return True
 
         def cancel(self) -> None:
@@ -189,25 +183,25 @@ def test_the_default_search_runs_on_few_pictures(cache, storage):
         def join(self) -> None:
             raise AssertionError
 
-    asked = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
+    too_large = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
     with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}; .* has 39 images"):
-        search_parameters(SMALL, asked, cache, storage, Told, {})
+        search_parameters(SMALL, too_large, cache, storage, FakeTrial, {})
     assert drawn == []
     assert not (Path(storage.home) / "studies").exists()
 
-    result = search_parameters(SMALL, TuneConfig(num_trials=12), cache, storage, Told, {})
+    result = search_parameters(SMALL, TuneConfig(num_trials=12), cache, storage, FakeTrial, {})
 
     assert set(drawn) == {8, 16, 32}
     assert (result.best.batch_size, len(result.rows)) == (8, 12)
 
 
 @pytest.mark.usefixtures("prefect_harness")
-def test_flows_around_a_training(spark, storage, source):
-    """Checks before it, a search whose best trial is found trained, and a repetition with the same weights."""
+def test_flows_around_a_training_run(spark, storage, source):
+    """Sanity checks pass, the best trial of a search is not trained again, and a repeated run has equal weights."""
     home = StorageConfig(home=storage.home)
     etl(EtlRun(storage=home, etl=EtlConfig(source=str(source), val_fraction=0.2, test_fraction=0.2)))
     common = {"storage": home, "cache": {"image_size": 24}, "train": SMALL.model_copy(update={"max_epochs": 1})}
-    few = {"overfit": {"max_steps": 80, "loss_share": 0.5}}
+    few = {"overfit": {"max_steps": 80, "target_loss_ratio": 0.5}}
     assert len(overfit_batch(OverfitRun.model_validate(common | few)).losses) > 1
     assert check_gradients(GradientRun.model_validate(common)).parameters
 

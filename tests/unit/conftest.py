@@ -1,30 +1,24 @@
-"""One compute thread, and a tiny cache, written with the code that Spark tasks run, but without Spark."""
+"""Fixtures of the unit tests: a small cache without Spark, and a small network with its weights."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+import torchvision
 
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
+from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef
-from tests.caches import write_cache
+from tests.builders.caches import Pixels, noise, write_cache
+from tests.builders.small_network import SMALL
 
 CLASSES = ("ant", "bee", "cat")
-
-Pixels = npt.NDArray[np.uint8]
-
-
-def noise(row: int, side: int) -> Pixels:
-    """Return pixels drawn from the row's number."""
-    return np.random.default_rng(row).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Networks this small are slower on many threads than on one."""
+    """Use one compute thread, with which networks this small are fastest."""
     torch.set_num_threads(1)
 
 
@@ -53,3 +47,19 @@ def make_cache(tmp_path: Path) -> Callable[..., CacheRef]:
         )
 
     return make
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of a random state dict of SMALL, in place of pretrained weights."""
+    torch.manual_seed(11)
+    path = tmp_path_factory.mktemp("weights") / "small.pt"
+    torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def classifier(weights: Path) -> Classifier:
+    """Return a classifier with a frozen backbone and a new head."""
+    torch.manual_seed(2)
+    return build_classifier(SMALL, str(weights), num_classes=3, freeze_backbone=True)

@@ -1,4 +1,4 @@
-"""Whatever is filled in: a valid object or a ValidationError, and one line that says what was wrong."""
+"""Property tests: any input gives a valid model or a ValidationError with a one-line explanation."""
 
 import unicodedata
 from collections import Counter
@@ -11,14 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks import config
+from tasks.config.frozen import FrozenConfig, all_models
 from tasks.errors import explain
 
-MODELS = [
-    value
-    for value in vars(config).values()
-    if isinstance(value, type) and issubclass(value, config.Settings) and value is not config.Settings
-]
+MODELS = [model for model in all_models() if model.model_fields]
 
 NASTY_TEXT = st.sampled_from(
     [
@@ -110,7 +106,7 @@ ORDINARY_TEXT = st.sampled_from(
 
 
 def plausible(annotation: Any, bounds: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
-    """Return a strategy of values that a field of this type may well take."""
+    """Return a strategy of plausible values for a field of this type."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         made = plausible(inner[0], [*bounds, *inner[1:]])
@@ -122,7 +118,7 @@ def plausible(annotation: Any, bounds: Sequence[Any] = ()) -> st.SearchStrategy[
         made = st.lists(plausible(inner[0]), max_size=2)
     elif origin is dict:
         made = st.dictionaries(ORDINARY_TEXT, plausible(inner[1]), max_size=2)
-    elif isinstance(annotation, type) and issubclass(annotation, config.Settings):
+    elif isinstance(annotation, type) and issubclass(annotation, FrozenConfig):
         made = values_of(annotation)
     elif annotation in (int, float):
         made = numbers(annotation, [part for bound in bounds for part in getattr(bound, "metadata", [bound])])
@@ -132,14 +128,14 @@ def plausible(annotation: Any, bounds: Sequence[Any] = ()) -> st.SearchStrategy[
 
 
 def numbers(kind: type, bounds: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy of numbers within the bounds of a field, or at them."""
+    """Return a strategy of numbers within the bounds of a field, inclusive."""
     low = max((getattr(bound, "ge", getattr(bound, "gt", -9)) for bound in bounds), default=-9)
     high = min((getattr(bound, "le", getattr(bound, "lt", 9e9)) for bound in bounds), default=9e9)
     return st.integers(int(low), int(high)) if kind is int else st.floats(low, high)
 
 
-def values_of(model: type[config.Settings]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy of what a form could send: some settings, most of them plausible, rarely an unknown one."""
+def values_of(model: type[FrozenConfig]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy of inputs from a form: some settings, most of them plausible, rarely an unknown name."""
     fields = {
         name: st.one_of(values := plausible(field.annotation, field.metadata), values, values, JUNK)
         for name, field in model.model_fields.items()
@@ -150,8 +146,8 @@ def values_of(model: type[config.Settings]) -> st.SearchStrategy[dict[str, Any]]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_any_values_are_valid_or_refused(model: type[config.Settings]) -> None:
-    """No other exception comes out; a refusal is one printable line, and what is valid comes back from its JSON."""
+def test_any_values_are_valid_or_refused(model: type[FrozenConfig]) -> None:
+    """No other exception is raised, an explanation is one printable line, and a valid model survives JSON."""
     seen: Counter[bool] = Counter()
 
     @settings(max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -172,4 +168,4 @@ def test_any_values_are_valid_or_refused(model: type[config.Settings]) -> None:
             assert model.model_validate_json(made.model_dump_json()) == made
 
     check()
-    assert min(seen[True], seen[False]) > 0, "values of both kinds are tried"
+    assert min(seen[True], seen[False]) > 0, "both valid and invalid values are tried"

@@ -4,18 +4,19 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import ROOT, bare_environment, run_python
+from deployments.readme import TREE, described_files, readmes, with_trees
+from tests.builders.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
-    "tasks.distributed.rank",
+    "tasks.launch.rank",
     "tasks.etl.extract",
     "tasks.cache.write",
     "tasks.predict.batch",
@@ -24,6 +25,11 @@ LOADED_BY_RANKS_AND_EXECUTORS = (
 CODE = ("flows", "tasks")
 DESCRIBED = ("flows", "tasks", "deployments", "docker")
 """Folders whose every file a reader may open."""
+
+needs_git = pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(),
+    reason="needs git and a checkout, to know which files are tracked",
+)
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc"}
 
@@ -50,9 +56,28 @@ def imported_names(file: Path) -> set[str]:
     return names
 
 
+def imported_modules(file: Path, known: set[str]) -> set[str]:
+    """Return the modules of `known` that the file imports anywhere in it."""
+    named = set()
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # A name of a module, or a module of a package.
+            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {
+        max((module for module in known if f"{name}.".startswith(f"{module}.")), key=len, default="") for name in named
+    } - {""}
+
+
+def package(module: str) -> str:
+    """Return the package of a module, such as `tasks.etl`; a module outside packages stands for itself."""
+    return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".", maxsplit=1)[0]
+
+
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh interpreter finds after it imported everything, ranks' and executors' modules first."""
+    """Import everything in a fresh interpreter, modules of ranks and executors first, and return its state."""
     folder = tmp_path_factory.mktemp("imported")
     work, home = folder / "work", folder / "home"
     work.mkdir()
@@ -88,7 +113,7 @@ print(json.dumps({{
 
 
 def test_ranks_and_executors_do_not_load_prefect(imported: dict[str, Any]) -> None:
-    """What a rank or a Spark worker imports brings no Prefect with it, which would cost seconds and a server."""
+    """Ranks and Spark workers import no Prefect, which would cost seconds and a server."""
     assert imported["prefect"] == []
 
 
@@ -98,7 +123,7 @@ def test_ranks_and_executors_do_not_load_what_draws(imported: dict[str, Any]) ->
 
 
 def test_demo_loads_no_torch_before_its_server_starts(tmp_path: Path) -> None:
-    """Its own models need no check; one that a user asks for is refused at once."""
+    """The demo's own models need no check; an unknown model from the user is refused at once."""
     program = """
 import sys
 from deployments.demo import main, check_parameters, parameters, parse_arguments
@@ -127,7 +152,7 @@ print({{"torch", "torchvision", "petastorm", "matplotlib"}} & set(sys.modules))
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])
-    assert "tasks.etl.decode" in imported["names"]
+    assert "tasks.decode" in imported["names"]
     assert imported["left"] == []
 
 
@@ -139,6 +164,18 @@ def test_importing_starts_nothing(imported: dict[str, Any]) -> None:
         "mlflow_run": False,
         "children": [],
     }
+
+
+def test_packages_import_each_other_in_one_direction_only() -> None:
+    """Not even through other files: what a package stands on can be read without it. The same holds for modules."""
+    files = {module_name(file): file for file in sources("flows", "tasks", "deployments")}
+    modules = {name: imported_modules(file, set(files)) - {name} for name, file in files.items()}
+    packages: dict[str, set[str]] = {}
+    for name, others in modules.items():
+        packages.setdefault(package(name), set()).update(package(other) for other in others)
+    for arrows in (packages, modules):
+        assert sum(len(others) for others in arrows.values()) > len(arrows)
+        TopologicalSorter({name: others - {name} for name, others in arrows.items()}).prepare()
 
 
 def test_only_flows_and_tasks_import_prefect() -> None:
@@ -153,7 +190,7 @@ def test_only_tracking_knows_mlflow() -> None:
     """One package has MLflow's API in it, and the pyfunc that MLflow itself loads."""
     importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
 
-    assert {path for path in importers if not path.startswith("tasks/tracking/")} == {"tasks/predict/pyfunc.py"}
+    assert {path for path in importers if not path.startswith("tasks/tracking/")} == {"tasks/model/pyfunc.py"}
 
 
 def test_only_one_module_reads_the_environment() -> None:
@@ -162,30 +199,39 @@ def test_only_one_module_reads_the_environment() -> None:
 
     readers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if reading.search(file.read_text())}
 
-    assert readers <= {"tasks/environment.py", "tasks/spark.py"}
+    assert readers <= {"tasks/environment.py", "tasks/spark/session.py"}
+
+
+def test_every_ignored_rule_has_its_reason() -> None:
+    """A comment after `noqa` and `type: ignore` states why."""
+    bare = re.compile(r"# (noqa(: [A-Z0-9, ]+)?|type: ignore(\[[a-z, -]+\])?)$", re.MULTILINE)
+    files = sources("flows", "tasks", "deployments", "tests")
+
+    assert len(files) > 400
+    assert [str(file) for file in files if bare.search(file.read_text())] == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
-    """What a module is for is in its name."""
+    """The name of a module states its purpose."""
     assert [str(file) for file in sources(*DESCRIBED) if file.stem in VAGUE_NAMES] == []
 
 
 def test_no_module_shadows_a_package() -> None:
-    """A file called horovod.py or a package called docker would hide what it is named after."""
+    """A file called horovod.py or a package called docker would hide the installed package of that name."""
     installed = set(packages_distributions()) | {"docker", "horovod"}
     assert {"petastorm", "prefect", "torch"} <= installed
 
     named = {file.relative_to(ROOT) for file in sources(*DESCRIBED)}
     named |= {file.parent for file in named} - {Path(folder) for folder in DESCRIBED}
-    # delta-spark's package is called delta as well; nothing ever puts tasks/etl on sys.path.
-    shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/etl/delta.py"}
+    # delta-spark's package is called delta as well; nothing ever puts tasks/tables on sys.path.
+    shadows = {path.as_posix() for path in named if path.stem in installed} - {"tasks/tables/delta.py"}
 
     assert shadows == set()
     assert not (ROOT / "docker" / "__init__.py").exists()
 
 
 def test_no_top_level_name_shadows_the_standard_library() -> None:
-    """What lies beside the checkout's packages is importable by its bare name wherever the checkout is on sys.path."""
+    """Modules at the top level are importable by their bare names where the checkout is on sys.path."""
     importable = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 
     assert set(CODE) <= importable
@@ -199,49 +245,27 @@ def test_every_package_is_one() -> None:
     assert sorted(str(folder) for folder in folders if not (folder / "__init__.py").is_file()) == []
 
 
-def described_paths() -> dict[str, str]:
-    """Return the paths of the README's tree with their descriptions."""
-    blocks = re.findall(r"^```tree\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks, "README.md has no fenced block tagged tree"
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    pairs = [line.strip().split(maxsplit=1) for line in lines]
-    assert len({path for path, *_ in pairs}) == len(pairs), "a path is in the README's tree twice"
-    return {path: rest[0] if rest else "" for path, *rest in pairs}
+def folders_with_trees() -> dict[str, Path]:
+    """Return the README of each folder that one has a tree of."""
+    found = [(tree[2], readme) for readme in readmes() for tree in TREE.finditer(readme.read_text())]
+    assert len(dict(found)) == len(found), "two READMEs have a tree of one folder"
+    return dict(found)
 
 
-def tracked_files() -> set[str]:
-    """Return the files of the folders that a reader may open, as git knows them."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs git and a checkout, to know which files are tracked")
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *DESCRIBED], capture_output=True, text=True, check=True
-    ).stdout
-    paths = [Path(path) for path in listed.split("\0") if path]
-    return {
-        path.as_posix()
-        for path in paths
-        if (path.suffix in {".py", ".sh", ".yaml"} or path.name.startswith("Dockerfile"))
-        and path.name != "__init__.py"
-        and (ROOT / path).exists()
-    }
+@needs_git
+def test_every_file_that_a_reader_may_open_is_in_a_tree() -> None:
+    """Of a folder of its own README, or of one above it."""
+    assert folders_with_trees().keys() >= set(DESCRIBED)
+    for folder, readme in folders_with_trees().items():
+        assert (ROOT / folder).is_relative_to(readme.parent)
+        assert described_files(folder), f"{readme} has a tree of '{folder}', where no file is"
 
 
-def test_readme_names_every_file() -> None:
-    """A file that a reader may open has its line in the README's tree."""
-    assert tracked_files() - described_paths().keys() == set()
-
-
-def test_readme_describes_what_it_names() -> None:
-    """Every path in the README's tree has a description, and those of folders end with a slash."""
-    described = described_paths()
-
-    assert [path for path, description in described.items() if not description] == []
-    assert [path for path in described if (ROOT / path).is_dir() != path.endswith("/")] == []
-
-
-def test_readme_names_nothing_that_is_gone() -> None:
-    """Every path in the README's tree exists."""
-    assert [path for path in described_paths() if not (ROOT / path).exists()] == []
+@needs_git
+def test_no_tree_is_stale() -> None:
+    """Paths and descriptions are those of the files; `make readme` writes them."""
+    stale = [readme for readme in readmes() if with_trees(readme.read_text()) != readme.read_text()]
+    assert stale == [], "run make readme"
 
 
 @pytest.mark.parametrize("dockerfile", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda file: file.suffix)
@@ -257,7 +281,7 @@ def test_an_image_gives_set_up_all_that_it_imports(dockerfile: Path, tmp_path: P
     done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120, cwd=tmp_path)
 
     needed = {Path(line).relative_to(ROOT) for line in done.stdout.splitlines()}
-    assert Path("tasks/jvm.py") in needed
+    assert Path("tasks/spark/jvm.py") in needed
     lacking = {
         file for file in needed if not any(file.match(pattern) or file.is_relative_to(pattern) for pattern in patterns)
     }

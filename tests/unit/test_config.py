@@ -1,46 +1,37 @@
-"""The models a person fills in: defaults that run, bounds, and rules across fields."""
+"""Models of the settings: defaults, bounds, and rules across fields."""
 
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tasks import config
-from tasks.config import (
-    CacheConfig,
-    CacheRun,
-    DistributedConfig,
-    EtlConfig,
-    MaintainConfig,
-    PipelineConfig,
-    PredictConfig,
-    PromoteConfig,
-    RepeatRun,
-    SparkConfig,
-    StorageConfig,
-    TrainConfig,
-    TuneConfig,
-)
+from tasks.config.cache import CacheConfig, CacheRun
+from tasks.config.distributed import DistributedConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.frozen import FrozenConfig, all_models
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import explain
 
-MODELS = [
-    value
-    for value in vars(config).values()
-    if isinstance(value, type) and issubclass(value, config.Settings) and value is not config.Settings
-]
+MODELS = all_models()
 
 
-def test_defaults_need_nothing_filled_in() -> None:
-    """The whole DAG runs on what is there: the built-in digits, local Spark, folders."""
+def test_defaults_are_complete() -> None:
+    """The DAG runs without any setting: on the built-in digits, local Spark, and local folders."""
     pipeline = PipelineConfig()
 
-    assert pipeline.etl.source == config.BUILTIN_DIGITS
+    assert pipeline.etl.source == BUILTIN_DIGITS
     assert pipeline.spark.master == "local[*]"
     assert set(pipeline.storage.model_dump().values()) == {None}
 
 
-def test_configuration_comes_back_from_json() -> None:
-    """What Prefect stores and a worker reads is what was given."""
+def test_configuration_survives_a_json_round_trip() -> None:
+    """A worker reads from JSON the same configuration that Prefect stored."""
     given = PipelineConfig(train=TrainConfig(model="resnet18", seed=7), spark=SparkConfig(conf={"spark.x": "1"}))
 
     assert PipelineConfig.model_validate_json(given.model_dump_json()) == given
@@ -48,30 +39,30 @@ def test_configuration_comes_back_from_json() -> None:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_unknown_names_are_refused(model: type[BaseModel]) -> None:
-    """A misspelled setting is never ignored."""
+    """A misspelled setting is refused and never ignored."""
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         model.model_validate({"no_such_setting": 1})
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_every_setting_says_what_it_is(model: type[BaseModel]) -> None:
-    """The form that Prefect makes of a model has a text beside each field; groups have their docstring."""
+def test_every_setting_has_a_description(model: type[BaseModel]) -> None:
+    """Prefect's form shows a description for each field, and for a group its docstring."""
     for name, field in model.model_fields.items():
-        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, config.Settings)
+        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, FrozenConfig)
         assert field.description or is_group, f"{model.__name__}.{name}"
     assert model.__doc__
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_model_has_a_schema(model: type[BaseModel]) -> None:
-    """Prefect's form is made of the JSON schema."""
+    """Every model has a JSON schema, from which Prefect renders its form, without additional properties."""
     assert model.model_json_schema()["additionalProperties"] is False
 
 
-def test_settings_do_not_change_after_they_were_checked() -> None:
-    """A frozen model is what was validated, until the end of the run."""
+def test_settings_are_immutable() -> None:
+    """A setting cannot be assigned after validation."""
     with pytest.raises(ValidationError, match="frozen"):
-        EtlConfig().stored_side = 1  # type: ignore[misc]
+        EtlConfig().stored_side = 1  # type: ignore[misc]  # the assignment is expected to be refused
 
 
 @pytest.mark.parametrize(
@@ -135,23 +126,23 @@ def test_settings_do_not_change_after_they_were_checked() -> None:
         (RepeatRun, {"run_id": "' or '1' = '1"}),
     ],
 )
-def test_value_that_cannot_be_is_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
-    """Bounds and choices are checked before any work, and nothing else in the model is to blame."""
+def test_invalid_value_is_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
+    """A value outside the bounds or choices is refused, and no other setting is reported."""
     with pytest.raises(ValidationError) as refused:
         model.model_validate(values)
-    # A field with alternatives tells of each of them.
+    # A field with alternatives has an error for each of them.
     assert {error["loc"][:1] for error in refused.value.errors()} == {(name,) for name in values}
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])
 def test_splits_that_leave_nothing_to_train_on_are_refused(val: float, test: float) -> None:
-    """Two fractions that are possible each may be impossible together."""
+    """Two fractions that are each valid are refused if their sum is 1 or more."""
     with pytest.raises(ValidationError, match="leave nothing to train on"):
         EtlConfig(val_fraction=val, test_fraction=test)
 
 
 def test_frozen_backbone_without_weights_is_refused() -> None:
-    """A head on random features is not what anyone asks for; each way out is accepted."""
+    """A new head on random features is refused, and each way out that the message names is accepted."""
     with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to DEFAULT or a path"):
         TrainConfig(weights="none")
 
@@ -159,8 +150,8 @@ def test_frozen_backbone_without_weights_is_refused() -> None:
     assert TrainConfig(weights="/x.pt").freeze_backbone
 
 
-def test_a_warmup_before_one_cycle_is_refused() -> None:
-    """It begins with one; other schedules take it, and none at all is said in two ways."""
+def test_warmup_before_one_cycle_is_refused() -> None:
+    """The schedule one_cycle accepts only None or 0 warm-up epochs; other schedules accept any."""
     with pytest.raises(
         ValidationError, match="schedule is 'one_cycle', .* and warmup_epochs is 2: leave warmup_epochs out, or choose"
     ):
@@ -171,8 +162,8 @@ def test_a_warmup_before_one_cycle_is_refused() -> None:
     assert TrainConfig(schedule="cosine", warmup_epochs=2.0).warmup_epochs == 2.0
 
 
-def test_storage_takes_urls() -> None:
-    """Every place may be an object store."""
+def test_storage_location_can_be_a_url() -> None:
+    """A storage location may be in an object store."""
     assert StorageConfig(tables="s3a://bucket/tables").tables == "s3a://bucket/tables"
 
 
@@ -234,8 +225,8 @@ def test_storage_takes_urls() -> None:
         ({"train": {"seed": 10**5000}}, "train.seed is a number of more than 200 digits"),
     ],
 )
-def test_hostile_value_is_one_clear_sentence(values: dict[str, Any], sentence: str) -> None:
-    """The setting, its value and the way out, before any work; not an exception after the training."""
+def test_hostile_value_is_refused_in_one_line(values: dict[str, Any], sentence: str) -> None:
+    """The message has the setting, its value and the way out, before any work starts."""
     with pytest.raises(ValidationError) as refused:
         PipelineConfig.model_validate(values)
 
@@ -260,12 +251,12 @@ def test_hostile_value_is_one_clear_sentence(values: dict[str, Any], sentence: s
         "spark://h:65535",
     ],
 )
-def test_masters_that_spark_knows_are_taken(master: str) -> None:
-    """On this machine, and every cluster manager."""
+def test_valid_spark_master_is_accepted(master: str) -> None:
+    """Local masters and those of every cluster manager are accepted."""
     assert SparkConfig(master=master).master == master
 
 
 @pytest.mark.parametrize("name", ["lakevision", "my-model_v2.1", "Bonsai (small)", "größe", "a"])
-def test_ordinary_names_of_models_are_taken(name: str) -> None:
-    """Letters of any language, and what stands in file names."""
+def test_ordinary_model_name_is_accepted(name: str) -> None:
+    """Letters of any language and the punctuation of file names are accepted."""
     assert PromoteConfig(model_name=name).model_name == name

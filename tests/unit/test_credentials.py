@@ -1,21 +1,17 @@
-"""What is refused where everybody can read it."""
+"""Credentials in settings, errors and log lines."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tasks.config import (
-    EtlConfig,
-    EtlRun,
-    PipelineConfig,
-    PromoteRun,
-    RepeatRun,
-    Settings,
-    SparkConfig,
-    TrialRun,
-    TuneRun,
-)
+from tasks.config.etl import EtlConfig, EtlRun
+from tasks.config.frozen import FrozenConfig
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.promotion import PromoteRun
+from tasks.config.storage import SparkConfig
+from tasks.config.train import RepeatRun
+from tasks.config.tune import TrialRun, TuneRun
 from tasks.credentials import without_credentials
 from tasks.errors import WrongInput, explain
 
@@ -41,8 +37,8 @@ from tasks.errors import WrongInput, explain
         "/data/Texas=1/sasquatch",
     ],
 )
-def test_url_without_credentials_is_taken(url: str) -> None:
-    """Ports, containers, names with an at sign, a question mark or an equals sign are none."""
+def test_url_without_credentials_is_accepted(url: str) -> None:
+    """Ports, containers, and names with an at sign, a question mark or an equals sign are not credentials."""
     assert EtlConfig(source=url).source == url
 
 
@@ -58,11 +54,11 @@ def test_url_without_credentials_is_taken(url: str) -> None:
     ],
 )
 def test_url_with_credentials_is_refused_and_not_repeated(url: str) -> None:
-    """Neither the sentence nor pydantic's own text shows what was put there."""
+    """Neither our message nor pydantic's own shows the credential."""
     with pytest.raises(ValidationError) as refused:
         EtlRun.model_validate({"etl": {"source": url}})
 
-    assert "etl.source: it is a URL with a user name or password in it" in explain(refused.value)
+    assert "etl.source: it is a URL with a user name or password, which" in explain(refused.value)
     assert not any(part in explain(refused.value) + str(refused.value) for part in ("AKIAKEY", "hush", "a@b"))
 
 
@@ -96,7 +92,7 @@ def test_url_with_credentials_is_refused_and_not_repeated(url: str) -> None:
     ],
 )
 def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) -> None:
-    """The form would show it to everybody who may see the run."""
+    """A credential is refused, since the form would show it to everybody who may see the run."""
     with pytest.raises(ValidationError) as refused:
         EtlRun.model_validate({"spark": {"conf": {name: "hush"}}})
 
@@ -122,8 +118,8 @@ def test_credential_among_spark_settings_is_refused_and_not_repeated(name: str) 
         "spark.hadoop.oauth",
     ],
 )
-def test_other_settings_are_taken(name: str) -> None:
-    """Where credentials are found is no credential."""
+def test_setting_without_a_credential_is_accepted(name: str) -> None:
+    """The location of credentials is not a credential."""
     assert SparkConfig(conf={name: "x"}).conf == {name: "x"}
 
 
@@ -140,7 +136,7 @@ def test_other_settings_are_taken(name: str) -> None:
     ],
 )
 def test_credential_within_a_value_of_spark_is_refused_and_not_repeated(value: str) -> None:
-    """An ordinary name may carry one: Java options, repositories, connection strings."""
+    """The value of an ordinary setting may have a credential: Java options, repositories, connection strings."""
     with pytest.raises(ValidationError) as refused:
         SparkConfig(conf={"spark.driver.extraJavaOptions": value})
 
@@ -158,23 +154,23 @@ def test_credential_within_a_value_of_spark_is_refused_and_not_repeated(value: s
         "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
     ],
 )
-def test_value_of_spark_without_a_credential_is_taken(value: str) -> None:
-    """A word for a secret is none, and neither is the place of one."""
+def test_value_of_spark_without_a_credential_is_accepted(value: str) -> None:
+    """Neither a word for a secret nor the location of a secret is a credential."""
     assert SparkConfig(conf={"spark.x": value}).conf == {"spark.x": value}
 
 
-def fields_of(model: type[Settings], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the path of every setting of a model, groups left out."""
+def fields_of(model: type[FrozenConfig], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the path of every setting of a model, without groups."""
     paths = []
     for name, field in model.model_fields.items():
         inner = field.annotation
-        is_group = isinstance(inner, type) and issubclass(inner, Settings)
+        is_group = isinstance(inner, type) and issubclass(inner, FrozenConfig)
         paths += fields_of(inner, (*before, name)) if is_group else [(*before, name)]
     return paths
 
 
 def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """Return settings with one value in them."""
+    """Return nested settings with one value at a path."""
     for name in reversed(path):
         value = {name: value}
     return value
@@ -198,8 +194,8 @@ SECRETS = [
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("model", [PipelineConfig, TuneRun, TrialRun, RepeatRun, PromoteRun], ids=lambda m: m.__name__)
-def test_no_setting_takes_a_secret_and_no_error_repeats_it(model: type[Settings], secret: str) -> None:
-    """Whatever the setting: alone, within a list, as a value and as a group; neither text of the error has it."""
+def test_no_setting_accepts_a_secret_and_no_error_repeats_it(model: type[FrozenConfig], secret: str) -> None:
+    """A secret is refused as a value, in a list, in a dict and as a group, and neither text of the error has it."""
     for path in fields_of(model):
         for value in (secret, [secret], {"name": secret}):
             with pytest.raises(ValidationError) as refused:
@@ -213,8 +209,8 @@ def test_no_setting_takes_a_secret_and_no_error_repeats_it(model: type[Settings]
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_errors_and_log_lines_leave_credentials_out(secret: str) -> None:
-    """Also where a secret comes from the environment, which may have one."""
+def test_errors_and_log_lines_omit_credentials(secret: str) -> None:
+    """A secret from the environment, where it is allowed, does not appear in errors and log lines."""
     assert "SECRET" not in str(WrongInput(f"the tracking server '{secret}' does not answer ({secret})"))
     assert "SECRET" not in without_credentials(f"opened {secret}, then closed it")
 
@@ -229,8 +225,8 @@ def test_errors_and_log_lines_leave_credentials_out(secret: str) -> None:
         "http://127.0.0.1:4200/runs?tab=logs",
     ],
 )
-def test_log_lines_without_credentials_stay_as_they_are(text: str) -> None:
-    """A container is not a user name."""
+def test_log_line_without_credentials_is_unchanged(text: str) -> None:
+    """A text without credentials is returned unchanged; the container of a URL is not a user name."""
     assert without_credentials(text) == text
 
 
@@ -248,6 +244,6 @@ def test_log_lines_without_credentials_stay_as_they_are(text: str) -> None:
         "%" * 100_000,
     ],
 )
-def test_long_lines_take_time_linear_in_their_length(text: str) -> None:
-    """The test's own time limit ends a matcher that backtracks."""
+def test_time_is_linear_in_the_length_of_a_line(text: str) -> None:
+    """Long lines are processed without backtracking, which would exceed the test's timeout."""
     assert without_credentials(text) == text

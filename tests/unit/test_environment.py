@@ -1,4 +1,4 @@
-"""The one place that reads the environment."""
+"""Environment variables."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tasks.environment import (
     mlflow_page,
     rank_environment,
 )
-from tasks.markup import markdown_link
+from tasks.text.markup import markdown_link
 
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of what the machine that runs the tests has set."""
+    """Remove the variables that are set on the machine of the tests."""
     for name in ("LAKEVISION_HOME", "LAKEVISION_CACHE", "LAKEVISION_CODE_VERSION", "XDG_CACHE_HOME", "JAVA_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name in ("GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG"):
@@ -26,7 +26,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default below the current folder; with $LAKEVISION_HOME there, ~ being the user's folder."""
+    """The home is below the current folder, or at $LAKEVISION_HOME with ~ expanded."""
     monkeypatch.chdir(tmp_path)
     assert lakevision_home() == tmp_path / ".lakevision"
 
@@ -35,8 +35,8 @@ def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert lakevision_home() == Path("/home/someone/runs")
 
 
-def test_empty_variable_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose files set what is not given to the empty string."""
+def test_empty_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable with an empty value, as Compose files set it by default, counts as unset."""
     monkeypatch.chdir(tmp_path)
     for name in ("LAKEVISION_HOME", "LAKEVISION_CODE_VERSION", "JAVA_HOME"):
         monkeypatch.setenv(name, "")
@@ -46,8 +46,8 @@ def test_empty_variable_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert java_command() == "java"
 
 
-def test_downloads_lie_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """$LAKEVISION_CACHE wins over $XDG_CACHE_HOME, which wins over ~/.cache."""
+def test_downloads_are_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """$LAKEVISION_CACHE takes precedence over $XDG_CACHE_HOME, and that over ~/.cache."""
     monkeypatch.setenv("HOME", "/home/someone")
     assert download_cache() == Path("/home/someone/.cache/lakevision")
 
@@ -58,24 +58,24 @@ def test_downloads_lie_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> N
     assert download_cache() == Path("/mine")
 
 
-def test_java_is_that_of_java_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark starts the Java that is pointed at, else the one on PATH."""
+def test_java_home_determines_the_java_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark starts the java of $JAVA_HOME, or without it the one on PATH."""
     assert java_command() == "java"
 
     monkeypatch.setenv("JAVA_HOME", "/opt/java")
     assert java_command() == "/opt/java/bin/java"
 
 
-def test_code_version_is_that_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image says from which commit it was built."""
+def test_code_version_is_that_of_the_container_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code version is the commit that a container image was built from, or None outside one."""
     assert code_version() is None
 
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "abc")
     assert code_version() == "abc"
 
 
-def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths, proxies, libraries and storage credentials pass; tokens of other services stay behind."""
+def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths, proxies, library settings and storage credentials are passed; tokens of other services are withheld."""
     passed = {
         "PATH": "/bin",
         "LD_LIBRARY_PATH": "/lib",
@@ -88,8 +88,8 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
         "MLFLOW_TRACKING_TOKEN": "t",
         "AWS_ACCESS_KEY_ID": "k",
     }
-    kept_back = {"PREFECT_API_KEY": "secret", "GITHUB_TOKEN": "secret", "DATABASE_URL": "secret", "MY_PATH": "x"}
-    for name, value in (passed | kept_back).items():
+    withheld = {"PREFECT_API_KEY": "secret", "GITHUB_TOKEN": "secret", "DATABASE_URL": "secret", "MY_PATH": "x"}
+    for name, value in (passed | withheld).items():
         monkeypatch.setenv(name, value)
 
     environment = rank_environment()
@@ -102,12 +102,12 @@ def test_rank_gets_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
         assert environment[name] == given
         monkeypatch.setenv(name, own)
         assert rank_environment()[name] == own
-    assert not kept_back.keys() & environment.keys()
+    assert not withheld.keys() & environment.keys()
     assert "secret" not in environment.values()
 
 
-def test_links_lead_to_mlflow_s_ui(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default the tracking server or where `make up` serves a database; a slash at the end makes no second one."""
+def test_links_lead_to_mlflows_ui(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The UI is $LAKEVISION_MLFLOW_UI, the tracking server, or the port of `make up`, without a trailing slash."""
     monkeypatch.delenv("LAKEVISION_MLFLOW_UI", raising=False)
     assert mlflow_page("sqlite:////home/mlflow.db", "") == "http://127.0.0.1:5000"
     assert mlflow_page("http://mlflow:5000/", "") == "http://mlflow:5000"
@@ -117,15 +117,15 @@ def test_links_lead_to_mlflow_s_ui(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_of_another_tracking_server_lead_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The UI of the default tracking server or database does not have its runs."""
+    """Another tracking server is its own UI, since the default UI does not have its runs."""
     monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "http://127.0.0.1:5000")
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "sqlite:////stack/mlflow.db")
     assert mlflow_page("sqlite:////stack/mlflow.db", "") == "http://127.0.0.1:5000"
     assert mlflow_page("https://tracking.example/", "") == "https://tracking.example"
 
 
-def test_a_database_beside_the_stack_s_own_has_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stack's UI shows its own database: a link to a run of another one would be a 404."""
+def test_database_outside_the_stack_has_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another database than the stack's has no link, which would be a 404 in the stack's UI."""
     monkeypatch.setenv("LAKEVISION_MLFLOW_UI", "http://127.0.0.1:5000")
     monkeypatch.setenv("LAKEVISION_TRACKING_URI", "sqlite:////stack/mlflow.db")
     assert mlflow_page("sqlite:////other/mlflow.db", "/#/runs/1") is None

@@ -1,4 +1,4 @@
-"""What Prefect's form and the command line's help show of the settings."""
+"""Settings in Prefect's form and in the command line's help."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -12,35 +12,41 @@ from flows.command_line import parse_arguments, run_from_command_line
 from flows.decorator import DagFlow
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
-from tasks import config
-from tasks.config import EtlConfig, MaintainRun, PipelineConfig, PredictRun, Range, TrainConfig, TrialRun, TuneRun
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
 from tasks.config.form import FOLDED, OPEN
-from tasks.config.runs import Run
+from tasks.config.frozen import FrozenConfig, all_models
+from tasks.config.maintenance import MaintainRun
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.prediction import PredictRun
+from tasks.config.run import Run, SparkRun
+from tasks.config.train import TrainConfig
+from tasks.config.tune import Choices, Range, TrialRun, TuneRun
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 
-RUNS = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, Run)]
+RUNS = [model for model in all_models() if issubclass(model, Run) and model not in {Run, SparkRun}]
 
 
-class HalfOpen(config.Settings):
-    """A setting with one bound: no flow has one at present."""
+class HalfOpen(FrozenConfig):
+    """A setting with one bound, which no flow has at present."""
 
     steps: int = Field(1, ge=1, description="Steps")
 
 
-def described(model: type[config.Settings], field: str) -> str:
-    """Return what the form says of a setting."""
+def described(model: type[FrozenConfig], field: str) -> str:
+    """Return the description of a setting in the form."""
     text: str = model.model_json_schema()["properties"][field]["description"]
     return text
 
 
-def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
-    """Return the places that the form's own validation complains of."""
+def refusals(model: type[FrozenConfig], values: dict[str, Any]) -> set[str]:
+    """Return the JSON paths of the errors of the form's own validation."""
     return {error.json_path for error in Draft202012Validator(model.model_json_schema()).iter_errors(values)}
 
 
 @pytest.mark.parametrize(
-    ("model", "field", "said"),
+    ("model", "field", "ending"),
     [
         (EtlConfig, "stored_side", "(16 to 16384)"),
         (EtlConfig, "val_fraction", "(at least 0, less than 1)"),
@@ -49,37 +55,37 @@ def refusals(model: type[config.Settings], values: dict[str, Any]) -> set[str]:
         (TrainConfig, "patience", "(1 to 10000)"),
         (TrainConfig, "seed", "(1 to 4294967295)"),
         (TrainConfig, "batch_size", "(1 to 65536)"),
-        (TrainConfig, "optimizer", "(one of adam, adamw, sgd)"),
+        (TrainConfig, "device", "(one of auto, cpu, cuda)"),
         (HalfOpen, "steps", "(at least 1)"),
-        (config.Choices, "choices", "(2 to 100 entries)"),
+        (Choices, "choices", "(2 to 100 entries)"),
     ],
 )
-def test_bounds_are_in_the_description(model: type[config.Settings], field: str, said: str) -> None:
-    """The form shows no others."""
-    assert described(model, field).endswith(said)
+def test_bounds_are_in_the_description(model: type[FrozenConfig], field: str, ending: str) -> None:
+    """The description ends with the bounds or choices, which the form does not show otherwise."""
+    assert described(model, field).endswith(ending)
 
 
-def test_what_may_be_left_empty_is_an_empty_field() -> None:
-    """None is no alternative in the form, which would show it as 'Property is type "None"'."""
-    properties = config.CacheConfig.model_json_schema()["properties"]
+def test_optional_setting_is_an_empty_field() -> None:
+    """The schema omits the alternative None, which the form would show as 'Property is type "None"'."""
+    properties = CacheConfig.model_json_schema()["properties"]
 
     assert properties["keep_gigabytes"]["type"] == "integer"
     assert "default" not in properties["keep_gigabytes"]
     assert properties["keep_days"]["type"] == "integer"
-    assert config.CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
+    assert CacheConfig.model_validate({"keep_gigabytes": None}).keep_gigabytes is None
 
 
 @pytest.mark.parametrize("flow", [train_distributed, train_trial], ids=lambda flow: flow.name)
-def test_what_only_another_flow_hands_over_is_not_in_the_form(flow: DagFlow[..., Any]) -> None:
-    """The form would show it as 'Property is type "None"'; a run that gives it is taken as before."""
+def test_parameter_from_another_flow_is_not_in_the_form(flow: DagFlow[..., Any]) -> None:
+    """The form omits a parameter that only another flow passes, and a run that passes it is accepted."""
     assert list(flow.parameters.properties) == ["config"]
     given = flow.validate_parameters({"cache_ref": {"url": "/cache", "digest": "0"}})
     assert given["cache_ref"] == CacheRef(url="/cache", digest="0")
 
 
 @pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
-def test_a_form_begins_with_what_most_users_change(model: type[Run]) -> None:
-    """Then come single settings, then groups: folded, and without what is shown before."""
+def test_form_begins_with_frequently_changed_settings(model: type[Run]) -> None:
+    """Other single settings follow, then the folded groups without the settings shown before."""
     properties = model.model_json_schema()["properties"]
     order = sorted(properties, key=lambda name: properties[name]["position"])
     groups = [name for name in order if "anyOf" in properties[name] and "then" in properties[name]]
@@ -94,8 +100,8 @@ def test_a_form_begins_with_what_most_users_change(model: type[Run]) -> None:
         assert "default" not in properties[name]
 
 
-def test_a_setting_has_two_names_and_one_value() -> None:
-    """That of the form's first screen, and that with its group; a contradiction is refused."""
+def test_setting_has_two_names_and_one_value() -> None:
+    """A setting may be given with or without its group's name, and two different values are refused."""
     by_short_name = PipelineConfig.model_validate({"source": "/a", "etl": {"stored_side": 64}})
 
     assert by_short_name == PipelineConfig.model_validate({"etl": {"source": "/a", "stored_side": 64}})
@@ -133,16 +139,16 @@ def test_a_setting_has_two_names_and_one_value() -> None:
         ),
     ],
 )
-def test_the_form_refuses_what_the_models_refuse(
-    model: type[config.Settings], values: dict[str, Any], places: set[str]
+def test_form_refuses_the_same_values_as_the_models(
+    model: type[FrozenConfig], values: dict[str, Any], places: set[str]
 ) -> None:
-    """At the setting that is wrong, and not of its group."""
+    """The form reports an invalid value at its setting and not at the group."""
     assert refusals(model, values) == places
 
 
 @pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
-def test_the_form_takes_what_the_models_make(model: type[Run]) -> None:
-    """Settings that one flow hands to another's deployment are refused by none of the rules."""
+def test_form_accepts_the_output_of_the_models(model: type[Run]) -> None:
+    """The rules accept settings that one flow passes to the deployment of another."""
     given = model.model_validate({"etl": {"source": "/a"}} if "etl" in model.model_fields else {})
 
     assert refusals(model, given.model_dump(mode="json", exclude_none=True)) == set()
@@ -157,19 +163,26 @@ def help_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def test_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    """What most users change, a line each, and the groups, a line each."""
+    """The help has one line for each frequently changed setting and for each group."""
     lines = help_text(capsys, "--help")
 
     assert len(lines) <= 30
     options = [line.split()[0] for line in lines if line.startswith("  --")]
     assert sorted(options) == sorted(["--help-all", *(f"--{name}" for name in PipelineConfig.first)])
     assert any("--image_size int" in line and "(16 to 1024) (default: 224)" in line for line in lines)
-    groups = [line.split()[0] for line in lines[lines.index("groups of further settings, listed by --help-all:") + 1 :]]
-    assert groups == list(PipelineConfig.model_fields)
+    # Under the group of its stage; groups without such a setting follow.
+    further = lines.index("further groups:")
+    headings = [line.split()[0] for line in lines[:further] if line.endswith("):")]
+    others = [line.split()[0] for line in lines[further + 1 :]]
+    assert headings == [name for name in PipelineConfig.model_fields if name not in others]
+    assert set(headings) == {group for group, _field in PipelineConfig.first.values()}
+    assert lines.index(next(line for line in lines if line.startswith("cache ("))) + 1 == lines.index(
+        next(line for line in lines if "--image_size" in line)
+    )
 
 
-def test_the_whole_help_has_every_setting_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """By group, each with a heading."""
+def test_full_help_has_every_setting_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The full help lists all settings by group, under a heading for each group."""
     lines = help_text(capsys, "--help-all")
 
     options = [line.split()[0] for line in lines if line.startswith("  --")]
@@ -180,7 +193,7 @@ def test_the_whole_help_has_every_setting_once(capsys: pytest.CaptureFixture[str
 
 
 def test_options_have_both_names() -> None:
-    """As the form and the Python models have them."""
+    """An option may be given with or without its group's name, as in the form and the models."""
     short = parse_arguments(PipelineConfig, "program", ["--source", "/a", "--image_size", "64", "--etl.min_side", "4"])
     by_group = ["--etl.source", "/a", "--cache.image_size", "64", "--etl.min_side", "4"]
 
@@ -188,8 +201,8 @@ def test_options_have_both_names() -> None:
     assert (short.etl.source, short.cache.image_size, short.etl.min_side) == ("/a", 64, 4)
 
 
-def test_wrong_options_are_all_named() -> None:
-    """And not the first of them alone."""
+def test_all_invalid_options_are_named() -> None:
+    """The error names every invalid option and not only the first."""
     with pytest.raises(ValidationError) as refused:
         parse_arguments(PipelineConfig, "program", ["--image_size", "5", "--max_epochs", "0", "--etl.min_side", "0"])
 
@@ -203,25 +216,28 @@ def test_wrong_options_are_all_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--image-size", "64"], "there is no option '--image-size': is it --image_size or --cache.image_size?"),
-        (["--etl.image_size=64"], "there is no option '--etl.image_size': is it --cache.image_size or --image_size?"),
-        (["--epochs", "3"], "there is no option '--epochs': is it --max_epochs?"),
-        (["--no-such"], "there is no option '--no-such': --help-all lists the options"),
-        (["/data/photos"], "'/data/photos' follows no option: --help-all lists them"),
+        (["--image-size", "64"], "unknown option '--image-size': did you mean --image_size or --cache.image_size?"),
+        (
+            ["--etl.image_size=64"],
+            "unknown option '--etl.image_size': did you mean --cache.image_size or --image_size?",
+        ),
+        (["--epochs", "3"], "unknown option '--epochs': did you mean --max_epochs?"),
+        (["--no-such"], "unknown option '--no-such': --help-all lists the options"),
+        (["/data/photos"], "unexpected argument '/data/photos': --help-all lists the options"),
     ],
 )
-def test_a_misspelt_option_is_answered_with_those_it_is_close_to(arguments: list[str], sentence: str) -> None:
-    """Also where the group is wrong and the field is right."""
+def test_misspelt_option_is_refused_with_similar_ones(arguments: list[str], sentence: str) -> None:
+    """The message suggests similar options, also if only the group is wrong."""
     with pytest.raises(WrongInput) as refused:
         parse_arguments(PipelineConfig, "program", arguments)
 
     assert str(refused.value) == sentence
 
 
-def test_an_unexpected_error_on_a_terminal_shows_no_password(
+def test_unexpected_error_on_a_terminal_shows_no_password(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MLflow's own errors name the URL that it called."""
+    """The password in a URL is masked, as in MLflow's errors, which name the URL of the request."""
 
     def fail(_config: Run) -> None:
         raise OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
@@ -233,5 +249,5 @@ def test_an_unexpected_error_on_a_terminal_shows_no_password(
         run_from_command_line(fail, TrialRun)  # type: ignore[arg-type]  # called as a flow is
 
     assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert "OSError: API request to http://***@127.0.0.1:9/api failed (the whole log: flows.log)" in said
+    printed = capsys.readouterr().err
+    assert "OSError: API request to http://***@127.0.0.1:9/api failed (full log: flows.log)" in printed

@@ -1,4 +1,4 @@
-"""The processes of a stack: their environment, the login, and what is waited for."""
+"""The processes of a stack: their environment, login, ports and startup."""
 
 import os
 import socket
@@ -16,27 +16,27 @@ from deployments import stack_processes
 from deployments.local_stack import local_stack
 from deployments.login import OWN_STRING, auth_file, auth_string
 from deployments.stack_processes import LocalStack
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
-from tests.processes import free_port
+from tests.builders.processes import free_port
 
 RUNS = [sys.executable, "-c", "import time; time.sleep(60)"]
-FAILS = [sys.executable, "-c", "import sys, time; time.sleep(0.2); sys.exit('no such table')"]
+FAILS = [sys.executable, "-c", "import sys, time\ntime.sleep(0.2)\nsys.exit('no such table')"]
 ANSWERS = "from http.server import *; HTTPServer(('127.0.0.1', {port}), SimpleHTTPRequestHandler).serve_forever()"
 
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
-    """Return a stack without processes, which ends those that a test starts."""
+    """Yield a stack without processes, and terminate the processes that the test started."""
     monkeypatch.delenv(OWN_STRING, raising=False)
     made = LocalStack(tmp_path / "home", free_port(), free_port())
     yield made
     made.end()
 
 
-def test_the_login_is_made_once_for_a_home_and_read_by_its_owner_alone(stack: LocalStack) -> None:
-    """Server and clients of the next stack on this home get the same."""
+def test_login_is_created_once_per_home_and_readable_only_by_its_owner(stack: LocalStack) -> None:
+    """Server and clients of the next stack with this home get the same login."""
     first = auth_string(stack.home)
     assert first.startswith("lakevision:")
     assert len(first) > 40
@@ -49,18 +49,18 @@ def test_the_login_is_made_once_for_a_home_and_read_by_its_owner_alone(stack: Lo
     assert auth_string(stack.home.parent / "another") != first
 
 
-@pytest.mark.parametrize("spoilt", [0o644, 0o640])
-def test_a_login_that_others_could_read_is_replaced(stack: LocalStack, spoilt: int) -> None:
-    """They may have read it."""
+@pytest.mark.parametrize("open_mode", [0o644, 0o640])
+def test_login_that_other_users_could_read_is_replaced(stack: LocalStack, open_mode: int) -> None:
+    """A login file with permissions for other users gets a new login, since they may have read the old one."""
     first = auth_string(stack.home)
-    auth_file(stack.home).chmod(spoilt)
+    auth_file(stack.home).chmod(open_mode)
     second = auth_string(stack.home)
     assert second != first
     assert stat.S_IMODE(auth_file(stack.home).stat().st_mode) == 0o600
 
 
-def test_a_login_that_another_user_has_planted_is_replaced(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of theirs, and a link to one that we can read."""
+def test_login_planted_by_another_user_is_replaced(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login file of another user and a symbolic link to one are replaced."""
     first = auth_string(stack.home)
     planted = stack.home / "planted"
     auth_file(stack.home).rename(planted)
@@ -79,8 +79,8 @@ def test_a_login_that_another_user_has_planted_is_replaced(stack: LocalStack, mo
     assert auth_string(stack.home) != second
 
 
-def test_a_folder_of_another_user_holds_no_login(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a shared home, the first to come may be another; our own that was left open is closed."""
+def test_login_is_never_stored_in_another_users_folder(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The login's folder is refused if another user owns it, and restricted if it is our own and open."""
     folder = auth_file(stack.home).parent
     folder.mkdir(parents=True, mode=0o755)
     first = auth_string(stack.home)
@@ -89,16 +89,16 @@ def test_a_folder_of_another_user_holds_no_login(stack: LocalStack, monkeypatch:
     assert auth_string(stack.home) == first
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    for asked in (lambda: auth_string(stack.home), stack.start_server):
+    for call in (lambda: auth_string(stack.home), stack.start_server):
         with pytest.raises(WrongInput, match=r"prefect' belongs to another user.*set LAKEVISION_HOME"):
-            asked()
+            call()
     with pytest.raises(WrongInput, match="belongs to another user"), local_stack(stack.home, stack.port):
         pass
 
 
-def test_nobody_else_listens_on_a_port_that_was_found_free(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the check on, and not only when the server has been imported: workers send the login there."""
-    addresses = [("127.0.0.1", stack.port), ("127.0.0.1", stack.mlflow_port), ("0.0.0.0", stack.port)]  # noqa: S104
+def test_free_port_is_held_from_the_check_on(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process can listen on the port before the server does, since workers send the login there."""
+    addresses = [("127.0.0.1", stack.port), ("127.0.0.1", stack.mlflow_port), ("0.0.0.0", stack.port)]  # noqa: S104  # the address that is expected to be refused
 
     def another_user_listens(_: LocalStack) -> None:
         for address in addresses:
@@ -117,8 +117,8 @@ def test_nobody_else_listens_on_a_port_that_was_found_free(stack: LocalStack, mo
             stack.hold_ports("prefect-server")
 
 
-def test_a_port_whose_server_has_ended_refuses_connections_and_is_nobody_else_s(stack: LocalStack) -> None:
-    """A browser hears at once that MLflow's UI is not there; it would wait for ever on a port that only listens."""
+def test_port_of_an_ended_server_refuses_connections_and_stays_held(stack: LocalStack) -> None:
+    """Connections are refused at once and do not hang, and no other process can listen on the port."""
     stack.hold_ports("mlflow-ui")
     stack.start("mlflow-ui", [sys.executable, "-c", "raise SystemExit(3)"])
     dict(stack._processes)["mlflow-ui"].wait(timeout=60)
@@ -131,18 +131,18 @@ def test_a_port_whose_server_has_ended_refuses_connections_and_is_nobody_else_s(
             other.bind(("127.0.0.1", stack.mlflow_port))
 
 
-def test_the_login_goes_to_no_proxy(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's proxy is for other machines; who else is asked past it stays so."""
+def test_login_is_not_sent_to_a_proxy(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to the stack bypass the user's proxy, and the user's own exceptions to the proxy are kept."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.settimeout(30)
-        asked: list[bytes] = []
+        requests: list[bytes] = []
 
         def refuse() -> None:
             with suppress(OSError):  # closed when the test ends
                 while True:
                     connection, _ = proxy.accept()
                     with connection:
-                        asked.append(connection.recv(4096))
+                        requests.append(connection.recv(4096))
                         connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
 
         threading.Thread(target=refuse, daemon=True).start()
@@ -152,22 +152,22 @@ def test_the_login_goes_to_no_proxy(stack: LocalStack, monkeypatch: pytest.Monke
         monkeypatch.setenv("NO_PROXY", "intranet.example")
         stack.start("prefect-server", [sys.executable, "-c", ANSWERS.format(port=stack.port)])
         stack.wait_for("/", "prefect-server")
-        assert asked == []
+        assert requests == []
         environment = stack.environment
         assert environment["no_proxy"] == environment["NO_PROXY"] == "intranet.example,127.0.0.1,localhost"
         monkeypatch.setenv("no_proxy", environment["no_proxy"])
         monkeypatch.setenv("NO_PROXY", environment["NO_PROXY"])
-        # As clients in the stack ask.
+        # As clients in the stack do.
         with urllib.request.build_opener().open(f"{stack.url}/", timeout=30) as answer:
             assert answer.status == 200
-        assert asked == []
+        assert requests == []
         assert stack.environment["no_proxy"] == environment["no_proxy"]
         monkeypatch.setenv("no_proxy", "*")
         assert stack.environment["no_proxy"] == "*"
 
 
-def test_the_user_s_own_login_wins_and_is_kept_nowhere(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the server and for what talks to it; that of another server has no say."""
+def test_users_own_login_takes_precedence_and_is_not_stored(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server and its clients use the user's login for this server, and not that for another server."""
     monkeypatch.setenv(OWN_STRING, "me:mine")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "of:another")
     assert stack.environment[OWN_STRING] == "me:mine"
@@ -178,7 +178,7 @@ def test_the_user_s_own_login_wins_and_is_kept_nowhere(stack: LocalStack, monkey
 def test_runs_of_a_stack_with_another_home_track_where_its_ui_shows_them(
     stack: LocalStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the form names another tracking."""
+    """A run tracks into the stack's database, unless its settings name another tracking server."""
     for name, value in stack.environment.items():
         monkeypatch.setenv(name, value)
     shown = resolve_storage(StorageConfig()).tracking
@@ -188,21 +188,21 @@ def test_runs_of_a_stack_with_another_home_track_where_its_ui_shows_them(
     assert resolve_storage(chosen).tracking == "http://mlflow:5000"
 
 
-def test_a_part_is_waited_for_as_long_as_it_lives_and_that_is_said(
+def test_slow_part_is_awaited_as_long_as_it_is_alive(
     stack: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It answers late; a user hears what is waited for, and where its log is."""
-    monkeypatch.setattr(stack_processes, "SAY_SECONDS", 0.5)
-    late = f"import time; time.sleep(2); {ANSWERS.format(port=stack.port)}"
+    """While the user waits for a part that answers late, a line names the part and its log file."""
+    monkeypatch.setattr(stack_processes, "REPORT_SECONDS", 0.5)
+    late = f"import time\ntime.sleep(2)\n{ANSWERS.format(port=stack.port)}"
     stack.start("prefect-server", [sys.executable, "-c", late])
     stack.wait_for("/", "prefect-server")
-    said = capsys.readouterr().out
-    assert "==> waiting for prefect-server for " in said
-    assert str(stack.log_file("prefect-server")) in said
+    printed = capsys.readouterr().out
+    assert "==> waiting for prefect-server for " in printed
+    assert str(stack.log_file("prefect-server")) in printed
 
 
-def test_a_part_that_ends_is_waited_for_no_longer(stack: LocalStack) -> None:
-    """Nor is one whose server has ended; the last lines of the log come with it."""
+def test_waiting_stops_when_a_process_ends(stack: LocalStack) -> None:
+    """The error of an ended part or server has the last lines of its log."""
     stack.start("prefect-server", FAILS)
     with pytest.raises(RuntimeError, match=r"(?s)prefect-server ended with status 1; the end of .*no such table"):
         stack.wait_for("/api/health", "prefect-server")
@@ -211,12 +211,12 @@ def test_a_part_that_ends_is_waited_for_no_longer(stack: LocalStack) -> None:
         stack.finish("register")
 
 
-def test_a_registration_that_is_done_ends_nothing(stack: LocalStack) -> None:
-    """And one that failed says why."""
+def test_only_a_failed_registration_raises(stack: LocalStack) -> None:
+    """A successful registration does not stop the stack, and the error of a failed one has its log."""
     stack.start("prefect-server", RUNS)
     stack.run("register", [sys.executable, "-c", "pass"])
     stack.check_alive()
-    stack.start("worker-gpu", FAILS)  # which a registration has no need of
+    stack.start("worker-gpu", FAILS)  # not needed by a registration
     dict(stack._processes)["worker-gpu"].wait()
     stack.run("register", [sys.executable, "-c", "pass"])
     with pytest.raises(RuntimeError, match="worker-gpu ended with status 1"):
@@ -225,15 +225,15 @@ def test_a_registration_that_is_done_ends_nothing(stack: LocalStack) -> None:
         stack.run("register", FAILS)
 
 
-def test_the_stack_goes_on_without_mlflow_s_ui(stack: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
-    """One warning, with the reason."""
+def test_stack_continues_without_mlflows_ui(stack: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
+    """If MLflow's UI ends, the stack continues and prints one warning with the reason."""
     stack.start("prefect-server", RUNS)
     stack.start("mlflow-ui", FAILS)
     dict(stack._processes)["mlflow-ui"].wait()
     for _ in range(2):
         stack.check_alive()
-    said = capsys.readouterr().out
-    assert said.count("warning: mlflow-ui ended with status 1") == 1
-    assert "no such table" in said
-    assert not stack.runs("mlflow-ui")
-    assert stack.runs("prefect-server")
+    printed = capsys.readouterr().out
+    assert printed.count("warning: mlflow-ui ended with status 1") == 1
+    assert "no such table" in printed
+    assert not stack.is_running("mlflow-ui")
+    assert stack.is_running("prefect-server")

@@ -1,4 +1,4 @@
-"""Where things lie, resolved once."""
+"""Storage locations of a run, and local paths of URLs."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tasks import tracking
-from tasks.config import StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
-from tasks.storage import local_path, resolve_storage
+from tasks.paths import local_path
+from tasks.storage import resolve_storage
 
 
-def test_everything_lies_under_the_home(tmp_path: Path) -> None:
-    """One folder is enough to say."""
+def test_all_locations_are_under_the_home_by_default(tmp_path: Path) -> None:
+    """With only the home set, all other locations are under it."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
 
     assert storage.home == str(tmp_path)
@@ -25,7 +26,7 @@ def test_everything_lies_under_the_home(tmp_path: Path) -> None:
 
 
 def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a setting $LAKEVISION_HOME says where, and a setting wins over it."""
+    """The home is $LAKEVISION_HOME, and a setting takes precedence over it."""
     monkeypatch.setenv("LAKEVISION_HOME", str(tmp_path / "environment"))
 
     assert resolve_storage(StorageConfig()).home == str(tmp_path / "environment")
@@ -33,7 +34,7 @@ def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_home_is_in_the_current_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing said it is ./.lakevision, as an absolute path, and is not made by being named."""
+    """The default home is the absolute path of ./.lakevision, and resolving it does not create it."""
     monkeypatch.delenv("LAKEVISION_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -42,7 +43,7 @@ def test_home_is_in_the_current_folder_by_default(tmp_path: Path, monkeypatch: p
 
 
 def test_relative_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that starts in another folder finds the same place; ~ is the user's folder."""
+    """A relative folder becomes absolute, so that a worker in another folder uses the same one, and ~ is expanded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
 
@@ -55,8 +56,10 @@ def test_relative_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["photos-tables", "photos.2", "größe 中"])
-def test_a_name_for_the_tables_lies_below_the_home(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a deployment can preset another folder for its tables without knowing the home."""
+def test_name_for_the_tables_is_a_folder_in_the_home(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment can preset another folder for its tables without knowing the home."""
     monkeypatch.chdir("/")
 
     assert resolve_storage(StorageConfig(home=str(tmp_path), tables=name)).tables == f"{tmp_path}/{name}"
@@ -66,16 +69,18 @@ def test_a_name_for_the_tables_lies_below_the_home(name: str, tmp_path: Path, mo
     ("given", "tables"),
     [("/a", "/a"), ("a/b", "/work/a/b"), (".", "/work"), ("..", "/work/.."), ("~", "/home/me"), ("s3a://b", "s3a://b")],
 )
-def test_any_other_path_for_the_tables_does_not(given: str, tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is relative to the current folder, as elsewhere."""
+def test_other_path_for_the_tables_is_outside_the_home(
+    given: str, tables: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path with a slash, a dot or a tilde is absolute or relative to the current folder, as for other locations."""
     monkeypatch.setattr(os, "getcwd", lambda: "/work")
     monkeypatch.setenv("HOME", "/home/me")
 
     assert resolve_storage(StorageConfig(home="/h", tables=given)).tables == tables
 
 
-def test_urls_are_left_as_they_are(tmp_path: Path) -> None:
-    """Object stores and servers are named as given."""
+def test_urls_are_unchanged(tmp_path: Path) -> None:
+    """URLs of object stores and servers are kept as given."""
     storage = resolve_storage(
         StorageConfig(
             home=str(tmp_path), tables="s3a://bucket/tables", cache="gs://bucket/cache", tracking="http://mlflow:5000"
@@ -87,14 +92,14 @@ def test_urls_are_left_as_they_are(tmp_path: Path) -> None:
 
 
 def test_table_is_a_folder_in_tables() -> None:
-    """With or without a slash at the end."""
+    """The URL of a table is a folder in `tables`, with or without a trailing slash."""
     for tables in ("s3a://bucket/tables", "s3a://bucket/tables/"):
         storage = resolve_storage(StorageConfig(home="/home", tables=tables))
         assert storage.table("images") == "s3a://bucket/tables/images"
 
 
-def test_storage_resolves_to_itself_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is handed to a worker means the same there, whatever its folder and environment."""
+def test_storage_resolves_to_itself_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that is passed to a worker resolves identically in another folder and environment."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path / "home"), tables="s3a://bucket/tables"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -115,18 +120,18 @@ def test_storage_resolves_to_itself_elsewhere(tmp_path: Path, monkeypatch: pytes
         ("hdfs://namenode/images", None),
     ],
 )
-def test_local_path_is_that_of_a_folder_or_file_url(url: str, path: Path | None) -> None:
-    """Whatever is on this machine has a path, an object store has none."""
+def test_local_path_of_a_folder_or_file_url(url: str, path: Path | None) -> None:
+    """A folder or file:// URL has a local path, and an object store has None."""
     assert local_path(url) == path
 
 
 def test_file_url_is_unescaped() -> None:
-    """%20 in a URL is a space in the path."""
+    """%20 in a file:// URL is a space in the path."""
     assert local_path("file:///my%20data") == Path("/my data")
 
 
 def test_two_homes_in_one_process_track_into_two_databases(tmp_path: Path) -> None:
-    """What MLflow remembers of the first home does not reach the second."""
+    """MLflow's tracking URI of the first home does not affect the second."""
     first = resolve_storage(StorageConfig(home=str(tmp_path / "first")))
     tracking.prepare_tracking(first)
     second = resolve_storage(StorageConfig(home=str(tmp_path / "second")))
@@ -134,13 +139,13 @@ def test_two_homes_in_one_process_track_into_two_databases(tmp_path: Path) -> No
     assert second.tracking == f"sqlite:///{tmp_path}/second/mlflow.db"
 
 
-def test_file_url_takes_a_name_as_it_is_but_for_percent_signs() -> None:
-    """A question mark or number sign begins nothing in a folder's name."""
+def test_file_url_has_neither_query_nor_fragment() -> None:
+    """A question mark or number sign in a file:// URL is part of the folder's name."""
     assert local_path("file:///my?data#1%25") == Path("/my?data#1%")
     assert local_path("file:/data") == local_path("file://localhost/data") == Path("/data")
 
 
 def test_file_url_of_another_machine_is_refused() -> None:
-    """Two slashes where three belong would name another folder."""
+    """A file:// URL with two slashes instead of three is refused."""
     with pytest.raises(WrongInput, match="names a folder of the machine 'data': write file:///data/photos"):
         local_path("file://data/photos")

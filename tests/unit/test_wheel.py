@@ -1,4 +1,4 @@
-"""What is installed from the wheel is whole: an executor and a rank find all they import in it."""
+"""The wheel is complete: it contains all modules that an executor and a rank import."""
 
 import shutil
 import subprocess
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, bare_environment, run_python
+from tests.builders.processes import ROOT, bare_environment, run_python
 
 BACKEND_MISSING = ("Failed to fetch", "Could not connect", "dns error", "error sending request", "No solution found")
-"""What uv says when it cannot get the build backend."""
+"""Messages of uv when it cannot fetch the build backend."""
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing in it but what the wheel brings."""
+    """Return a folder with only the contents of the wheel."""
     uv = shutil.which("uv")
     if uv is None:
         pytest.skip("needs uv to build the wheel")
@@ -39,11 +39,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(600)
 def test_installed_wheel_has_what_ranks_and_executors_import(installed: Path, tmp_path: Path) -> None:
-    """From another folder, with the checkout out of reach, UDF and rank come from the wheel and import."""
+    """The UDF and the rank import from the wheel in another folder, without access to the checkout."""
     program = """
-from tasks.distributed.rank import run_rank
+from tasks.launch.rank import run_rank
 from tasks.predict.batch import make_predictor
 import flows, sys, tasks
+
 assert callable(run_rank) and callable(make_predictor)
 for name in sorted(sys.modules):
     if name.split(".")[0] in {"tasks", "flows"}:
@@ -51,7 +52,7 @@ for name in sorted(sys.modules):
 """
     packages = sysconfig.get_path("purelib")
     environment = bare_environment(tmp_path, str(installed), packages)
-    # -S: no site, and with it no .pth file that leads to the checkout.
+    # -S: without the module site, and so without a .pth file that points to the checkout.
     done = run_python("-S", "-c", program, environment=environment, timeout=120, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
@@ -61,7 +62,7 @@ for name in sorted(sys.modules):
 
 
 def test_wheel_has_every_module_and_nothing_else(installed: Path) -> None:
-    """Each module of flows and tasks is in it, and no test, secret or cache of the checkout."""
+    """The wheel contains each module of flows and tasks, and no test, secret or cache of the checkout."""
     expected = {
         file.relative_to(ROOT).as_posix()
         for folder in ("flows", "tasks")

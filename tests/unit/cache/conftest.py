@@ -1,4 +1,4 @@
-"""A cache with a split train."""
+"""A cache with a train split."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 from tasks.refs import CacheRef
 
 ROWS = 23
-"""In groups of 3: 8 row groups, the last with one row of padding."""
+"""Number of rows; in groups of 3 there are 8 row groups, the last with one row of padding."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The manifest: what commits a cache, and what gives a damaged one away."""
+"""The manifest: commit of a cache, and detection of damaged caches."""
 
 import json
 import shutil
@@ -21,12 +21,12 @@ from tasks.cache.manifest import (
     verify_files,
     write_manifest,
 )
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
 
 def manifest_of(file_digest: str = "f" * 64, **changes: object) -> CacheManifest:
-    """Return a manifest of one file that does not exist, with some of its fields changed."""
+    """Return a manifest of one file that does not exist, with the given changes of its fields."""
     file = CacheFile(name="train-00000-ab.parquet", rows=7, row_groups=3, bytes=100, sha256=file_digest)
     content = {
         "format": FORMAT,
@@ -45,7 +45,7 @@ def files_of(ref: CacheRef) -> list[Path]:
 
 
 def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Nothing is lost on the way to JSON and back, and the ref names what was read."""
+    """A manifest read from JSON equals the written one, and the ref has its digest."""
     manifest = manifest_of()
 
     ref = write_manifest(str(tmp_path), manifest)
@@ -54,8 +54,8 @@ def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert ref == CacheRef(url=str(tmp_path), digest=manifest.digest)
 
 
-def test_nothing_is_left_beside_a_written_manifest(tmp_path: Path) -> None:
-    """The file that is renamed into place is gone, also after a second commit."""
+def test_writing_a_manifest_leaves_no_temporary_file(tmp_path: Path) -> None:
+    """After a first and a second commit the folder contains the manifest only."""
     write_manifest(str(tmp_path), manifest_of())
     write_manifest(str(tmp_path), manifest_of("0" * 64))
 
@@ -63,7 +63,7 @@ def test_nothing_is_left_beside_a_written_manifest(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_manifest_is_no_cache(tmp_path: Path) -> None:
-    """Files that no manifest names, or no folder at all, are not there."""
+    """A folder of files without a manifest, and a missing folder, contain no cache."""
     (tmp_path / "train-00000-ab.parquet").write_bytes(b"left by a killed build")
 
     assert read_manifest(str(tmp_path)) is None
@@ -71,15 +71,15 @@ def test_folder_without_a_manifest_is_no_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1}', '{"format": 0}', "{}"])
-def test_manifest_that_is_not_whole_is_no_cache(tmp_path: Path, text: str) -> None:
-    """Half a file, a missing field and another format all mean: build it again."""
+def test_incomplete_manifest_is_no_cache(tmp_path: Path, text: str) -> None:
+    """A truncated manifest, or one with missing fields or another format, is not read."""
     (tmp_path / MANIFEST).write_text(text)
 
     assert read_manifest(str(tmp_path)) is None
 
 
 def test_manifest_of_another_format_is_no_cache(tmp_path: Path) -> None:
-    """What another version of the code wrote is not guessed at, even when it parses."""
+    """A manifest of another format version is not read, even if it can be parsed."""
     write_manifest(str(tmp_path), manifest_of())
     content = json.loads((tmp_path / MANIFEST).read_text()) | {"format": FORMAT + 1}
     (tmp_path / MANIFEST).write_text(json.dumps(content))
@@ -87,8 +87,8 @@ def test_manifest_of_another_format_is_no_cache(tmp_path: Path) -> None:
     assert read_manifest(str(tmp_path)) is None
 
 
-def test_digest_names_the_content_and_not_where_it_came_from() -> None:
-    """OPTIMIZE changes the version of the table and a rebuild the names of the files: the cache is the same."""
+def test_digest_depends_on_the_content_and_not_on_its_provenance() -> None:
+    """Another version of the table (after OPTIMIZE) and other file names (after a rebuild) give the same digest."""
     file = CacheFile(name="train-00000-cd.parquet", rows=7, row_groups=3, bytes=100, sha256="f" * 64)
     renamed = {"train": CacheSplit(rows=7, rows_per_group=3, files=(file,))}
 
@@ -106,20 +106,20 @@ def test_digest_names_the_content_and_not_where_it_came_from() -> None:
     ],
 )
 def test_another_content_has_another_digest(changed: CacheManifest) -> None:
-    """Pixels, classes and settings each decide the name of a cache."""
+    """The digest changes with pixels, classes, settings and splits."""
     assert changed.digest != manifest_of().digest
 
 
-def test_padding_is_what_fills_the_last_row_group() -> None:
-    """7 rows in 3 groups of 3 leave 2 rows that are no picture."""
+def test_padding_is_the_number_of_rows_that_fill_the_last_row_group() -> None:
+    """7 rows in 3 groups of 3 leave 2 rows of padding."""
     split = manifest_of().splits["train"]
 
     assert split.row_groups == 3
     assert split.padding == 2
 
 
-def test_whole_cache_opens(make_cache: Callable[..., CacheRef]) -> None:
-    """What was just written passes its own check."""
+def test_complete_cache_can_be_opened(make_cache: Callable[..., CacheRef]) -> None:
+    """A cache that was just written passes the check, and its manifest has its rows and row groups."""
     manifest = open_cache(make_cache({"train": 20, "val": 4}))
 
     assert {split: part.rows for split, part in manifest.splits.items()} == {"train": 20, "val": 4}
@@ -129,7 +129,7 @@ def test_whole_cache_opens(make_cache: Callable[..., CacheRef]) -> None:
 
 
 def test_missing_file_is_damage(make_cache: Callable[..., CacheRef]) -> None:
-    """The message names the file that is gone."""
+    """A missing file raises CacheDamaged with its name."""
     ref = make_cache({"train": 20})
     lost = files_of(ref)[1]
     lost.unlink()
@@ -138,31 +138,41 @@ def test_missing_file_is_damage(make_cache: Callable[..., CacheRef]) -> None:
         open_cache(ref)
 
 
-def test_cut_file_is_damage(make_cache: Callable[..., CacheRef]) -> None:
-    """The message says how many bytes there are and how many there should be."""
+def test_truncated_file_is_damage(make_cache: Callable[..., CacheRef]) -> None:
+    """A truncated file raises CacheDamaged with its size and the expected size."""
     ref = make_cache({"train": 20})
-    cut = files_of(ref)[0]
-    size = cut.stat().st_size
-    cut.write_bytes(cut.read_bytes()[:-1])
+    truncated = files_of(ref)[0]
+    size = truncated.stat().st_size
+    truncated.write_bytes(truncated.read_bytes()[:-1])
 
-    with pytest.raises(CacheDamaged, match=f"{cut.name} has {size - 1} bytes, its manifest says {size}"):
+    with pytest.raises(CacheDamaged, match=f"{truncated.name} has {size - 1} bytes, its manifest says {size}"):
         open_cache(ref)
 
 
 def test_file_with_other_row_groups_is_damage(make_cache: Callable[..., CacheRef]) -> None:
-    """A file of the right size whose row groups are not those promised would break the shards."""
+    """A file of the right size with other row groups than in the manifest, which would break sharding, is damaged."""
     ref = make_cache({"train": 6})
     manifest = read_manifest(ref.url)
     assert manifest is not None
     split = manifest.splits["train"]
-    lying = manifest.model_copy(update={"splits": {"train": split.model_copy(update={"rows_per_group": 2})}})
+    wrong = manifest.model_copy(update={"splits": {"train": split.model_copy(update={"rows_per_group": 2})}})
 
     with pytest.raises(CacheDamaged, match=r"row groups of \[3, 3\] rows, its manifest says 2 of 2"):
-        check_files(ref.url, lying)
+        check_files(ref.url, wrong)
 
 
-def test_whole_cache_passes_in_full(make_cache: Callable[..., CacheRef]) -> None:
-    """The digests are those of the files, over all splits."""
+def test_file_with_a_destroyed_footer_is_damage(make_cache: Callable[..., CacheRef]) -> None:
+    """A file of the right size that is not a Parquet file, as after a disk error, is named and built again."""
+    ref = make_cache({"train": 6})
+    (file,) = Path(ref.url).glob("*.parquet")
+    file.write_bytes(bytes(file.stat().st_size))
+
+    with pytest.raises(CacheDamaged, match=f"{file.name} is not a Parquet file"):
+        open_cache(ref)
+
+
+def test_complete_cache_passes_full_verification(make_cache: Callable[..., CacheRef]) -> None:
+    """The digests in the manifest equal those of the files, over all splits."""
     ref = make_cache({"train": 20, "val": 4})
 
     verify_files(ref.url, open_cache(ref))
@@ -175,8 +185,8 @@ def flip_byte(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
-def test_flipped_byte_is_seen_in_full_only(make_cache: Callable[..., CacheRef]) -> None:
-    """A bit that rotted leaves size and footer as they were; both files with one are named, and no other."""
+def test_flipped_bit_is_found_by_full_verification_only(make_cache: Callable[..., CacheRef]) -> None:
+    """A flipped bit leaves size and footer unchanged; the full verification names both affected files, and no other."""
     ref = make_cache({"train": 20})
     manifest = open_cache(ref)
     flip_byte(files_of(ref)[1], 500)
@@ -188,8 +198,8 @@ def test_flipped_byte_is_seen_in_full_only(make_cache: Callable[..., CacheRef]) 
     assert [file.name in str(raised.value) for file in files_of(ref)] == [False, True, True, False]
 
 
-def test_cut_or_missing_file_is_named_in_full_too(make_cache: Callable[..., CacheRef]) -> None:
-    """What opening a cache sees, the full check sees."""
+def test_full_verification_finds_truncated_and_missing_files(make_cache: Callable[..., CacheRef]) -> None:
+    """The full verification finds the damage that opening a cache finds."""
     ref = make_cache({"train": 20})
     manifest = open_cache(ref)
     first, second = files_of(ref)[:2]
@@ -202,10 +212,10 @@ def test_cut_or_missing_file_is_named_in_full_too(make_cache: Callable[..., Cach
         verify_files(ref.url, manifest)
 
 
-def test_changed_cache_is_found_only_where_digests_are_not_asked_for(
+def test_cache_with_flipped_bit_is_found_only_without_verify(
     make_cache: Callable[..., CacheRef], tmp_path: Path
 ) -> None:
-    """With `verify`, a cache with a flipped byte is passed over, so that it is built again."""
+    """With `verify`, a cache with a flipped bit is not found, so that it is rebuilt."""
     ref = make_cache({"train": 6})
     flip_byte(files_of(ref)[0], 500)
     table = TableRef(path="/tables/images", version=3)
@@ -214,8 +224,10 @@ def test_changed_cache_is_found_only_where_digests_are_not_asked_for(
     assert find_cache(str(tmp_path), table, CacheConfig(image_size=16, verify=True)) is None
 
 
-def test_how_long_a_cache_is_kept_is_no_part_of_it(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """Settings of sweeping and checking, or of JPEG for raw pixels, neither name a cache nor hide one."""
+def test_digest_ignores_settings_that_do_not_affect_the_content(
+    make_cache: Callable[..., CacheRef], tmp_path: Path
+) -> None:
+    """Settings of sweeping and verification, and JPEG's quality for raw pixels, do not affect digest and lookup."""
     ref = make_cache({"train": 6})
     other = CacheConfig(image_size=16, keep_days=1, keep_gigabytes=5, verify=True, jpeg_quality=70)
 
@@ -224,22 +236,22 @@ def test_how_long_a_cache_is_kept_is_no_part_of_it(make_cache: Callable[..., Cac
     assert manifest_of(settings=CacheConfig(image_size=16, format="jpeg")).digest != manifest_of().digest
 
 
-def test_folder_without_a_whole_cache_does_not_open(tmp_path: Path) -> None:
-    """A ref to nothing is damage, which building again mends."""
-    with pytest.raises(CacheDamaged, match="holds no whole cache"):
+def test_folder_without_a_complete_cache_cannot_be_opened(tmp_path: Path) -> None:
+    """A ref to an empty folder raises CacheDamaged."""
+    with pytest.raises(CacheDamaged, match="contains no complete cache"):
         open_cache(CacheRef(url=str(tmp_path), digest="x"))
 
 
-def test_another_cache_in_the_same_place_does_not_open(make_cache: Callable[..., CacheRef]) -> None:
-    """A training that was given one cache never trains on another."""
+def test_another_cache_in_the_same_folder_cannot_be_opened(make_cache: Callable[..., CacheRef]) -> None:
+    """A ref with another digest raises CacheDamaged: a training run never reads another cache than its own."""
     ref = make_cache({"train": 6})
 
-    with pytest.raises(CacheDamaged, match=f"holds the cache {ref.digest}, not other"):
+    with pytest.raises(CacheDamaged, match=f"contains the cache {ref.digest}, not other"):
         open_cache(CacheRef(url=ref.url, digest="other"))
 
 
 def test_cache_is_found_by_table_version_and_settings(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """Of all caches in a folder the one of exactly this version and these settings is found, or none."""
+    """Of the caches in a folder, only the one of exactly the given version and settings is found."""
     small = make_cache({"train": 6}, folder="caches-small")
     large = make_cache({"train": 6}, image_size=32, folder="caches-large")
     for ref in (small, large):
@@ -255,7 +267,7 @@ def test_cache_is_found_by_table_version_and_settings(make_cache: Callable[..., 
 
 
 def test_damaged_cache_is_not_found(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """A cache with a file missing is passed over, so that it is built again."""
+    """A cache with a missing file is not found, so that it is rebuilt."""
     ref = make_cache({"train": 6})
     table, settings = TableRef(path="/tables/images", version=3), CacheConfig(image_size=16)
     assert find_cache(str(tmp_path), table, settings) == ref
@@ -265,14 +277,14 @@ def test_damaged_cache_is_not_found(make_cache: Callable[..., CacheRef], tmp_pat
     assert find_cache(str(tmp_path), table, settings) is None
 
 
-def test_cache_on_its_way_out_is_not_found(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """A sweep that was killed left it whole, and the next one removes it, whoever reads it."""
+def test_cache_that_is_being_removed_is_not_found(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
+    """A complete cache that a killed sweep had renamed is not found, as the next sweep removes it."""
     ref = make_cache({"train": 6})
     shutil.move(ref.url, tmp_path / f".{'0' * 16}.swept-{'0' * 32}")
 
     assert find_cache(str(tmp_path), TableRef(path="/tables/images", version=3), CacheConfig(image_size=16)) is None
 
 
-def test_no_cache_is_found_where_no_folder_is(tmp_path: Path) -> None:
-    """Before the first build there is nothing to find."""
+def test_no_cache_is_found_in_a_missing_folder(tmp_path: Path) -> None:
+    """In a missing folder, as before the first build, no cache is found."""
     assert find_cache(str(tmp_path / "gone"), TableRef(path="x", version=0), CacheConfig()) is None

@@ -1,4 +1,4 @@
-"""What is decided before a cache is built: its key, the size of its row groups, and what is refused."""
+"""Preparation of a build: the key of the cache, the size of its row groups, and refused tables."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tasks.cache.materialize import Content, cache_key, check_content
 from tasks.cache.sizes import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
-from tasks.config import CacheConfig
+from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
 
@@ -20,16 +20,16 @@ def content_of(
     return Content(digest, classes, rows or {"train": 80, "val": 10, "test": 10})
 
 
-def test_small_split_is_cut_into_many_row_groups() -> None:
-    """Where the rows allow it there are MIN_ROW_GROUPS, so that as many ranks have something to read."""
+def test_small_split_has_many_row_groups() -> None:
+    """A split with enough rows has about MIN_ROW_GROUPS row groups, enough for as many ranks."""
     rows = rows_per_group(1437, CacheConfig(image_size=32))
 
     assert rows in {22, 23}
     assert -(-1437 // rows) >= MIN_ROW_GROUPS - 1
 
 
-def test_row_group_is_bounded_by_its_megabytes() -> None:
-    """Pictures of 224x224 are 147 KiB each: 111 of them fit into 16 MB."""
+def test_row_group_is_bounded_by_row_group_megabytes() -> None:
+    """A row group of 16 MB has 111 images of 224x224, of 147 KiB each."""
     rows = rows_per_group(1_000_000, CacheConfig(image_size=224, row_group_megabytes=16))
 
     assert rows == 111
@@ -37,14 +37,14 @@ def test_row_group_is_bounded_by_its_megabytes() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 10])
-def test_row_group_has_a_row_at_least(rows: int) -> None:
-    """A split smaller than MIN_ROW_GROUPS has groups of one row, and so have pictures larger than a group."""
+def test_row_group_has_at_least_one_row(rows: int) -> None:
+    """A split smaller than MIN_ROW_GROUPS, and images larger than a row group, have row groups of one row."""
     assert rows_per_group(rows, CacheConfig(image_size=32)) == 1
     assert rows_per_group(1_000_000, CacheConfig(image_size=1024, row_group_megabytes=1)) == 1
 
 
-def test_key_is_decided_by_content_and_settings() -> None:
-    """Another digest, image size or row group is another cache; the same ones are the same, from whatever version."""
+def test_key_depends_on_content_and_decisive_settings() -> None:
+    """The key changes with content, image size, row group size and format, and not with settings like keep_days."""
     settings = CacheConfig(image_size=32)
     keys = {
         cache_key(content_of("d"), settings),
@@ -61,8 +61,8 @@ def test_key_is_decided_by_content_and_settings() -> None:
     assert cache_key(content_of("d"), CacheConfig(image_size=32)) in keys
 
 
-def test_bytes_cover_pixels_and_padding() -> None:
-    """The estimate is above the pixels, and not by much."""
+def test_estimated_bytes_include_padding() -> None:
+    """The estimate is slightly above the size of the pixels, and for JPEG well below."""
     pixels = 1_000_000 * 32 * 32 * 3
 
     assert pixels < cache_bytes(1_000_000, CacheConfig(image_size=32)) < 1.05 * pixels
@@ -70,29 +70,29 @@ def test_bytes_cover_pixels_and_padding() -> None:
 
 
 def test_table_with_one_class_is_refused() -> None:
-    """The sentence names table, version and the class there is."""
+    """A table with one class is refused with its path, version and classes."""
     with pytest.raises(WrongInput, match=r"'/tables/images' version 3 has the classes \['ant'\]: .* at least two"):
         check_content(content_of(classes=("ant",)), TABLE)
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_empty_split_is_refused(split: str) -> None:
-    """A metric of no pictures is no number: the split that is empty is named."""
+    """A table with an empty split, whose metrics would be NaN, is refused with the name of the split."""
     rows = {"train": 80, "val": 10, "test": 10} | {split: 0}
 
-    with pytest.raises(WrongInput, match=f"the split '{split}' of '/tables/images' version 3 has no pictures"):
+    with pytest.raises(WrongInput, match=f"the split '{split}' of '/tables/images' version 3 has no images"):
         check_content(content_of(rows=rows), TABLE)
 
 
 def test_usable_table_passes() -> None:
-    """Two classes and three splits with pictures are enough."""
+    """A table with two classes and images in three splits is accepted."""
     check_content(content_of(), TABLE)
 
 
-def test_cache_that_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Also where the folder is yet to be made; an object store has no end."""
+def test_cache_larger_than_the_free_disk_space_is_refused(tmp_path: Path) -> None:
+    """A cache larger than the free space is refused, even if its folder does not exist, but not on an object store."""
     with pytest.raises(WrongInput, match=r"needs 1000000000\.0 GB and .* GB are free: make room"):
-        check_disk(str(tmp_path / "not" / "made" / "yet"), 10**18)
+        check_disk(str(tmp_path / "missing" / "cache" / "folder"), 10**18)
     assert list(tmp_path.iterdir()) == []
 
     check_disk(str(tmp_path), 1)
@@ -100,6 +100,6 @@ def test_cache_that_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [64, 65, 100, 127, 1437])
-def test_split_with_the_rows_has_min_row_groups(rows: int) -> None:
-    """What has 64 rows has 64 row groups."""
+def test_split_of_64_rows_or_more_has_min_row_groups(rows: int) -> None:
+    """A split of at least MIN_ROW_GROUPS rows has at least MIN_ROW_GROUPS row groups."""
     assert -(-rows // rows_per_group(rows, CacheConfig(image_size=16))) >= MIN_ROW_GROUPS

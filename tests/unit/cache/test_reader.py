@@ -1,4 +1,4 @@
-"""petastorm's reader as we open it: every row group it is told to read, in that order, into the batches laid out."""
+"""The petastorm reader: exactly the given row groups, in the given order, read into their batches."""
 
 import gc
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tasks.cache.reader import open_reader
 from tasks.cache.worker import Work, read_plain
 from tasks.refs import CacheRef
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 SIDE = 16
@@ -22,7 +22,7 @@ SIDE = 16
 
 @pytest.fixture
 def urls(make_cache: Callable[..., CacheRef]) -> list[str]:
-    """Four files of two row groups of three rows each."""
+    """Paths of four files with two row groups of three rows each."""
     ref = make_cache({"train": 24}, image_size=SIDE)
     manifest = read_manifest(ref.url)
     assert manifest is not None
@@ -30,7 +30,7 @@ def urls(make_cache: Callable[..., CacheRef]) -> list[str]:
 
 
 def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: bool = True) -> tuple[Any, Assembly]:
-    """Return a reader of the share, and the batches it fills."""
+    """Return a reader of the share and the batches that it fills."""
     assembly = Assembly(share, 3, BatchMemory((share.batch_size, SIDE * SIDE * 3), 0, pin=False))
     work = Work(assembly, SIDE, SIDE * SIDE * 3, jpeg=False, local=local)
     if not local:
@@ -39,14 +39,14 @@ def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: 
 
 
 def whole_share(seed: int | None = None) -> Share:
-    """Return all 24 rows in batches of 5."""
+    """Return the share of all 24 rows in batches of 5."""
     return share_of(epoch_order(24, 3, 2, seed, 0), 5, 0, 1)
 
 
 @pytest.mark.parametrize("workers_count", [1, 2, 3, 9])
 @pytest.mark.parametrize("seed", [None, 5])
-def test_row_groups_come_in_the_order_asked_for(urls: list[str], seed: int | None, workers_count: int) -> None:
-    """However many threads read, the order is the one given, and none is left out."""
+def test_row_groups_are_read_in_the_given_order(urls: list[str], seed: int | None, workers_count: int) -> None:
+    """With any number of threads, all row groups are read in the given order."""
     share = whole_share(seed)
 
     reader, _assembly = open_share(urls, share, workers_count)
@@ -56,8 +56,8 @@ def test_row_groups_come_in_the_order_asked_for(urls: list[str], seed: int | Non
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_files_are_read_alike_with_and_without_a_file_system_between(urls: list[str], local: bool) -> None:
-    """What an object store gives through Arrow is what a local file gives in one copy."""
+def test_file_system_and_direct_reads_give_the_same_batches(urls: list[str], local: bool) -> None:
+    """Files read through an Arrow file system, as on an object store, give the batches of direct local reads."""
     share = whole_share(5)
 
     reader, assembly = open_share(urls, share, local=local)
@@ -76,7 +76,7 @@ def test_files_are_read_alike_with_and_without_a_file_system_between(urls: list[
 
 
 def test_reader_prints_nothing(urls: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Petastorm's line on closing stays out of a rank's output, where events are read."""
+    """Petastorm's message on closing is not printed, as events are parsed from a rank's output."""
     reader, _assembly = open_share(urls, whole_share())
     with reader:
         list(reader)
@@ -87,16 +87,16 @@ def test_reader_prints_nothing(urls: list[str], capsys: pytest.CaptureFixture[st
 
 
 def overwrite(path: str, begin: int, content: bytes) -> None:
-    """Change bytes of a file."""
-    held = bytearray(Path(path).read_bytes())
-    held[begin : begin + len(content)] = content
-    Path(path).write_bytes(held)
+    """Overwrite bytes of a file."""
+    changed = bytearray(Path(path).read_bytes())
+    changed[begin : begin + len(content)] = content
+    Path(path).write_bytes(changed)
 
 
 @pytest.mark.timeout(60)
 def test_damaged_page_raises_and_does_not_hang(urls: list[str]) -> None:
-    """What goes wrong in a reading thread comes out where the rows are asked for."""
-    overwrite(urls[2], 4, b"\xff" * 12)  # The first page's header; the footer stays whole.
+    """An error in a reader thread is raised to the consumer of the reader."""
+    overwrite(urls[2], 4, b"\xff" * 12)  # The first page's header; the footer stays valid.
 
     reader, _assembly = open_share(urls, whole_share())
     with pytest.raises(CacheDamaged, match=f"{Path(urls[2]).name} has a damaged page header at byte 4"), reader:
@@ -104,10 +104,10 @@ def test_damaged_page_raises_and_does_not_hang(urls: list[str]) -> None:
     gc.collect()  # The traceback holds the reader's files open until here.
 
 
-def test_file_cut_after_it_was_opened_is_named(urls: list[str]) -> None:
-    """A file that ends early while it is read leaves no batch half filled."""
+def test_file_truncated_after_it_was_opened_is_reported(urls: list[str]) -> None:
+    """A file that is truncated after its footer was read raises CacheDamaged instead of a partly filled batch."""
     assembly = Assembly(whole_share(), 3, BatchMemory((5, SIDE * SIDE * 3), 0, pin=False))
-    read_plain(urls[1], 0, assembly.part(2), SIDE * SIDE * 3)  # The footer is known now.
+    read_plain(urls[1], 0, assembly.part(2), SIDE * SIDE * 3)  # The layout is cached now.
     with Path(urls[1]).open("rb+") as handle:
         handle.truncate(1000)
 
@@ -115,8 +115,8 @@ def test_file_cut_after_it_was_opened_is_named(urls: list[str]) -> None:
         read_plain(urls[1], 0, assembly.part(2), SIDE * SIDE * 3)
 
 
-def test_other_rows_than_written_are_damage(urls: list[str]) -> None:
-    """Two files that changed places are noticed by the row numbers in them."""
+def test_swapped_files_are_damage(urls: list[str]) -> None:
+    """Two swapped files are detected by the row numbers in them."""
     first, second = Path(urls[0]), Path(urls[1])
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -128,8 +128,8 @@ def test_other_rows_than_written_are_damage(urls: list[str]) -> None:
     gc.collect()
 
 
-def test_reader_left_early_ends_its_threads(urls: list[str]) -> None:
-    """A training that is ended within an epoch leaves nothing behind that would keep the process alive."""
+def test_reader_closed_early_stops_its_threads(urls: list[str]) -> None:
+    """A reader that is closed within an epoch leaves no thread running that would keep the process alive."""
     reader, _assembly = open_share(urls, whole_share())
     with reader:
         next(reader)

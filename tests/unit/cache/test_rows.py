@@ -1,4 +1,4 @@
-"""Single pictures and label counts of a cache."""
+"""Single images and label counts of a cache."""
 
 from collections.abc import Callable
 
@@ -6,43 +6,40 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.cache.labels import count_labels
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.cache.rows import read_pictures
+from tasks.cache.rows import count_labels, read_images
 from tasks.refs import CacheRef
 
 ROWS = 23
-"""In groups of 3, two groups a file: the last group has one row of padding."""
+"""Number of rows; in groups of 3, the last group has one row of padding."""
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 @pytest.mark.parametrize("kind", ["uint8", "jpeg"])
-def test_pictures_are_those_of_their_rows_in_the_order_asked_for(
-    make_cache: Callable[..., CacheRef], kind: str
-) -> None:
-    """The first, the last, one twice: the pixels that training sees."""
+def test_images_are_those_of_the_given_rows_in_order(make_cache: Callable[..., CacheRef], kind: str) -> None:
+    """The images of the first row (twice), the last and another one equal those of the loader."""
     cache = make_cache({"train": ROWS}, format=kind)
     manifest = open_cache(cache)
-    seen = torch.cat([batch.inputs for batch in CacheLoader(cache.url, manifest, "train", 4).epoch(0)])
+    loaded = torch.cat([batch.inputs for batch in CacheLoader(cache.url, manifest, "train", 4).epoch(0)])
 
-    found = read_pictures(cache.url, manifest, "train", [22, 0, 7, 0])
+    found = read_images(cache.url, manifest, "train", [22, 0, 7, 0])
 
     assert found.shape == (4, 16, 16, 3)
-    assert torch.equal(found, seen[[22, 0, 7, 0]])
+    assert torch.equal(found, loaded[[22, 0, 7, 0]])
 
 
-def test_no_rows_are_no_pictures(make_cache: Callable[..., CacheRef]) -> None:
-    """The shape says so."""
+def test_no_rows_give_an_empty_tensor(make_cache: Callable[..., CacheRef]) -> None:
+    """An empty list of rows gives a tensor of shape (0, H, W, 3)."""
     cache = make_cache({"train": ROWS})
 
-    assert read_pictures(cache.url, open_cache(cache), "train", []).shape == (0, 16, 16, 3)
+    assert read_images(cache.url, open_cache(cache), "train", []).shape == (0, 16, 16, 3)
 
 
-def test_labels_are_counted_without_the_padding(make_cache: Callable[..., CacheRef]) -> None:
-    """Row i has label i mod 3: of 23 rows the third class has one less than the others, of 2 rows it has none."""
+def test_labels_are_counted_without_padding(make_cache: Callable[..., CacheRef]) -> None:
+    """With label i mod 3 in row i, the third class has one image less in 23 rows, and none in 2 rows."""
     cache = make_cache({"train": ROWS, "val": 2})
 
     assert (

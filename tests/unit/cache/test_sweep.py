@@ -1,4 +1,4 @@
-"""What is removed of old caches, and what never is."""
+"""The sweep of old caches: conditions of removal, locks, and folders that are never removed."""
 
 import os
 import subprocess
@@ -10,18 +10,19 @@ import filelock
 import pytest
 
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
+from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.sweep import remove_unnamed, sweep_caches
-from tasks.cache.use import CacheUse
-from tasks.config import CacheConfig, TrainConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
 from tasks.refs import TableRef
-from tests.processes import ROOT
+from tests.builders.processes import ROOT
 
 DAY = 86_400
 NOW = 1_700_000_000.0
 
 
 def add_cache(folder: Path, name: str, idle_days: float, size: int = 1000) -> Path:
-    """Make the folder of a whole cache that was used last so many days ago."""
+    """Create the folder of a complete cache that was last used `idle_days` ago."""
     path = folder / name
     path.mkdir()
     (path / "train-00000-ab.parquet").write_bytes(bytes(size))
@@ -31,15 +32,15 @@ def add_cache(folder: Path, name: str, idle_days: float, size: int = 1000) -> Pa
 
 
 def names(folder: Path) -> set[str]:
-    """Return the folders that are left."""
+    """Return the names of the remaining folders."""
     return {path.name for path in folder.iterdir() if path.is_dir()}
 
 
 OLD, NEWER, NEW = "0" * 16, "1" * 16, "2" * 16
 
 
-def test_caches_unused_for_long_are_removed(tmp_path: Path) -> None:
-    """By default more than 30 days; 0 keeps all, and so does None, as older deployments have it."""
+def test_caches_unused_for_keep_days_are_removed(tmp_path: Path) -> None:
+    """Caches unused for more than 30 days are removed by default, and none with 0 or with None (older deployments)."""
     for name, days in ((OLD, 31), (NEWER, 29), (NEW, 0)):
         add_cache(tmp_path, name, days)
 
@@ -51,21 +52,21 @@ def test_caches_unused_for_long_are_removed(tmp_path: Path) -> None:
     assert sweep_caches(str(tmp_path), CacheConfig(), NOW) == []
 
 
-def test_use_counts_not_age(tmp_path: Path) -> None:
-    """A cache that was built long ago and read today stays."""
+def test_last_use_counts_instead_of_age(tmp_path: Path) -> None:
+    """A cache that was built long ago and read today is kept."""
     path = add_cache(tmp_path, OLD, 400)
-    CacheUse(str(path)).close()
+    CacheReadLock(str(path)).close()
 
     assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 29 * DAY) == []
     assert sweep_caches(str(tmp_path), CacheConfig(), time.time() + 31 * DAY) == [OLD]
 
 
-def test_the_longest_unused_go_until_the_rest_fits(tmp_path: Path) -> None:
-    """Of three caches of 0.6 GB two are too many for 1 GB; what was used within a day stays all the same."""
+def test_least_recently_used_caches_are_removed_until_the_rest_fits(tmp_path: Path) -> None:
+    """Of three caches of 0.6 GB two are removed for a limit of 1 GB, and none that was used within a day."""
     for name, days in ((OLD, 5), (NEWER, 3), (NEW, 2)):
         file = add_cache(tmp_path, name, days) / "train-00000-ab.parquet"
         with file.open("wb") as handle:
-            handle.truncate(600_000_000)  # A hole: no disk is taken.
+            handle.truncate(600_000_000)  # A sparse file.
 
     assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=2), NOW) == []
     assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=1), NOW) == [OLD, NEWER]
@@ -74,22 +75,23 @@ def test_the_longest_unused_go_until_the_rest_fits(tmp_path: Path) -> None:
     assert sweep_caches(str(tmp_path), CacheConfig(keep_gigabytes=1), NOW - 1.5 * DAY) == []
 
 
-def test_cache_in_use_stays(tmp_path: Path) -> None:
-    """As long as a reader has it, however old it is."""
+def test_cache_with_a_reader_is_kept(tmp_path: Path) -> None:
+    """A cache of any age is kept while a reader holds its lock."""
     path = add_cache(tmp_path, OLD, 0)
     later = time.time() + 400 * DAY
 
-    with CacheUse(str(path)), CacheUse(str(path)):
+    with CacheReadLock(str(path)), CacheReadLock(str(path)):
         assert sweep_caches(str(tmp_path), CacheConfig(), later) == []
     assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
 
 
 @pytest.mark.timeout(60)
-def test_use_ends_with_the_process_that_had_it(tmp_path: Path) -> None:
-    """A reader that was killed holds nothing."""
+def test_read_lock_is_released_when_its_process_is_killed(tmp_path: Path) -> None:
+    """The read lock of a killed process does not prevent the removal of the cache."""
     path = add_cache(tmp_path, OLD, 0)
     program = (
-        f"from tasks.cache.use import CacheUse; held = CacheUse({str(path)!r}); print('held', flush=True); input()"
+        "from tasks.cache.read_lock import CacheReadLock; "
+        f"lock = CacheReadLock({str(path)!r})\nprint('held', flush=True)\ninput()"
     )
     reader = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -108,8 +110,8 @@ def test_use_ends_with_the_process_that_had_it(tmp_path: Path) -> None:
     assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
 
 
-def test_what_a_killed_build_left_goes_and_a_living_builder_s_stays(tmp_path: Path) -> None:
-    """The builder's lock tells them apart, whatever the age."""
+def test_leftovers_of_a_killed_build_are_removed_and_running_builds_kept(tmp_path: Path) -> None:
+    """An incomplete cache of any age is removed unless its builder holds the lock."""
     for name in (OLD, NEW):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train-00000-ab.parquet").write_bytes(b"half")
@@ -120,8 +122,8 @@ def test_what_a_killed_build_left_goes_and_a_living_builder_s_stays(tmp_path: Pa
     assert sweep_caches(str(tmp_path), CacheConfig()) == [NEW]
 
 
-def test_what_a_killed_sweep_left_goes(tmp_path: Path) -> None:
-    """A folder that was set aside and not removed is removed by the next sweep."""
+def test_leftovers_of_a_killed_sweep_are_removed(tmp_path: Path) -> None:
+    """A folder that a killed sweep renamed and did not remove is removed by the next sweep."""
     (tmp_path / f".{OLD}.swept-{'a' * 32}").mkdir()
 
     sweep_caches(str(tmp_path), CacheConfig())
@@ -129,8 +131,8 @@ def test_what_a_killed_sweep_left_goes(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
-    """Folders of other names, files, and caches on object stores are not ours to remove."""
+def test_sweep_ignores_other_folders_files_and_object_stores(tmp_path: Path) -> None:
+    """Folders with other names, files and caches on object stores are never removed."""
     for name in ("my photos", "0" * 15, "0" * 17, "G" * 16):
         (tmp_path / name).mkdir()
     (tmp_path / OLD).write_text("a file")
@@ -141,8 +143,8 @@ def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
     assert sweep_caches(str(tmp_path / "gone"), CacheConfig()) == []
 
 
-def test_files_that_no_manifest_names_go(tmp_path: Path) -> None:
-    """What a Spark task that was tried again left is no part of a cache."""
+def test_files_that_the_manifest_does_not_name_are_removed(tmp_path: Path) -> None:
+    """Files of retried Spark tasks, which the manifest does not name, are removed from a new cache."""
     file = CacheFile(name="train-00000-ab.parquet", rows=1, row_groups=1, bytes=4, sha256="")
     manifest = CacheManifest(
         format=2,
@@ -160,9 +162,9 @@ def test_files_that_no_manifest_names_go(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {MANIFEST, file.name}
 
 
-def test_reader_without_a_folder_or_a_right_to_write_holds_nothing(tmp_path: Path) -> None:
-    """A loader is made for counts alone, or on an object store: no file appears."""
-    CacheUse(str(tmp_path / "gone" / OLD)).close()
-    CacheUse("s3a://bucket/cache").close()
+def test_read_lock_creates_no_file_without_a_local_folder(tmp_path: Path) -> None:
+    """A read lock of a missing folder or of an object store creates no lock file."""
+    CacheReadLock(str(tmp_path / "gone" / OLD)).close()
+    CacheReadLock("s3a://bucket/cache").close()
 
     assert list(tmp_path.iterdir()) == []

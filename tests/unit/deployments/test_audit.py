@@ -1,4 +1,4 @@
-"""The audit of the lock: pip-audit itself, against a server with OSV's interface."""
+"""Tests of the audit of the lock file: pip-audit itself, against a local server with OSV's interface."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.audit import FOUND, KNOWN_FINDINGS, NOT_CHECKED, NOTHING_NEW, judge, known_findings, main
-from tests.processes import free_port
+from tests.builders.processes import free_port
 
 FINDING = {
     "id": "GHSA-aaaa-bbbb-cccc",
@@ -25,7 +25,7 @@ FINDING = {
 
 
 class Advisories(BaseHTTPRequestHandler):
-    """Answers as OSV does: one package has a finding."""
+    """Handler that answers like OSV, with a finding for one package."""
 
     def do_POST(self) -> None:
         """Answer a query."""
@@ -42,7 +42,7 @@ class Advisories(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def osv() -> Iterator[str]:
-    """Return the address of a source of advisories."""
+    """Yield the address of a local server with OSV's interface."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Advisories)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1/query"
@@ -51,30 +51,30 @@ def osv() -> Iterator[str]:
 
 
 def audit(folder: Path, requirements: str, url: str, known: str = "") -> int:
-    """Audit these requirements; the known findings are those of a text."""
+    """Audit the requirements, with the known findings in `known`, and return the exit code."""
     (folder / "requirements.txt").write_text(requirements)
     (folder / "SECURITY.md").write_text(known)
     files = ["--requirements", str(folder / "requirements.txt"), "--known", str(folder / "SECURITY.md")]
     return main(["--source", "osv", "--osv-url", url, *files])
 
 
-def test_a_finding_fails_the_audit_until_it_is_known(
+def test_finding_fails_the_audit_unless_it_is_known(
     tmp_path: Path, osv: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By any of its ids, in the section of known findings alone."""
+    """A finding is known by any of its ids, and only in the section of known findings."""
     both = "careless==1.0\nsound==1.0\n"
     assert audit(tmp_path, both, osv) == FOUND
     printed = capsys.readouterr().out
     assert "NEW: careless 1.0: CVE-2026-1234, GHSA-aaaa-bbbb-cccc (fixed in 2.0)" in printed
-    assert "2 packages checked against OSV (api.osv.dev): 1 new findings, 0 known ones" in printed
+    assert "2 packages checked against OSV (api.osv.dev): 1 new findings, 0 known findings" in printed
     assert audit(tmp_path, both, osv, "# CVE-2026-1234\n## Known findings\n| none |\n## More\nCVE-2026-1234") == FOUND
     assert audit(tmp_path, both, osv, "## Known findings\n| CVE-2026-1234 | careless | Never called. |") == NOTHING_NEW
     assert "known: careless 1.0" in capsys.readouterr().out
     assert audit(tmp_path, "sound==1.0\n", osv) == NOTHING_NEW
 
 
-def test_a_source_that_does_not_answer_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code and the last line say that nothing was checked."""
+def test_unavailable_source_fails_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code and the last line report that nothing was checked."""
     assert audit(tmp_path, "sound==1.0\n", f"http://127.0.0.1:{free_port()}/v1/query") == NOT_CHECKED
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -82,15 +82,15 @@ def test_a_source_that_does_not_answer_is_no_success(tmp_path: Path, capsys: pyt
     assert printed.err.endswith("audit: nothing was checked: no source of advisories answered\n")
 
 
-def test_a_package_that_was_skipped_was_not_checked() -> None:
-    """Pip-audit itself prints "No known vulnerabilities found" then."""
+def test_skipped_package_is_not_counted_as_checked() -> None:
+    """For such a package, pip-audit itself prints "No known vulnerabilities found"."""
     skipped = {"name": "unheard-of", "skip_reason": "Dependency not found on PyPI"}
     verdict = judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]}, set())
     assert (verdict.checked, verdict.skipped, verdict.new) == (1, ["unheard-of"], [])
 
 
 def test_every_known_finding_names_its_package_and_its_reason() -> None:
-    """The list that people read is the list that the audit reads."""
+    """Every row of the list has a package with a valid id, and a reason of more than five words."""
     text = KNOWN_FINDINGS.read_text()
     assert "CVE-2024-6345" in known_findings(text)
     section = text.partition("## Known findings")[2]

@@ -1,4 +1,4 @@
-"""What a person edited of a deployment, brought back after it was deployed anew."""
+"""Test of restoring a user's edits of deployments after they were deployed again."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ PHOTOS, DIGITS = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-222
 
 
 class Server:
-    """A server that refuses the parameters of one deployment, as it does where their schema has changed."""
+    """A server that refuses the parameters of one deployment, as after a change of their schema."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, Any] = {}
+        self.updated: dict[str, Any] = {}
 
     def read_deployments(self) -> list[DeploymentResponse]:
         """Return two deployments."""
@@ -27,22 +27,22 @@ class Server:
         ]
 
     def update_deployment(self, deployment: object, update: DeploymentUpdate) -> None:
-        """Take or refuse parameters."""
+        """Accept or refuse parameters."""
         if str(deployment) == PHOTOS:
             request = httpx.Request("PATCH", "http://127.0.0.1/api/deployments")
             refused = httpx.Response(409, request=request, json={"detail": "None is not of type 'integer'"})
             raise PrefectHTTPStatusError("refused", request=request, response=refused)
-        self.taken[str(deployment)] = update.parameters
+        self.updated[str(deployment)] = update.parameters
 
 
-def test_an_edit_that_no_longer_fits_is_told_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """The stack starts, and the other deployments have what was edited."""
+def test_edit_that_is_no_longer_valid_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The edits of the other deployments are restored all the same."""
     server, edited = Server(), {"config": {"cache": {"keep_days": None}}}
     names = ("photos", "pipeline")
     before = {name: DeploymentSettings(parameters=edited, schedules={}, active={}) for name in names}
     given = {name: DeploymentSettings(parameters={}, schedules={}, active={}) for name in names}
 
-    restore_edits(server, before, given)  # type: ignore[arg-type]  # what it asks of a client
+    restore_edits(server, before, given)  # type: ignore[arg-type]  # a fake with the methods that are called
 
-    assert server.taken == {DIGITS: edited}
-    assert "the edited parameters of 'photos' are not taken over" in capsys.readouterr().out
+    assert server.updated == {DIGITS: edited}
+    assert "the edited parameters of 'photos' could not be restored" in capsys.readouterr().out

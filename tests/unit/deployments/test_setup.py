@@ -1,4 +1,4 @@
-"""Set-up: one line a step, everything that is installed pinned."""
+"""Tests of set-up: the output of its steps, and the pinning of all installed packages."""
 
 import os
 import re
@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 
 from deployments.fetch_jars import DELTA_DIGESTS
-from tasks.jvm import DELTA_JARS
+from tasks.spark.jvm import DELTA_JARS
 from tasks.storage import Storage
-from tests.processes import ROOT, plain_environment, run_python
+from tests.builders.processes import ROOT, plain_environment, run_python
 
 
 def run_step(cache: Path, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run one step of set-up, and a line after it."""
+    """Run one step of set-up, followed by a command that prints a line."""
     script = f'set -euo pipefail; . deployments/step.sh; step "a step (of some size)" {" ".join(command)}; echo after'
     environment = os.environ | {"LAKEVISION_CACHE": str(cache)}
     return subprocess.run(
@@ -21,8 +21,8 @@ def run_step(cache: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_step_prints_one_line_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
-    """With its time; the log is kept, to be read later."""
+def test_step_prints_one_line_and_writes_its_output_to_a_log(tmp_path: Path) -> None:
+    """The line has the step's duration, and the log file is kept."""
     done = run_step(tmp_path, "bash", "-c", "'echo noise; echo errors >&2'")
     assert done.returncode == 0
     line, after = done.stdout.splitlines()
@@ -32,13 +32,13 @@ def test_a_step_prints_one_line_and_keeps_the_rest_in_its_log(tmp_path: Path) ->
     assert log.read_text() == "noise\nerrors\n"
 
 
-def test_a_step_that_fails_names_its_log_and_ends_set_up(tmp_path: Path) -> None:
-    """The end of the log is shown; a function fails with its first command that fails."""
+def test_failed_step_prints_its_log_and_ends_set_up(tmp_path: Path) -> None:
+    """The last lines of the log are printed; a function fails with its first failing command."""
     done = run_step(tmp_path, "bash", "-c", "'seq 100; exit 3'")
     (log,) = (tmp_path / "logs").iterdir()
     assert done.returncode == 3
     assert "after" not in done.stdout.splitlines()
-    assert f"setup: a step (of some size) failed; the whole log is {log}, its end:" in done.stderr
+    assert f"setup: a step (of some size) failed; the full log is {log}, its last lines:" in done.stderr
     assert done.stderr.splitlines()[-1].strip() == "100"
     assert "\n    50\n" not in done.stderr
 
@@ -52,16 +52,16 @@ def test_a_step_that_fails_names_its_log_and_ends_set_up(tmp_path: Path) -> None
     assert log.read_text() == ""
 
 
-def test_a_step_that_set_up_can_do_without_fails_in_one_line(tmp_path: Path) -> None:
-    """It says what that means and where the reason is, and set-up goes on; where it works, it is a step like others."""
+def test_failed_optional_step_prints_one_line_and_set_up_continues(tmp_path: Path) -> None:
+    """The line has the consequence and the log; a successful optional step prints the same as any other."""
     script = (
         "set -euo pipefail; . deployments/step.sh; optional_step 'an archive' 'sessions start slower' {}; echo after"
     )
     environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path)}
-    for command, said in (
+    for command, result in (
         (
             "bash -c 'echo no space left >&2; exit 1'",
-            r"failed after \d+ s; going on without: sessions start slower \(log: (.+)\)",
+            r"failed after \d+ s, not required: sessions start slower \(log: (.+)\)",
         ),
         ("true", r"\d+ s()"),
     ):
@@ -76,13 +76,13 @@ def test_a_step_that_set_up_can_do_without_fails_in_one_line(tmp_path: Path) -> 
         assert (done.returncode, done.stderr) == (0, "")
         line, after = done.stdout.splitlines()
         assert after == "after"
-        found = re.fullmatch(rf"\x1b\[1m==>\x1b\[0m an archive \.\.\. {said}", line)
+        found = re.fullmatch(rf"\x1b\[1m==>\x1b\[0m an archive \.\.\. {result}", line)
         assert found, line
         assert not found[1] or Path(found[1]).read_text() == "no space left\n"
 
 
-def test_an_archive_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
-    """As where there is no Java; who only asks whether it is there is told nothing but so."""
+def test_class_archive_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """Without Java the command fails with one line; with `--check` it fails without output."""
     environment = plain_environment(JAVA_HOME=str(tmp_path))
     done = run_python("-m", "deployments.class_archive", environment=environment, timeout=120)
     assert done.returncode == 1
@@ -93,8 +93,8 @@ def test_an_archive_that_cannot_be_written_is_no_success(tmp_path: Path) -> None
     assert recipe == "optional_step"
 
 
-def test_in_an_image_build_a_step_shows_what_it_prints(tmp_path: Path) -> None:
-    """The log of one that fails would be gone with the layer that was not made."""
+def test_step_prints_its_output_in_an_image_build(tmp_path: Path) -> None:
+    """The log file of a failed step would be lost with the layer that is not created."""
     script = (
         "set -euo pipefail; . deployments/step.sh; step \"a step\" bash -c 'seq 100; echo why >&2; exit 3'; echo after"
     )
@@ -105,19 +105,19 @@ def test_in_an_image_build_a_step_shows_what_it_prints(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "1\n2\n3\n" in done.stdout
     assert "after" not in done.stdout.splitlines()
-    assert done.stderr == "why\nsetup: a step failed; the whole log is above\n"
+    assert done.stderr == "why\nsetup: a step failed; the full log is above\n"
     assert list(tmp_path.iterdir()) == []
     for name in ("Dockerfile.cpu", "Dockerfile.gpu"):
         assert "LAKEVISION_STEP_LOG=- " in (ROOT / "docker" / name).read_text()
 
 
-def test_the_login_of_compose_is_made_once(tmp_path: Path) -> None:
-    """By the two lines at the head of its file, however often they are run, into a file that only its owner reads."""
+def test_login_of_compose_is_generated_once(tmp_path: Path) -> None:
+    """The commands at the top of compose.yaml can be repeated, and write a file that only its owner can read."""
     lines = (ROOT / "docker" / "compose.yaml").read_text().splitlines()
-    made = [
+    documented = [
         line.removeprefix("#   ").partition("    ")[0] for line in lines if "docker/.env" in line and line[0] == "#"
     ]
-    commands = [line for line in made if line.startswith(("touch", "grep"))]
+    commands = [line for line in documented if line.startswith(("touch", "grep"))]
     (tmp_path / "docker").mkdir()
     file = tmp_path / "docker" / ".env"
     file.write_text("POSTGRES_PASSWORD=x\n")
@@ -132,8 +132,8 @@ def test_the_login_of_compose_is_made_once(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_uv_is_pinned_by_the_hash_of_every_platform() -> None:
-    """`pip install --require-hashes` refuses any other file; the scripts name no other way to get it."""
+def test_uv_is_pinned_by_the_hashes_of_all_platforms() -> None:
+    """Every pip command in the scripts that uses an index has `--require-hashes`."""
     text = (ROOT / "deployments/uv.txt").read_text()
     requirements = [line for line in text.splitlines() if line and line[0] not in "# "]
     assert len(requirements) == 1
@@ -146,13 +146,13 @@ def test_uv_is_pinned_by_the_hash_of_every_platform() -> None:
         for line in script.read_text().splitlines()
         if re.search(r"pip\S* (install|download)\b", line) and not line.lstrip().startswith("#")
     ]
-    from_an_index = [line for line in installs if "uv pip install" not in line]  # that one takes a wheel of ours
+    from_an_index = [line for line in installs if "uv pip install" not in line]  # installs a local wheel
     assert len(from_an_index) == 2
     assert all("--require-hashes" in line for line in from_an_index)
 
 
-def test_what_builds_packages_is_pinned() -> None:
-    """The build backend of this project and what it needs; the lock has the same constraints."""
+def test_build_dependencies_are_pinned() -> None:
+    """The project's build backend and its dependencies have exact versions, and the lock has the same constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     pinned = project["tool"]["uv"]["build-constraint-dependencies"]
@@ -161,16 +161,16 @@ def test_what_builds_packages_is_pinned() -> None:
     assert {re.split(r"[<>=]", line)[0] for line in project["build-system"]["requires"]} <= names
     assert {entry["name"] for entry in lock["manifest"]["build-constraints"]} == names
     built = [package["name"] for package in lock["package"] if not package.get("wheels")]
-    assert sorted(built) == ["lakevision", "pyspark"]  # A third one may need another build backend.
+    assert sorted(built) == ["lakevision", "pyspark"]  # Another one may need a different build backend.
 
 
-def test_without_deltas_jars_spark_fetches_nothing(tmp_path: Path, storage: Storage) -> None:
-    """Nobody would have checked them: one sentence says what does. In a process of its own, which has no session."""
+def test_session_without_deltas_jars_is_refused(tmp_path: Path, storage: Storage) -> None:
+    """Spark does not fetch unverified jars; the test uses a separate process, since this one may have a session."""
     assert DELTA_DIGESTS.keys() == set(DELTA_JARS)
     code = """
 import sys
-from tasks.config import SparkConfig, StorageConfig
-from tasks.spark import spark_session
+from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.spark.session import spark_session
 from tasks.storage import resolve_storage
 with spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]))):
     pass

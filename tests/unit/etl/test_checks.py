@@ -1,4 +1,4 @@
-"""What data validation says of figures that are given; how they are measured is tried on real tables."""
+"""Reports and metrics of data validation; the measurement itself is tested on real tables."""
 
 import pytest
 
@@ -27,9 +27,9 @@ def row(checks: DataChecks, name: str) -> tuple[str, str]:
     return next((found["value"], found["detail"]) for found in checks.rows() if found["check"] == name)
 
 
-def test_every_check_is_a_row_for_a_person() -> None:
-    """With what it was measured against, and the reasons by name."""
-    assert row(CHECKS, "pictures") == ("10", "train 7, val 1, test 2")
+def test_every_check_is_a_row_of_the_report() -> None:
+    """Each row has the value of the check and a detail, such as the reasons of quarantined files."""
+    assert row(CHECKS, "images") == ("10", "train 7, val 1, test 2")
     assert row(CHECKS, "classes") == ("2", "smallest dog 2, largest cat 8")
     assert row(CHECKS, "imbalance ratio") == ("4.00", "largest class / smallest class")
     assert row(CHECKS, "width in pixels") == ("5", "min 1, median 5, max 9")
@@ -39,15 +39,15 @@ def test_every_check_is_a_row_for_a_person() -> None:
     assert row(CHECKS, "near-duplicates") == ("7", "pairs in different splits, at most 3 of 64 bits apart")
 
 
-def test_count_that_is_not_complete_says_so() -> None:
-    """A bound on work is no licence to call a part the whole."""
+def test_incomplete_count_is_reported_as_a_lower_bound() -> None:
+    """A count of near-duplicates that was cut short is shown with "at least"."""
     partial = CHECKS.model_copy(update={"near_duplicates_complete": False})
 
     assert row(partial, "near-duplicates")[0] == "at least 7"
 
 
-def test_metrics_are_the_same_figures() -> None:
-    """What the tracking server plots."""
+def test_metrics_equal_the_values_of_the_report() -> None:
+    """The tracking server gets the same values as the report."""
     assert CHECKS.metrics() == {
         "images": 10,
         "classes": 2,
@@ -59,14 +59,14 @@ def test_metrics_are_the_same_figures() -> None:
     }
 
 
-def test_empty_table_has_figures_too() -> None:
-    """Nothing is divided by nothing."""
+def test_empty_table_has_metrics() -> None:
+    """Ratios of an empty table do not divide by zero."""
     empty = CHECKS.model_copy(update={"classes": {}, "outcomes": {}, "reasons": {}, "widths": {}, "heights": {}})
 
     assert (empty.imbalance_ratio, empty.quarantined_fraction) == (1.0, 0.0)
     assert row(empty, "quarantined") == ("0.00%", "none")
 
 
-def test_figures_come_back_from_json() -> None:
-    """What was logged for a version is what is shown for it later."""
+def test_checks_survive_a_json_round_trip() -> None:
+    """Checks that were logged for a version are equal after they are loaded."""
     assert DataChecks.model_validate(CHECKS.model_dump(mode="json")) == CHECKS

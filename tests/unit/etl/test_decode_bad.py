@@ -1,4 +1,4 @@
-"""Files that are no pictures we take: each has a reason, and none ends the work."""
+"""Files that are not usable images: each is refused with a reason."""
 
 import io
 import random
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.etl.decode import (
+from tasks.decode import (
     MAX_PIXELS,
     BadImage,
     Reason,
     decode_image,
     decode_pixels,
 )
-from tasks.etl.structure import scan_problem
-from tests.unit.etl.picture_bytes import (
+from tasks.image_structure import scan_problem
+from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,
     jpeg_with_segments,
@@ -35,14 +35,14 @@ from tests.unit.etl.picture_bytes import (
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 def test_cut_file_is_truncated(file_format: str, share: float) -> None:
-    """A file that ends early is refused, never shown half gray."""
+    """A file that ends early is refused, and never decoded with gray areas."""
     content = encoded(noise(64, 64), file_format)
 
     assert reason_of(content[: int(len(content) * share)]) is Reason.TRUNCATED
 
 
 def test_png_with_a_wrong_checksum_is_refused() -> None:
-    """A flipped bit in the compressed pixels does not go unnoticed."""
+    """Flipped bits in the compressed pixels are detected."""
     content = bytearray(encoded(noise(64, 64)))
     content[len(content) // 2] ^= 0xFF
 
@@ -50,18 +50,18 @@ def test_png_with_a_wrong_checksum_is_refused() -> None:
 
 
 def test_empty_file_is_refused() -> None:
-    """Zero bytes have a reason of their own."""
+    """An empty file has a separate reason."""
     assert reason_of(b"") is Reason.ZERO_BYTES
 
 
-@pytest.mark.parametrize("content", [b"not a picture at all\n", b"\x00" * 100, b"<html></html>"])
+@pytest.mark.parametrize("content", [b"not an image at all\n", b"\x00" * 100, b"<html></html>"])
 def test_other_file_is_not_an_image(content: bytes) -> None:
-    """Text, zeros and a web page are no image, whatever the file is called."""
+    """Text, zeros and a web page are refused as not an image."""
     assert reason_of(content) is Reason.NOT_AN_IMAGE
 
 
 def test_unsupported_mode_is_refused() -> None:
-    """Floating point samples have no range, so there is no right way to show them."""
+    """Floating point samples are refused, since their range is undefined."""
     with pytest.raises(BadImage):
         decode_image(encoded(Image.new("F", (4, 4), 0.5), "TIFF"))
 
@@ -69,12 +69,12 @@ def test_unsupported_mode_is_refused() -> None:
 @pytest.mark.parametrize("side", [20_000, 10_000, 200_000])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_decompression_bomb_is_refused_from_its_header(side: int) -> None:
-    """The header alone decides: there are no pixels behind it, and none are missed."""
+    """An image with too many pixels is refused by its header, without a read of its pixels."""
     assert reason_of(png_header_only(side, side)) is Reason.TOO_MANY_PIXELS
 
 
-def test_picture_of_exactly_the_bound_is_decoded() -> None:
-    """max_pixels is an upper bound, not the first size refused."""
+def test_image_of_exactly_max_pixels_is_decoded() -> None:
+    """max_pixels is an inclusive upper bound."""
     content = encoded(noise(10, 10))
 
     assert decode_image(content, max_pixels=100).size == (10, 10)
@@ -82,14 +82,14 @@ def test_picture_of_exactly_the_bound_is_decoded() -> None:
 
 
 def test_reason_and_detail_are_in_the_message() -> None:
-    """What a prediction's error says names the reason for machines and the detail for people."""
+    """The message of BadImage has the machine-readable reason and a readable detail."""
     with pytest.raises(BadImage, match=r"^too_many_pixels: 10x10 is more than 99 pixels$"):
         decode_image(encoded(noise(10, 10)), max_pixels=99)
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
-def test_random_damage_gives_a_picture_or_a_reason(file_format: str) -> None:
-    """Whatever bytes are changed, nothing but BadImage comes out: one bad file must not end a Spark job."""
+def test_random_damage_gives_an_image_or_a_reason(file_format: str) -> None:
+    """Random changes of bytes raise only BadImage, so that a bad file does not fail a Spark job."""
     source, draw = encoded(noise(24, 16), file_format), random.Random(1)
     refused = 0
     for _ in range(300):
@@ -103,8 +103,8 @@ def test_random_damage_gives_a_picture_or_a_reason(file_format: str) -> None:
     assert refused > 0
 
 
-def test_postscript_is_no_picture() -> None:
-    """A .jpg that is PostScript is never handed to Ghostscript."""
+def test_postscript_is_not_an_image() -> None:
+    """A PostScript file with the extension .jpg is never passed to Ghostscript."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, format="EPS")
 
@@ -113,7 +113,7 @@ def test_postscript_is_no_picture() -> None:
 
 
 def test_jpeg_with_too_many_scans_is_refused() -> None:
-    """Each goes over all pixels; the bound is 100, where encoders write about ten."""
+    """A JPEG with more than 100 scans is refused, since each scan covers all pixels; encoders write about ten."""
     image = Image.new("RGB", (64, 64), "teal")
 
     assert reason_of(scan_bomb(image, 91)) is Reason.TOO_MANY_PARTS
@@ -124,9 +124,9 @@ def test_jpeg_with_too_many_scans_is_refused() -> None:
 
 
 def test_scans_behind_a_reserved_marker_count() -> None:
-    """They are decoded by libjpeg: such a marker has no length, whatever the bytes behind it look like."""
+    """Scans behind a reserved marker count, since libjpeg decodes them: such a marker has no length field."""
     bomb = hidden_scan_bomb(2)
-    # It is a JPEG that decodes, and so a bomb.
+    # Pillow decodes it, so it would be a denial of service.
     assert Image.open(io.BytesIO(bomb)).convert("RGB").size == (64, 64)
     assert bomb.count(b"\xff\xda") > 1_000
 
@@ -136,14 +136,14 @@ def test_scans_behind_a_reserved_marker_count() -> None:
 
 
 def test_large_jpeg_may_have_fewer_scans() -> None:
-    """What it costs is pixels times scans; libjpeg's own ten are taken at any size that is decoded."""
+    """The bound is on pixels times scans; libjpeg's default of ten scans is accepted at any size."""
     assert scan_problem(scan_bomb(Image.new("RGB", (64, 64)), 20), num_pixels=80_000_000) is not None
     assert scan_problem(scan_bomb(Image.new("RGB", (64, 64)), 0), num_pixels=2 * MAX_PIXELS) is None
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 def test_ordinary_progressive_jpeg_is_decoded(mode: str) -> None:
-    """With the scans that libjpeg writes by default."""
+    """A progressive JPEG with libjpeg's default scans is decoded."""
     content = encoded(noise(64, 48).convert(mode), "JPEG", progressive=True)
 
     assert content.count(b"\xff\xda") > 1
@@ -151,7 +151,7 @@ def test_ordinary_progressive_jpeg_is_decoded(mode: str) -> None:
 
 
 def test_scans_of_thumbnails_do_not_count() -> None:
-    """Those within a segment, and those of a second picture after the end of the first."""
+    """Scans within a segment, and scans of a second image after the end of the first, do not count."""
     within = jpeg_with_segments(1, b"MPF\0" + 150 * b"\xff\xda\x00\x02")
     behind = encoded(noise(16, 16), "JPEG") + 150 * b"\xff\xda\x00\x02"
 
@@ -176,13 +176,13 @@ def test_scans_of_thumbnails_do_not_count() -> None:
     ids=["segments", "chunks", "texts", "profiles"],
 )
 def test_header_of_too_many_parts_is_refused(few: bytes, many: bytes) -> None:
-    """It would take seconds a megabyte to read, some of it growing with the square; what cameras write is taken."""
+    """A header with too many parts, which takes seconds per megabyte to parse, is refused; ordinary headers are not."""
     assert decode_image(few).size == (16, 16)
     assert reason_of(many) is Reason.TOO_MANY_PARTS
 
 
 @pytest.mark.parametrize(
-    ("whole", "bomb", "said"),
+    ("whole", "bomb", "detail"),
     [
         (run_length_bmp(64, 64), run_length_bmp(2048, 2049), "a BMP with run lengths of 4196352 pixels and 9276 bytes"),
         (run_length_bmp(64, 64), run_length_bmp(64, 64) + bytes(9 << 20), "a BMP with run lengths of 4096 pixels"),
@@ -191,22 +191,22 @@ def test_header_of_too_many_parts_is_refused(few: bytes, many: bytes) -> None:
     ],
     ids=["run-lengths", "empty-runs", "tile", "strips"],
 )
-def test_small_file_of_much_work_is_refused(whole: bytes, bomb: bytes, said: str) -> None:
-    """Its pixels are few, but a kilobyte takes seconds or half a gigabyte to decode; ordinary ones are taken."""
+def test_small_file_that_is_expensive_to_decode_is_refused(whole: bytes, bomb: bytes, detail: str) -> None:
+    """A file that takes seconds or half a gigabyte per kilobyte to decode is refused; ordinary files are not."""
     assert decode_image(whole).size in {(64, 64), (16, 16)}
-    with pytest.raises(BadImage, match=f"^too_many_parts: {said}"):
+    with pytest.raises(BadImage, match=f"^too_many_parts: {detail}"):
         decode_image(bomb)
 
 
 def test_ordinary_tiff_is_decoded() -> None:
-    """With its colours beside each other, and as three planes in strips of their own."""
+    """TIFF images with interleaved samples, and with three planes in separate strips, are decoded."""
     assert decode_image(encoded(noise(64, 48), "TIFF")).size == (64, 48)
     assert decode_image(encoded(noise(64, 48), "TIFF", compression="tiff_lzw")).size == (64, 48)
     assert np.array_equal(np.asarray(decode_image(tiff_with_planes(64))), np.zeros((64, 64, 3), np.uint8))
 
 
 def test_first_frame_of_a_long_animation_is_decoded() -> None:
-    """The other frames are not read, however many there are."""
+    """Only the first frame of an animation with 300 frames is decoded."""
     frames = [noise(4, 4, seed) for seed in range(300)]
     content = encoded(frames[0], save_all=True, append_images=frames[1:])
 

@@ -13,14 +13,14 @@ from tasks.etl.digits import NUM_DIGITS, write_digits
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all digits, written once."""
+    """Return a folder with all digits, written once."""
     folder = tmp_path_factory.mktemp("digits")
     write_digits(folder)
     return folder
 
 
 def test_every_digit_is_in_its_class_folder(digits: Path) -> None:
-    """Ten folders, 1,797 files, and nothing beside them."""
+    """There are ten folders with 1,797 PNG files, and no other files."""
     assert sorted(folder.name for folder in digits.iterdir()) == [str(number) for number in range(10)]
     files = [file for file in digits.rglob("*") if file.is_file()]
     assert len(files) == NUM_DIGITS
@@ -28,7 +28,7 @@ def test_every_digit_is_in_its_class_folder(digits: Path) -> None:
 
 
 def test_pixels_are_scikit_learns_levels_scaled(digits: Path) -> None:
-    """Level 0 is black, 16 is white, and the label is the folder."""
+    """Level 0 is black, level 16 is white, and the folder is the label."""
     source = load_digits()
 
     pixels = np.asarray(Image.open(digits / str(source.target[5]) / "0005.png"))
@@ -38,7 +38,7 @@ def test_pixels_are_scikit_learns_levels_scaled(digits: Path) -> None:
 
 
 def test_writing_again_changes_nothing(digits: Path) -> None:
-    """A second run touches no file, so that ETL reads none again."""
+    """A second run modifies none of the files, so that the ETL does not read them again."""
     before = {file: file.stat().st_mtime_ns for file in digits.rglob("*.png")}
 
     write_digits(digits)
@@ -46,8 +46,8 @@ def test_writing_again_changes_nothing(digits: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in digits.rglob("*.png")} == before
 
 
-def test_killed_writing_is_completed(digits: Path, tmp_path: Path) -> None:
-    """What is missing comes back, and what is there stays untouched, even when it was changed."""
+def test_interrupted_writing_is_completed(digits: Path, tmp_path: Path) -> None:
+    """Missing files are written, and existing files are not modified, even if their content differs."""
     folder = tmp_path / "digits"
     shutil.copytree(digits, folder)
     files = sorted(folder.rglob("*.png"))

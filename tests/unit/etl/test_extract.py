@@ -1,4 +1,4 @@
-"""What a Spark task does with the files it is given, called here without Spark."""
+"""Processing of files in a Spark task, called without Spark."""
 
 import hashlib
 import io
@@ -14,20 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.config import EtlConfig
-from tasks.etl.decode import fit_within
+from tasks.config.etl import EtlConfig
+from tasks.decode import fit_within
 from tasks.etl.edges import Edges
-from tasks.etl.extract import examine_picture, make_decoder, make_reader, read_picture
+from tasks.etl.extract import examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
-from tasks.etl.parts import PartTarget
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
-from tasks.worker_log import PROGRESS_MARK, WORKER_MARK
-from tests.unit.etl.picture_bytes import scan_bomb
+from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
+from tasks.tables.parts import PartTarget
+from tests.builders.image_bytes import scan_bomb
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
-    """Write a picture of noise and return the file's bytes."""
+    """Write an image of random noise and return the file's bytes."""
     samples = np.random.default_rng(size).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(samples).save(file, **options)
@@ -39,17 +39,17 @@ def read(
 ) -> dict[str, Any]:
     """Read one file as a Spark task would."""
     etl = EtlConfig.model_validate({"max_pixels": 1_000_000} | settings)
-    return read_picture(file, label, split, os.path.realpath(root), etl)
+    return read_image(file, label, split, os.path.realpath(root), etl)
 
 
 def part_target(folder: Path) -> PartTarget:
-    """Return where parts of a run go."""
+    """Return a target for the parts of a run."""
     folder.mkdir(exist_ok=True)
     return PartTarget(str(folder), "5eed", datetime(2026, 1, 2, tzinfo=UTC))
 
 
-def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:
-    """What is no larger than stored_side is the original file."""
+def test_small_image_is_stored_byte_for_byte(tmp_path: Path) -> None:
+    """An image within stored_side is stored as the original file."""
     content = save(tmp_path / "cat" / "1.jpg", (60, 40))
 
     row = read(tmp_path / "cat" / "1.jpg", tmp_path, stored_side=60)
@@ -60,8 +60,8 @@ def test_small_picture_is_stored_byte_for_byte(tmp_path: Path) -> None:
     assert row["reason"] is None
 
 
-def test_large_picture_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> None:
-    """sha256, width and height are the original's; the content is a JPEG with the longest side of stored_side."""
+def test_large_image_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> None:
+    """sha256, width and height are the original's; the content is a JPEG whose longest side is stored_side."""
     original = save(tmp_path / "cat" / "1.png", (120, 60))
 
     row = read(tmp_path / "cat" / "1.png", tmp_path, stored_side=64)
@@ -72,8 +72,8 @@ def test_large_picture_is_scaled_down_and_keeps_its_identity(tmp_path: Path) -> 
     assert (row["width"], row["height"]) == (120, 60)
 
 
-def test_size_is_that_of_the_upright_picture(tmp_path: Path) -> None:
-    """A photograph taken on its side is as high as it looks."""
+def test_size_is_that_of_the_upright_image(tmp_path: Path) -> None:
+    """Width and height are those after EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = 6
     save(tmp_path / "cat" / "1.jpg", (60, 40), exif=exif)
@@ -84,28 +84,28 @@ def test_size_is_that_of_the_upright_picture(tmp_path: Path) -> None:
 
 
 def test_bad_file_has_a_reason_and_no_content(tmp_path: Path) -> None:
-    """A quarantined file keeps its sha256, so that the ledger knows it again."""
+    """A quarantined file has its sha256 in the ledger, but no content."""
     file = tmp_path / "cat" / "1.jpg"
     file.parent.mkdir()
-    file.write_bytes(b"no picture")
+    file.write_bytes(b"no image")
 
     row = read(file, tmp_path)
 
     assert row["reason"] == "not_an_image"
     assert row["detail"]
     assert row["content"] is None
-    assert row["sha256"] == hashlib.sha256(b"no picture").hexdigest()
+    assert row["sha256"] == hashlib.sha256(b"no image").hexdigest()
 
 
-def test_picture_over_the_bound_has_a_reason(tmp_path: Path) -> None:
-    """max_pixels reaches the decoder."""
+def test_image_with_more_than_max_pixels_has_a_reason(tmp_path: Path) -> None:
+    """The setting max_pixels is passed to the decoder."""
     save(tmp_path / "cat" / "1.png", (1001, 1000), compress_level=0)
 
     assert read(tmp_path / "cat" / "1.png", tmp_path)["reason"] == "too_many_pixels"
 
 
-def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
-    """A picture at the top of the source is quarantined, not given a label of our own."""
+def test_image_without_class_folder_has_a_reason(tmp_path: Path) -> None:
+    """An image at the top of the source is quarantined, since it has no label."""
     save(tmp_path / "1.png", (8, 8))
 
     row = read(tmp_path / "1.png", tmp_path, label=None)
@@ -115,15 +115,15 @@ def test_picture_without_class_folder_has_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "reason"), [((1, 9), "too_small"), ((9, 1), "too_small"), ((2, 2), None)])
-def test_picture_under_the_bound_has_a_reason(tmp_path: Path, size: tuple[int, int], reason: str | None) -> None:
-    """A counting pixel or a hairline shows nothing; min_side is the first side that is accepted."""
+def test_image_smaller_than_min_side_has_a_reason(tmp_path: Path, size: tuple[int, int], reason: str | None) -> None:
+    """An image with a side shorter than min_side, such as a tracking pixel, is quarantined."""
     save(tmp_path / "cat" / "1.png", size)
 
     assert read(tmp_path / "cat" / "1.png", tmp_path, min_side=2)["reason"] == reason
 
 
-def test_predefined_split_is_kept_whatever_the_content_says(tmp_path: Path) -> None:
-    """Who split the pictures decides, also for a file that cannot be used."""
+def test_predefined_split_takes_precedence_over_the_content(tmp_path: Path) -> None:
+    """A predefined split is kept, also for a file that cannot be used."""
     save(tmp_path / "cat" / "1.png", (8, 8))
     (tmp_path / "cat" / "2.png").write_bytes(b"")
 
@@ -132,8 +132,8 @@ def test_predefined_split_is_kept_whatever_the_content_says(tmp_path: Path) -> N
         assert read(tmp_path / "cat" / "2.png", tmp_path, split=split, split_by="folder")["split"] == split
 
 
-def test_picture_in_no_split_folder_has_a_reason(tmp_path: Path) -> None:
-    """Where folders split, a picture beside them is not put anywhere by us."""
+def test_image_outside_the_split_folders_has_a_reason(tmp_path: Path) -> None:
+    """With splits by folder, an image outside the split folders is quarantined."""
     save(tmp_path / "cat" / "1.png", (8, 8))
 
     row = read(tmp_path / "cat" / "1.png", tmp_path, split_by="folder")
@@ -144,13 +144,13 @@ def test_picture_in_no_split_folder_has_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "detail"),
     [
-        ({}, "the file lies in no class folder"),
+        ({}, "the file is not in a class folder"),
         ({"by": "pattern", "pattern": "x(y)"}, "etl.labels.pattern finds no label in the path"),
-        ({"by": "file", "file": "labels.csv"}, "etl.labels.file names no label for the path"),
+        ({"by": "file", "file": "labels.csv"}, "etl.labels.file has no label for the path"),
     ],
 )
-def test_missing_label_says_where_it_was_looked_for(tmp_path: Path, labels: dict[str, str], detail: str) -> None:
-    """The ledger's detail tells a person what to mend."""
+def test_detail_of_a_missing_label_names_the_setting(tmp_path: Path, labels: dict[str, str], detail: str) -> None:
+    """The ledger's detail tells the user where the label was expected."""
     save(tmp_path / "1.png", (8, 8))
 
     row = read(tmp_path / "1.png", tmp_path, label=None, labels=labels)
@@ -158,8 +158,8 @@ def test_missing_label_says_where_it_was_looked_for(tmp_path: Path, labels: dict
     assert (row["reason"], row["detail"]) == ("label_missing", detail)
 
 
-def test_picture_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> None:
-    """The hash is that of the picture as it is stored: the decoded original, or that scaled down."""
+def test_image_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> None:
+    """The hash is that of the stored image: the original, or the image scaled down."""
     save(tmp_path / "cat" / "1.png", (64, 64))
     (tmp_path / "cat" / "2.png").write_bytes(b"bad")
 
@@ -171,8 +171,8 @@ def test_picture_has_its_perceptual_hash_and_a_bad_file_none(tmp_path: Path) -> 
     assert read(tmp_path / "cat" / "2.png", tmp_path)["dhash"] is None
 
 
-def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
-    """A file that was deleted meanwhile is unreadable, not a failed job."""
+def test_file_deleted_since_the_listing_has_a_reason(tmp_path: Path) -> None:
+    """A file that was deleted since the listing is quarantined as unreadable, and does not fail the job."""
     row = read(tmp_path / "cat" / "gone.jpg", tmp_path)
 
     assert row["reason"] == "unreadable"
@@ -180,7 +180,7 @@ def test_file_gone_since_the_listing_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Path) -> None:
-    """Halves of two pictures are none."""
+    """A file that changes while it is read is unreadable in this run, and read in a later one."""
     file, stop = tmp_path / "source" / "red" / "1.png", threading.Event()
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(16 << 20))
@@ -193,17 +193,17 @@ def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Pat
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        # Its time moves with the kernel's tick: a read within one sees nothing.
-        rows = [read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig()) for _ in range(10)]
+        # Its modification time has the kernel's tick as resolution: a read within a tick does not see a change.
+        rows = [read_image(file, "red", None, str(tmp_path / "source"), EtlConfig()) for _ in range(10)]
     finally:
         stop.set()
         writer.join()
     assert ("unreadable", "the file changed while it was read") in {(row["reason"], row["detail"]) for row in rows}
-    assert read_picture(file, "red", None, str(tmp_path / "source"), EtlConfig())["reason"] == "not_an_image"
+    assert read_image(file, "red", None, str(tmp_path / "source"), EtlConfig())["reason"] == "not_an_image"
 
 
 def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -> None:
-    """The check of the listing is made again where the file is read."""
+    """The check that a file is inside the source is repeated when the file is read."""
     save(tmp_path / "elsewhere" / "1.png", (8, 8))
     (tmp_path / "source" / "cat").mkdir(parents=True)
     link = tmp_path / "source" / "cat" / "1.png"
@@ -212,15 +212,12 @@ def test_file_that_became_a_link_out_of_the_source_is_not_read(tmp_path: Path) -
     row = read(link, tmp_path / "source")
 
     assert row["reason"] == "unreadable"
-    assert "leads out of the source" in row["detail"]
+    assert "points outside the source" in row["detail"]
     assert row["content"] is None
 
 
-def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Good and bad files each give one row in the schema that Spark is told, and one line in the worker's log.
-
-    The pictures are in the part that their rows name.
-    """
+def test_reader_returns_one_row_per_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Usable and bad files give one row each in READ_ARROW, one log line per task, and images in the named part."""
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (9, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
@@ -236,18 +233,18 @@ def test_reader_returns_one_row_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["reason"].to_pylist() == [None, None, "zero_bytes"]
     (part,) = {*rows["part"].to_pylist()[:2]}
     assert rows["part"][2].as_py() is None
-    pictures = pq.read_table(tmp_path / "table" / part)
-    assert pictures["sha256"].to_pylist() == rows["sha256"].to_pylist()[:2]
-    assert pictures["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
-    asked = [name for name in listing.column_names if name != "split"]
-    assert rows.select(asked).equals(listing.select(asked))
-    # The first file is counted at once, so that a long step is seen to have begun.
+    images = pq.read_table(tmp_path / "table" / part)
+    assert images["sha256"].to_pylist() == rows["sha256"].to_pylist()[:2]
+    assert images["content"].to_pylist() == [(tmp_path / name).read_bytes() for name in ("cat/1.png", "dog/2.png")]
+    names = [name for name in listing.column_names if name != "split"]
+    assert rows.select(names).equals(listing.select(names))
+    # The first file is counted at once, so that the progress shows the start of a long task.
     counted = f"{PROGRESS_MARK}{os.getpid()} etl 0 1\n"
     assert capsys.readouterr().err == f"{counted}{WORKER_MARK}read 3 files, 1 of them unusable\n"
 
 
 def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty partition is silent."""
+    """An empty partition gives no rows, log lines or files."""
     target = part_target(tmp_path / "table")
     reader = make_reader(tmp_path, EtlConfig(), target)
 
@@ -256,8 +253,8 @@ def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.Cap
     assert list(Path(target.folder).iterdir()) == []
 
 
-def test_images_near_an_edge_of_two_splits_are_in_a_part_of_their_own(tmp_path: Path) -> None:
-    """The driver may deal them otherwise, and writes that part again alone; without edges there is one part."""
+def test_images_near_an_edge_between_two_splits_are_in_a_separate_part(tmp_path: Path) -> None:
+    """Images whose split the driver may change are in a separate part; without edges there is a single part."""
     for number in range(40):
         save(tmp_path / "cat" / f"{number}.png", (8 + number, 8))
     listing, etl, target = list_images(tmp_path), EtlConfig(), part_target(tmp_path / "table")
@@ -275,23 +272,23 @@ def test_images_near_an_edge_of_two_splits_are_in_a_part_of_their_own(tmp_path: 
     assert len(whole["part"].unique()) == 1
 
 
-def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
-    """Where Spark did the reading the rows are the same, and what it could not read is unreadable with its reason."""
+def test_decoder_returns_the_same_rows_as_the_reader(tmp_path: Path) -> None:
+    """Files read by Spark give the same rows, and files that Spark could not read are unreadable with its reason."""
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (90, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
     listing, etl = list_images(tmp_path), EtlConfig(stored_side=64)
     contents = [(tmp_path / path).read_bytes() for path in listing["path"].to_pylist()]
-    brought = listing.append_column("content", pa.array(contents, pa.binary()))
-    brought = brought.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))
+    loaded = listing.append_column("content", pa.array(contents, pa.binary()))
+    loaded = loaded.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))
 
     target = part_target(tmp_path / "table")
     read = pa.Table.from_batches(make_reader(tmp_path, etl, target)(iter(listing.to_batches()))).to_pylist()
-    decoded = pa.Table.from_batches(make_decoder(etl, target)(iter(brought.to_batches()))).to_pylist()
+    decoded = pa.Table.from_batches(make_decoder(etl, target)(iter(loaded.to_batches()))).to_pylist()
 
-    pictures = [pq.read_table(f"{target.folder}/{rows[0].pop('part')}") for rows in (read, decoded)]
-    assert pictures[0].num_rows == 2
-    assert pictures[0].equals(pictures[1])
+    images = [pq.read_table(f"{target.folder}/{rows[0].pop('part')}") for rows in (read, decoded)]
+    assert images[0].num_rows == 2
+    assert images[0].equals(images[1])
     assert read[1].pop("part") != decoded[1].pop("part")
     assert decoded[:2] == read[:2]
     assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
@@ -299,11 +296,11 @@ def test_decoder_gives_what_the_reader_gives(tmp_path: Path) -> None:
 
 
 def test_scan_bomb_is_quarantined_and_an_ordinary_progressive_jpeg_is_stored() -> None:
-    """The ledger has the reason; nothing was decoded."""
+    """A JPEG with too many scans has a reason and no content."""
     image = Image.new("RGB", (64, 64), "teal")
 
-    bomb = examine_picture(scan_bomb(image, 20_000), "cat", None, EtlConfig())
-    ordinary = examine_picture(scan_bomb(image, 0), "cat", None, EtlConfig())
+    bomb = examine_image(scan_bomb(image, 20_000), "cat", None, EtlConfig())
+    ordinary = examine_image(scan_bomb(image, 0), "cat", None, EtlConfig())
 
     assert (bomb["reason"], bomb["content"]) == ("too_many_parts", None)
     assert bomb["detail"] == "a JPEG of 4096 pixels with more than 100 scans"

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from tasks import remote_file
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
-from tasks.etl.labels import name_paths, read_label_file
+from tasks.etl.labels import label_paths, read_label_file
 from tasks.etl.listing import check_source, check_splits, list_images
-from tasks.patterns import compile_pattern, find_group
+from tasks.system import remote_file
 
 PYTHON_PATTERNS = [
     r"(\d+)",
@@ -48,7 +48,7 @@ PYTHON_PATTERNS = [
 
 def named(*paths: str, **settings: Any) -> list[tuple[str | None, str | None]]:
     """Return label and split of each path under the settings."""
-    return name_paths(paths, EtlConfig.model_validate(settings))
+    return label_paths(paths, EtlConfig.model_validate(settings))
 
 
 def by_pattern(pattern: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ def write(file: Path, /, **columns: list[Any]) -> str:
 
 
 def test_parent_folder_is_the_label() -> None:
-    """The innermost folder, and none at the top."""
+    """The label is the innermost folder, and None for a file at the top of the source."""
     assert named("animals/cat/1.jpg", "1.jpg") == [("cat", None), (None, None)]
 
 
@@ -83,20 +83,20 @@ def test_parent_folder_is_the_label() -> None:
     ],
 )
 def test_pattern_finds_the_label_anywhere_in_the_path(pattern: str, path: str, label: str | None) -> None:
-    """The group named label, or the only one; where nothing or an empty text is found there is no label."""
+    """The label is the group named label or the only group; without a match, or with an empty one, it is None."""
     assert named(path, labels=by_pattern(pattern)) == [(label, None)]
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (by_pattern("(["), r"pattern is '\(\[', which is no regular expression .*: mend it"),
+        (by_pattern("(["), r"pattern is '\(\[', which is not a regular expression .*: correct it"),
         (by_pattern("cat"), "which has 0 groups: put exactly one pair of parentheses around the label"),
         (by_pattern("(a)(b)"), "which has 2 groups"),
         ({"by": "pattern"}, "by is 'pattern', but pattern is empty: set pattern, or leave out by"),
-        ({"pattern": "(a)"}, r"pattern is '\(a\)', but by is 'folder', which has no use for it: set by"),
+        ({"pattern": "(a)"}, r"pattern is '\(a\)', but by is 'folder', which does not use it: set by"),
         ({"by": "file"}, "by is 'file', but file is empty: set file, or leave out by"),
-        ({"file": "labels.csv"}, "file is 'labels.csv', but by is 'folder', which has no use for it: set by to 'file'"),
+        ({"file": "labels.csv"}, "file is 'labels.csv', but by is 'folder', which does not use it: set by to 'file'"),
         (by_pattern("(" * 5000 + ")" * 5000), "has 10,000 characters: give at most 4,096"),
         (by_pattern("(" * 1000 + ")" * 1000), "has 2,000 characters: write at most 1,000"),
         (by_pattern("(" * 200 + ")" * 200), "has 200 groups: use at most 100"),
@@ -109,12 +109,12 @@ def test_pattern_finds_the_label_anywhere_in_the_path(pattern: str, path: str, l
         (by_pattern("(a++)"), "has a possessive or atomic group, which is not supported: leave it out"),
         ({"by": "file", "file": "zip://a.csv::https://host/x.csv"}, "a chain of several URLs: copy the file itself"),
         ({"by": "file", "file": "simplecache::s3://bucket/x.csv"}, "a chain of several URLs"),
-        ({"by": "file", "file": "reference://x.csv"}, "whose kind 'reference' is not one of http, https"),
+        ({"by": "file", "file": "reference://x.csv"}, "whose scheme 'reference' is not one of http, https"),
         ({"by": "file", "file": "labels.xlsx"}, "'labels.xlsx', which ends in neither .csv nor .parquet"),
     ],
 )
-def test_settings_that_cannot_name_a_label_are_refused_in_the_form(settings: dict[str, str], sentence: str) -> None:
-    """Before any file is listed, with the value and the way out."""
+def test_invalid_label_settings_are_refused_by_validation(settings: dict[str, str], sentence: str) -> None:
+    """Invalid settings are refused before files are listed, with the value and the way out."""
     with pytest.raises(ValidationError, match=sentence):
         EtlConfig.model_validate({"labels": settings})
 
@@ -154,8 +154,8 @@ def test_settings_that_cannot_name_a_label_are_refused_in_the_form(settings: dic
         "169.254.169.254.",
     ],
 )
-def test_label_file_of_this_machines_own_network_is_refused(host: str) -> None:
-    """However the address is written: the metadata service of a cloud gives away its credentials."""
+def test_label_file_on_a_link_local_or_metadata_address_is_refused(host: str) -> None:
+    """Such addresses are refused in every notation, since a cloud's metadata service returns credentials."""
     with pytest.raises(ValidationError, match="an address of this machine's own network or of a cloud's metadata"):
         EtlConfig.model_validate({"labels": {"by": "file", "file": f"http://{host}/x.csv"}})
 
@@ -174,13 +174,13 @@ def test_label_file_of_this_machines_own_network_is_refused(host: str) -> None:
         "http://[2001:db8::1]/x.csv",
     ],
 )
-def test_other_label_files_are_taken(file: str) -> None:
-    """Servers, stores, and names with two colons."""
+def test_other_label_files_are_accepted(file: str) -> None:
+    """Other servers, object stores, and names with two colons are accepted."""
     assert EtlConfig.model_validate({"labels": {"by": "file", "file": file}}).labels.file == file
 
 
-def test_label_file_that_redirects_or_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To wherever: the URL itself says what is read. What is read is held in memory."""
+def test_label_file_that_redirects_or_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redirects to any URL are refused, and so are files that are too large to hold in memory."""
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -194,7 +194,7 @@ def test_label_file_that_redirects_or_does_not_end_is_refused(monkeypatch: pytes
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -205,13 +205,13 @@ def test_label_file_that_redirects_or_does_not_end_is_refused(monkeypatch: pytes
         ):
             read_label_file(f"{host}/moved.csv", with_split=False)
         monkeypatch.setattr(remote_file, "MAX_BYTES", 10)
-        with pytest.raises(WrongInput, match="which cannot be read .it has more than 0 MB: copy it to a place"):
+        with pytest.raises(WrongInput, match="which cannot be read .it has more than 0 MB: copy it to a folder"):
             read_label_file(f"{host}/labels.csv", with_split=False)
         server.shutdown()
 
 
 def test_label_file_whose_host_resolves_to_a_forbidden_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name is looked up before it is opened."""
+    """The host name is resolved and checked before the file is opened."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
 
@@ -220,8 +220,8 @@ def test_label_file_whose_host_resolves_to_a_forbidden_address_is_refused(monkey
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_name_that_resolves_to_another_address_later_is_refused(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    """Each look-up may give another one: what is connected to is what was checked."""
+def test_host_that_resolves_to_another_address_later_is_refused(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """The address of the connection is checked too, since each DNS look-up may return another one."""
     monkeypatch.setenv("no_proxy", "*")
     answers = iter(["127.0.0.1", "169.254.169.254"])
     monkeypatch.setattr(
@@ -234,20 +234,20 @@ def test_a_name_that_resolves_to_another_address_later_is_refused(monkeypatch: p
 
 
 def test_local_label_file_may_have_two_colons_in_its_name(tmp_path: Path) -> None:
-    """For fsspec that is a chain of URLs."""
+    """A local path with :: is opened, although fsspec would take it for a chain of URLs."""
     file = write(tmp_path / "a::b.csv", path=["a"], label=["x"])
 
     assert read_label_file(file, with_split=False) == {"a": ("x", None)}
 
 
-def test_pattern_that_backtracks_for_ever_elsewhere_is_matched_at_once() -> None:
-    """With Python's own matcher this takes 2^40 steps; the test's time limit ends it."""
+def test_pattern_with_exponential_backtracking_is_matched_at_once() -> None:
+    """A pattern that takes 2**40 steps with Python's re module ends within the test's time limit."""
     assert named(f"{'a' * 40}!/1.jpg", labels=by_pattern("^((a+)+)$".replace("((", "(?P<label>("))) == [(None, None)]
 
 
 @pytest.mark.parametrize("pattern", PYTHON_PATTERNS)
-def test_patterns_find_what_pythons_own_matcher_finds(pattern: str) -> None:
-    """Classes of Unicode, classes within brackets, repeats without a lower bound, escapes."""
+def test_patterns_find_the_same_text_as_pythons_re(pattern: str) -> None:
+    """Unicode classes, classes within brackets, repeats without a lower bound, and escapes match as in Python's re."""
     compiled, python = compile_pattern(pattern), re.compile(pattern)
     draw = random.Random(1)
     for _ in range(500):
@@ -259,7 +259,7 @@ def test_patterns_find_what_pythons_own_matcher_finds(pattern: str) -> None:
 
 
 def test_splits_from_a_label_file_need_a_label_file() -> None:
-    """There is no other file that could name them."""
+    """split_by 'file' is refused unless labels.by is 'file'."""
     with pytest.raises(ValidationError, match="split_by is 'file' and labels.by is 'folder', so no file names a split"):
         EtlConfig(split_by="file")
 
@@ -279,18 +279,18 @@ def test_splits_from_a_label_file_need_a_label_file() -> None:
     ],
 )
 def test_first_folder_called_like_a_split_is_the_split(path: str, found: tuple[str | None, str | None]) -> None:
-    """A class may be called test, and a split folder is never a class."""
+    """Only the first folder with the name of a split is the split, so a class may be called test."""
     assert named(path, split_by="folder") == [found]
 
 
-def test_folders_split_pictures_that_a_pattern_labels() -> None:
-    """The two rules do not know each other."""
+def test_folders_split_images_that_a_pattern_labels() -> None:
+    """Splits by folder can be combined with labels by pattern."""
     assert named("train/001.ak47/1.jpg", split_by="folder", labels=by_pattern(r"\d+\.([^/]+)/")) == [("ak47", "train")]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_label_file_names_labels_and_splits(tmp_path: Path, suffix: str) -> None:
-    """Both formats say the same; other columns are left alone, and what is not named has no label."""
+    """CSV and Parquet give the same labels; other columns are ignored, and other paths have no label."""
     columns = {"path": ["a/1.jpg", "./b/2.jpg"], "label": ["cat", "dog"], "split": ["train", "test"], "age": [1, 2]}
     labels = {"by": "file", "file": write(tmp_path / f"labels{suffix}", **columns)}
 
@@ -305,7 +305,7 @@ def test_label_file_names_labels_and_splits(tmp_path: Path, suffix: str) -> None
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_labels_are_taken_as_text(tmp_path: Path, suffix: str) -> None:
-    """The class 007 is not the class 7, and NA, null and nan are names; an empty one is none."""
+    """Class 007 differs from class 7, and NA, null and nan are class names; an empty label is None."""
     labels = ["007", "NA", "null", "nan", ""]
     file = write(tmp_path / f"labels{suffix}", path=list("abcde"), label=labels)
 
@@ -318,8 +318,8 @@ def test_labels_are_taken_as_text(tmp_path: Path, suffix: str) -> None:
     ]
 
 
-def test_numbers_as_labels_in_parquet_are_their_text(tmp_path: Path) -> None:
-    """With a null among them pandas would make 3 a 3.0."""
+def test_integer_labels_in_parquet_are_converted_to_text(tmp_path: Path) -> None:
+    """The label 3 becomes '3' and not '3.0', even with a null in the column."""
     file = write(tmp_path / "labels.parquet", path=["a", "b"], label=pd.array([3, None], dtype="Int64"))
 
     assert read_label_file(file, with_split=False) == {"a": ("3", None), "b": (None, None)}
@@ -335,25 +335,25 @@ def test_numbers_as_labels_in_parquet_are_their_text(tmp_path: Path) -> None:
         ),
         ({"path": ["a"], "label": ["x"], "split": [""]}, "gives 'a' the split '': use train, val, test"),
         ({"path": [""], "label": ["x"], "split": ["val"]}, r"has a row without a path \(label 'x'\): remove it"),
-        ({"path": ["a", "./a"], "label": ["x", "y"], "split": ["val", "val"]}, "says two things of 'a'"),
-        ({"path": ["a", "a"], "label": ["x", "x"], "split": ["val", "test"]}, "says two things of 'a'"),
+        ({"path": ["a", "./a"], "label": ["x", "y"], "split": ["val", "val"]}, "has contradictory rows for 'a'"),
+        ({"path": ["a", "a"], "label": ["x", "x"], "split": ["val", "test"]}, "has contradictory rows for 'a'"),
     ],
 )
-def test_label_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
-    """What, its value, and the way out."""
+def test_unusable_label_file_is_refused(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
+    """The message has the problem, the value and the way out."""
     with pytest.raises(WrongInput, match=sentence):
         read_label_file(write(tmp_path / "labels.csv", **columns), with_split=True)
 
 
-def test_same_row_twice_is_one(tmp_path: Path) -> None:
-    """Only what contradicts itself is refused."""
+def test_repeated_row_is_accepted(tmp_path: Path) -> None:
+    """Two equal rows for a path are not a contradiction."""
     file = write(tmp_path / "labels.csv", path=["a", "a"], label=["x", "x"])
 
     assert read_label_file(file, with_split=False) == {"a": ("x", None)}
 
 
-def test_missing_and_damaged_label_files_are_one_sentence(tmp_path: Path) -> None:
-    """Whatever the format's library says, the file is named."""
+def test_missing_and_damaged_label_files_are_refused_by_name(tmp_path: Path) -> None:
+    """The message names the file, independent of the library's exception."""
     with pytest.raises(WrongInput, match=r"etl.labels.file is '.*/gone.csv', which does not exist: check the path"):
         read_label_file(str(tmp_path / "gone.csv"), with_split=False)
     for name in ("bad.parquet", "empty.csv"):
@@ -363,7 +363,7 @@ def test_missing_and_damaged_label_files_are_one_sentence(tmp_path: Path) -> Non
 
 
 def test_label_file_may_be_a_url(tmp_path: Path) -> None:
-    """file:// and whatever else fsspec has a driver for."""
+    """A file:// URL is read; other schemes need a driver of fsspec."""
     file = write(tmp_path / "my labels.csv", path=["a"], label=["x"])
 
     assert read_label_file(Path(file).as_uri(), with_split=False) == {"a": ("x", None)}
@@ -376,8 +376,8 @@ def put(source: Path, *paths: str) -> None:
         (source / path).write_bytes(b"content")
 
 
-def test_listing_carries_label_and_split(tmp_path: Path) -> None:
-    """What the path says is known before anything is read."""
+def test_listing_has_label_and_split(tmp_path: Path) -> None:
+    """Label and split are in the listing, before files are read."""
     put(tmp_path, "train/cat/1.jpg", "val/dog/2.jpg", "cat/3.jpg")
 
     listing = list_images(tmp_path, EtlConfig(split_by="folder"))
@@ -386,8 +386,8 @@ def test_listing_carries_label_and_split(tmp_path: Path) -> None:
     assert rows == {"train/cat/1.jpg": ("cat", "train"), "val/dog/2.jpg": ("dog", "val"), "cat/3.jpg": ("cat", None)}
 
 
-def test_source_in_which_the_rule_finds_one_label_is_refused(tmp_path: Path) -> None:
-    """The sentence names the rule, not class folders that nobody asked for."""
+def test_source_with_a_single_label_by_pattern_is_refused(tmp_path: Path) -> None:
+    """The message names the setting of the labels, and not class folders."""
     put(tmp_path, "1.x/a.jpg", "1.x/b.jpg", "y/c.jpg")
     etl = EtlConfig.model_validate({"labels": by_pattern(r"\d+\.([^/]+)/")})
 
@@ -395,8 +395,8 @@ def test_source_in_which_the_rule_finds_one_label_is_refused(tmp_path: Path) -> 
         check_source(tmp_path, etl)
 
 
-def test_source_without_split_folders_is_refused_where_folders_split(tmp_path: Path) -> None:
-    """Not a quarantine of everything."""
+def test_source_without_split_folders_is_refused_with_splits_by_folder(tmp_path: Path) -> None:
+    """A source without split folders is refused, instead of quarantining all its files."""
     put(tmp_path, "cat/1.jpg", "dog/1.jpg")
 
     with pytest.raises(
@@ -406,7 +406,7 @@ def test_source_without_split_folders_is_refused_where_folders_split(tmp_path: P
 
 
 def test_training_needs_all_three_predefined_splits(tmp_path: Path) -> None:
-    """Said before the ETL, where the cache would refuse it after."""
+    """A missing split is refused before the ETL, and not when the cache is built."""
     put(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/cat/2.jpg")
     etl = EtlConfig(split_by="folder")
     listing = check_source(tmp_path, etl)

@@ -1,4 +1,4 @@
-"""What counts as an image file of a source, and which sources are refused."""
+"""Listing of the image files of a source, and checks of the source."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def paths_of(source: Path) -> list[str]:
 
 
 def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
-    """A listing says path, label, size in bytes and time of the last change of each file."""
+    """A listing has path, label, size in bytes and modification time of each file."""
     put(tmp_path, "cat/1.jpg", "dog/2.png")
 
     listing = list_images(tmp_path)
@@ -37,7 +37,7 @@ def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
 
 
 def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
-    """Of nested folders the innermost is the class, and a file at the top has none."""
+    """The innermost folder is the class, and a file at the top has no label."""
     put(tmp_path, "animals/cat/1.jpg", "loose.jpg")
 
     listing = list_images(tmp_path)
@@ -48,15 +48,15 @@ def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
-    """Thumbnail folders, macOS's ._ twins and dot files are no pictures."""
+def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
+    """Thumbnail folders, AppleDouble files (._*) and dot files are not listed."""
     put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.hidden.png", ".thumbnails/cat/1.jpg", "cat/.git/2.jpg")
 
     assert paths_of(tmp_path) == ["cat/1.jpg"]
 
 
 def test_extensions_are_read_in_any_case(tmp_path: Path) -> None:
-    """Cameras write .JPG, and other files beside the pictures are left out."""
+    """Extensions are case-insensitive, and files with other extensions are ignored."""
     put(tmp_path, "cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG", "cat/notes.txt", "cat/d.jpg.bak", "cat/jpg", "cat/e.gif")
 
     assert paths_of(tmp_path) == ["cat/a.JPG", "cat/b.Jpeg", "cat/c.PNG"]
@@ -64,7 +64,7 @@ def test_extensions_are_read_in_any_case(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mit leerzeichen", "größe-猫-🐈", "100%20x%", "a=b", "a,b", "q?x#y", "[x]*", "'\""])
 def test_names_are_taken_literally(tmp_path: Path, name: str) -> None:
-    """Spaces, unicode and what a URL or a partition path would escape are parts of a name."""
+    """Spaces, Unicode, and characters that URLs or partition paths escape are kept in names."""
     put(tmp_path, f"{name}/{name}.jpg")
 
     listing = list_images(tmp_path)
@@ -74,21 +74,21 @@ def test_names_are_taken_literally(tmp_path: Path, name: str) -> None:
 
 
 def test_source_itself_may_have_any_name(tmp_path: Path) -> None:
-    """Paths are relative to the source, whatever it is called."""
+    """Paths are relative to the source, also if its name has special characters."""
     put(tmp_path / "my data=50% ä", "cat/1.jpg")
 
     assert paths_of(tmp_path / "my data=50% ä") == ["cat/1.jpg"]
 
 
-def test_folder_with_the_name_of_a_picture_is_a_folder(tmp_path: Path) -> None:
-    """A folder called cat.jpg is walked, not read."""
+def test_folder_with_the_name_of_an_image_is_a_folder(tmp_path: Path) -> None:
+    """The files in a folder called cat.jpg are listed."""
     put(tmp_path, "cat.jpg/1.png")
 
     assert paths_of(tmp_path) == ["cat.jpg/1.png"]
 
 
 def test_link_out_of_the_source_is_not_followed(tmp_path: Path) -> None:
-    """Neither a linked file nor a linked folder brings in what was not handed to us."""
+    """Links to files and folders outside the source are ignored."""
     source, outside = tmp_path / "source", tmp_path / "source-of-others"
     put(source, "cat/1.jpg")
     put(outside, "secret/2.jpg")
@@ -99,7 +99,7 @@ def test_link_out_of_the_source_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_link_inside_the_source_is_followed(tmp_path: Path) -> None:
-    """A linked file is a file under another label; its size is that of the picture, not of the link."""
+    """A linked file is listed under the link's path, with the size of its target."""
     put(tmp_path, "cat/1.jpg")
     (tmp_path / "pet").mkdir()
     (tmp_path / "pet" / "1.jpg").symlink_to(tmp_path / "cat" / "1.jpg")
@@ -110,8 +110,8 @@ def test_link_inside_the_source_is_followed(tmp_path: Path) -> None:
     assert listing["size"].to_pylist() == [7, 7]
 
 
-def test_linked_folder_does_not_walk_in_circles(tmp_path: Path) -> None:
-    """A folder that links to one above it ends, and each file is listed once, at its own place."""
+def test_linked_parent_folder_does_not_recurse_without_end(tmp_path: Path) -> None:
+    """A link to a parent folder is not followed, and each file is listed once, at its own path."""
     put(tmp_path, "animals/cat/1.jpg")
     (tmp_path / "animals" / "cat" / "all").symlink_to(tmp_path)
     (tmp_path / "animals" / "cat" / "again").symlink_to(tmp_path / "animals")
@@ -120,8 +120,8 @@ def test_linked_folder_does_not_walk_in_circles(tmp_path: Path) -> None:
     assert paths_of(tmp_path) == ["animals/cat/1.jpg"]
 
 
-def test_broken_link_is_as_if_never_there(tmp_path: Path) -> None:
-    """A link inside the source whose target is gone is no file."""
+def test_broken_link_is_ignored(tmp_path: Path) -> None:
+    """A link whose target does not exist is not listed."""
     put(tmp_path, "cat/1.jpg")
     (tmp_path / "cat" / "2.jpg").symlink_to(tmp_path / "cat" / "gone.jpg")
 
@@ -129,28 +129,28 @@ def test_broken_link_is_as_if_never_there(tmp_path: Path) -> None:
 
 
 def test_source_may_be_a_link_itself(tmp_path: Path) -> None:
-    """What the person names is followed, and its files are inside."""
+    """A source that is a symbolic link is followed."""
     put(tmp_path / "real", "cat/1.jpg")
     (tmp_path / "link").symlink_to(tmp_path / "real")
 
     assert paths_of(tmp_path / "link") == ["cat/1.jpg"]
 
 
-def test_listing_is_the_same_every_time(tmp_path: Path) -> None:
-    """The order is that of the names, not that of the file system."""
+def test_listing_is_ordered_by_path(tmp_path: Path) -> None:
+    """The order does not depend on the file system."""
     put(tmp_path, *(f"{label}/{number}.jpg" for label in ("b", "a", "c") for number in (3, 1, 2)))
 
     assert paths_of(tmp_path) == [f"{label}/{number}.jpg" for label in ("a", "b", "c") for number in (1, 2, 3)]
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    """The sentence names the folder and what it should be."""
+    """The message names the folder and the expected kind of source."""
     with pytest.raises(WrongInput, match=r"'.*/gone', which does not exist: give a folder of class folders"):
         list_images(tmp_path / "gone")
 
 
 def test_file_as_source_is_refused(tmp_path: Path) -> None:
-    """A picture is no folder of pictures."""
+    """A source that is a file is refused."""
     put(tmp_path, "1.jpg")
 
     with pytest.raises(WrongInput, match="which is not a folder: give a folder"):
@@ -158,7 +158,7 @@ def test_file_as_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_without_images_is_refused(tmp_path: Path) -> None:
-    """The sentence names the extensions that were looked for."""
+    """The message names the extensions of image files."""
     put(tmp_path, "cat/notes.txt")
 
     with pytest.raises(WrongInput, match=r"holds no \.jpeg, \.jpg, \.png file: check the path"):
@@ -166,15 +166,15 @@ def test_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:
-    """A classifier needs something to tell apart, and the sentence names the one class there is."""
+    """A source with a single class is refused, and the message names it."""
     put(tmp_path, "cat/1.jpg", "cat/2.jpg", "loose.jpg")
 
     with pytest.raises(WrongInput, match="only the class folder 'cat': a classifier needs at least two"):
         check_source(tmp_path)
 
 
-def test_pictures_without_class_folders_are_refused(tmp_path: Path) -> None:
-    """Pictures at the top have no label."""
+def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
+    """A source with images only at the top has no labels, and is refused."""
     put(tmp_path, "1.jpg", "2.jpg")
 
     with pytest.raises(WrongInput, match="no class folder: a classifier needs at least two"):
@@ -182,7 +182,7 @@ def test_pictures_without_class_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_classes_are_enough(tmp_path: Path) -> None:
-    """A usable source gives its listing."""
+    """A source with two classes is accepted, and its listing is returned."""
     put(tmp_path, "cat/1.jpg", "dog/1.jpg", "dog/2.jpg")
 
     assert check_source(tmp_path).num_rows == 3
@@ -201,13 +201,13 @@ def test_two_classes_are_enough(tmp_path: Path) -> None:
         ("cat/jpg", False),
     ],
 )
-def test_path_of_an_object_is_listed_as_a_file_would_be(path: str, listed: bool) -> None:
-    """What a walk leaves out by name is left out of a store's flat listing."""
+def test_paths_on_an_object_store_are_filtered_like_local_files(path: str, listed: bool) -> None:
+    """A store's flat listing ignores the same names as the walk of a folder."""
     assert is_image_path(path) is listed
 
 
-def test_name_that_is_no_unicode_is_listed_escaped(tmp_path: Path) -> None:
-    """A file name in another encoding, as old archives have, ends no run: its escaped name will be unreadable."""
+def test_name_that_is_not_valid_utf8_is_listed_escaped(tmp_path: Path) -> None:
+    """A file name in another encoding does not fail the run; it is escaped, and the file will be unreadable."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"x")
     with open(bytes(tmp_path / "cat") + b"/\xe9t\xe9.jpg", "wb") as file:

@@ -1,4 +1,4 @@
-"""The perceptual hash, and the search for close pairs without comparing all with all."""
+"""The perceptual hash, and the search for close pairs without comparing all pairs."""
 
 import io
 import itertools
@@ -8,44 +8,44 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from tasks.etl import near_duplicates
-from tasks.etl.near_duplicates import bits_apart, dhash, find_near_duplicates
+from tasks.etl.near_duplicates import dhash, find_near_duplicates, hamming_distances
 
 
 def scene(seed: int, side: int = 240) -> Image.Image:
-    """Return a smooth picture, as photos are at the scale that the hash sees."""
+    """Return a smooth image, similar to a photograph at the scale of the hash."""
     coarse = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
 
 
-def apart(first: Image.Image, second: Image.Image) -> int:
-    """Return in how many bits two pictures' hashes differ."""
+def distance(first: Image.Image, second: Image.Image) -> int:
+    """Return the Hamming distance of two images' hashes."""
     return ((dhash(first) ^ dhash(second)) & (2**64 - 1)).bit_count()
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
-    """Return the picture after a lossy trip."""
+    """Return the image after lossy JPEG compression."""
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=quality)
     return Image.open(buffer)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_copies_that_look_alike_have_close_hashes(seed: int) -> None:
-    """Smaller, compressed, brighter: the same picture."""
-    picture = scene(seed)
+def test_similar_copies_have_close_hashes(seed: int) -> None:
+    """Copies that are smaller, compressed or darker differ in at most 3 bits."""
+    image = scene(seed)
 
-    assert apart(picture, picture.resize((90, 90))) <= 3
-    assert apart(picture, as_jpeg(picture, 40)) <= 3
-    assert apart(picture, ImageEnhance.Brightness(picture).enhance(0.8)) <= 3
+    assert distance(image, image.resize((90, 90))) <= 3
+    assert distance(image, as_jpeg(image, 40)) <= 3
+    assert distance(image, ImageEnhance.Brightness(image).enhance(0.8)) <= 3
 
 
-def test_different_pictures_have_distant_hashes() -> None:
-    """No two of twenty scenes come near."""
-    assert min(apart(scene(first), scene(second)) for first, second in itertools.combinations(range(20), 2)) > 8
+def test_different_images_have_distant_hashes() -> None:
+    """The hashes of any two of twenty scenes differ in more than 8 bits."""
+    assert min(distance(scene(first), scene(second)) for first, second in itertools.combinations(range(20), 2)) > 8
 
 
 def test_hash_of_a_ramp_is_known() -> None:
-    """Brighter to the right sets all bits, to the left none; 64 bits as a signed number."""
+    """A ramp that gets brighter to the right sets all 64 bits, which is -1 as a signed integer."""
     ramp = Image.fromarray(np.tile(np.arange(0, 252, 4, dtype=np.uint8), (16, 1)))
 
     assert dhash(ramp) == -1
@@ -53,16 +53,16 @@ def test_hash_of_a_ramp_is_known() -> None:
     assert dhash(Image.new("RGB", (1, 1))) == 0
 
 
-def test_bits_apart_counts_all_64() -> None:
+def test_hamming_distances_count_all_64_bits() -> None:
     """The distance of complements is 64."""
     first = np.array([0, 0, 5], dtype=np.uint64)
     second = np.array([2**64 - 1, 2**63, 5], dtype=np.uint64)
 
-    assert bits_apart(first, second).tolist() == [64, 1, 0]
+    assert hamming_distances(first, second).tolist() == [64, 1, 0]
 
 
-def planted(count: int, max_flips: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct hashes, half of them others with a few bits flipped, and counts by three splits."""
+def hashes_with_near_pairs(count: int, max_flips: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct hashes, half of them copies with up to `max_flips` flipped bits, and counts in three splits."""
     generator = np.random.default_rng(seed)
     base = generator.integers(0, 2**63, count, dtype=np.uint64)
     flipped = base.copy()
@@ -76,9 +76,9 @@ def planted(count: int, max_flips: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize("max_bits", [0, 1, 3, 8])
-def test_every_pair_is_found_that_comparing_all_with_all_finds(max_bits: int) -> None:
-    """Banding saves comparisons, not pairs; pairs within one split do not count."""
-    hashes, counts = planted(150, max_flips=10, seed=max_bits)
+def test_banding_finds_the_same_pairs_as_exhaustive_search(max_bits: int) -> None:
+    """Banding finds all pairs in different splits; pairs within one split do not count."""
+    hashes, counts = hashes_with_near_pairs(150, max_flips=10, seed=max_bits)
     wanted, closest = 0, []
     for first in range(len(hashes)):
         for second in range(first, len(hashes)):
@@ -103,8 +103,8 @@ def test_every_pair_is_found_that_comparing_all_with_all_finds(max_bits: int) ->
     assert len(listed) == len(closest)
 
 
-def test_list_is_cut_and_the_count_is_not() -> None:
-    """The closest come first."""
+def test_list_is_truncated_and_the_count_is_not() -> None:
+    """The list has the closest pairs, and the count includes all pairs."""
     hashes = np.array([0, 1, 3, 7], dtype=np.int64)
     counts = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])
 
@@ -113,15 +113,15 @@ def test_list_is_cut_and_the_count_is_not() -> None:
     assert (found.num_pairs, found.bits) == (4, [1, 1])
 
 
-def test_pictures_of_one_hash_are_counted_without_being_paired() -> None:
-    """A million equal plain pictures cost one multiplication."""
+def test_images_of_one_hash_are_counted_without_being_paired() -> None:
+    """Millions of images with the same hash are counted by multiplication."""
     found = find_near_duplicates(np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]]), 3, num_listed=5)
 
     assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
 
 
-def test_bucket_that_is_too_large_is_said_to_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound on work, not a silent loss."""
+def test_count_with_a_too_large_bucket_is_marked_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that is not fully compared makes the result incomplete."""
     monkeypatch.setattr(near_duplicates, "BUCKET_NEIGHBOURS", 3)
     hashes = np.arange(16, dtype=np.int64)
     counts = np.ones((16, 3), dtype=np.int64)
@@ -132,8 +132,8 @@ def test_bucket_that_is_too_large_is_said_to_be_incomplete(monkeypatch: pytest.M
     assert found.num_pairs > 0
 
 
-def test_no_pictures_have_no_near_duplicates() -> None:
-    """An empty table is no error."""
+def test_no_images_have_no_near_duplicates() -> None:
+    """An empty table gives an empty and complete result."""
     found = find_near_duplicates(np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), 3, num_listed=5)
 
     assert (found.num_pairs, found.closest, found.complete) == (0, [], True)

@@ -1,4 +1,4 @@
-"""What becomes of every file, decided on a few rows without Spark."""
+"""Outcomes of files, computed from a few rows without Spark."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tasks.etl.outcomes import Comparison
-from tasks.etl.relations import Relations
-from tasks.schema import FILES_ARROW, HELD_ARROW, LISTING_ARROW, READ_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
+from tasks.tables.relations import Relations
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 NOW = THEN + timedelta(days=1)
@@ -37,7 +37,7 @@ def known(path: str, sha256: str, outcome: str = "stored", **values: Any) -> Row
 
 
 def read(path: str, sha256: str | None, part: str | None = "a", **values: Any) -> Row:
-    """Return what reading a file gave; one without content has no part."""
+    """Return a row of READ_ARROW for a file; a file without content has no part."""
     row = listed(path, split="train") | {"sha256": sha256, "part": part, "reason": None, "detail": None}
     return row | values
 
@@ -49,13 +49,13 @@ def held(sha256: str, label: str, split: str = "train") -> Row:
 
 @pytest.fixture
 def compare(storage: Storage):
-    """Return a maker of comparisons of rows."""
+    """Return a context manager that makes a comparison of rows."""
 
     @contextmanager
     def make(
         listing: list[Row],
-        ledger: list[Row] = [],  # noqa: B006
-        images: list[Row] = [],  # noqa: B006
+        ledger: list[Row] = [],  # noqa: B006  # never changed
+        images: list[Row] = [],  # noqa: B006  # never changed
         *,
         replaced: bool = False,
         keep_deleted: bool = False,
@@ -65,7 +65,7 @@ def compare(storage: Storage):
                 relations,
                 pa.Table.from_pylist(listing, schema=LISTING_ARROW),
                 pa.Table.from_pylist(ledger, schema=FILES_ARROW),
-                pa.Table.from_pylist(images, schema=HELD_ARROW),
+                pa.Table.from_pylist(images, schema=IMAGE_KEYS_ARROW),
                 replaced=replaced,
                 keep_deleted=keep_deleted,
             )
@@ -74,7 +74,7 @@ def compare(storage: Storage):
 
 
 def resolve(comparison: Comparison, *rows: Row) -> dict[str, tuple[str, str | None]]:
-    """Resolve with what was read; return outcome and reason by path, of those that the ledger lacks."""
+    """Resolve with the rows that were read; return outcome and reason of the ledger's changes by path."""
     comparison.resolve(pa.Table.from_pylist(list(rows), schema=READ_ARROW))
     changes, _ = comparison.ledger_changes(NOW)
     assert set(changes["seen_at"].to_pylist()) <= {NOW}
@@ -82,17 +82,17 @@ def resolve(comparison: Comparison, *rows: Row) -> dict[str, tuple[str, str | No
 
 
 def to_read(comparison: Comparison) -> list[Row]:
-    """Return the rows that are to be read."""
+    """Return the rows of the files to read."""
     return comparison.to_read().to_pylist()
 
 
-def test_of_a_first_run_everything_is_read_in_the_order_of_the_paths(compare) -> None:
-    """And nothing is in line."""
+def test_first_run_reads_all_files_ordered_by_path(compare) -> None:
+    """Without tables, all files are new and the tables are not up to date."""
     rows = [listed("cat/b.jpg"), listed("cat/a.jpg", split="val")]
     with compare(rows) as comparison:
         assert to_read(comparison) == rows[::-1]
         assert comparison.num_new() == 2
-        assert not comparison.is_in_line()
+        assert not comparison.is_up_to_date()
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_of_a_first_run_everything_is_read_in_the_order_of_the_paths(compare) ->
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_the_listing_says_otherwise_is_read_as_the_listing_says(compare, change: Row) -> None:
-    """The split that the old content decided is not the new one's."""
+def test_file_that_differs_from_the_ledger_is_read_again(compare, change: Row) -> None:
+    """A changed file has the values of the listing, and not the split of its former content."""
     row = listed("cat/a.jpg", **change)
     with compare([row], [known("cat/a.jpg", "1")], [held("1", "cat")]) as comparison:
         assert to_read(comparison) == [row]
@@ -115,18 +115,18 @@ def test_what_the_listing_says_otherwise_is_read_as_the_listing_says(compare, ch
 
 
 @pytest.mark.parametrize("split", [None, "train"], ids=["decided by content", "predefined"])
-def test_an_unchanged_file_is_not_read(compare, split: str | None) -> None:
-    """Nothing is to be done, and its outcome is what it was."""
+def test_unchanged_file_is_not_read(compare, split: str | None) -> None:
+    """With an unchanged file the tables are up to date, and its outcome stays the same."""
     with compare([listed("cat/a.jpg", split=split)], [known("cat/a.jpg", "1")], [held("1", "cat")]) as comparison:
-        assert comparison.is_in_line()
+        assert comparison.is_up_to_date()
         assert to_read(comparison) == []
         assert resolve(comparison) == {}
         assert comparison.groups() == [("cat", "train", "stored", None, 1)]
         assert comparison.surplus().num_rows == 0
 
 
-def test_a_stored_file_whose_picture_is_not_there_is_new(compare) -> None:
-    """Under another label it is not there either; a duplicate needs none."""
+def test_stored_file_without_its_image_is_new(compare) -> None:
+    """An image under another label does not count, and a duplicate needs no image."""
     rows = [listed("cat/a.jpg"), listed("cat/b.jpg"), listed("cat/c.jpg")]
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2"), known("cat/c.jpg", "3", "duplicate")]
     with compare(rows, ledger, [held("2", "dog")]) as comparison:
@@ -134,8 +134,8 @@ def test_a_stored_file_whose_picture_is_not_there_is_new(compare) -> None:
         assert comparison.num_new() == 2
 
 
-def test_what_something_else_can_settle_is_read_again_and_not_called_new(compare) -> None:
-    """A file that is no image stays one."""
+def test_file_in_conflict_is_read_again_but_is_not_new(compare) -> None:
+    """A file with a reason of READ_AGAIN is read in every run, unlike a file that is not an image."""
     rows = [listed("cat/a.jpg"), listed("cat/b.jpg")]
     ledger = [
         known("cat/a.jpg", "1", "quarantined", split=None, reason="label_conflict", detail="d"),
@@ -144,11 +144,11 @@ def test_what_something_else_can_settle_is_read_again_and_not_called_new(compare
     with compare(rows, ledger) as comparison:
         assert [row["path"] for row in to_read(comparison)] == ["cat/a.jpg"]
         assert comparison.num_new() == 0
-        assert not comparison.is_in_line()
+        assert not comparison.is_up_to_date()
 
 
-def test_of_equal_contents_the_first_path_is_stored(compare) -> None:
-    """Whatever order they were read in; of two labels or splits none is, and a bad file is in nobody's way."""
+def test_first_path_of_equal_contents_is_stored(compare) -> None:
+    """The order of reading has no effect; contents with two labels or splits are quarantined, bad files ignored."""
     rows = [
         read("cat/b.jpg", "1"),
         read("cat/a.jpg", "1", "b"),
@@ -176,8 +176,8 @@ def test_of_equal_contents_the_first_path_is_stored(compare) -> None:
         assert details["cat/f.jpg"] == "half"
 
 
-def test_a_deleted_file_is_called_so_once_and_its_picture_is_surplus(compare) -> None:
-    """Where its content has another path, that takes over."""
+def test_deleted_file_is_recorded_once_and_its_image_is_surplus(compare) -> None:
+    """If another file has the same content, that file becomes the stored one."""
     ledger = [
         known("cat/a.jpg", "1"),
         known("cat/b.jpg", "1", "duplicate"),
@@ -185,7 +185,7 @@ def test_a_deleted_file_is_called_so_once_and_its_picture_is_surplus(compare) ->
         known("cat/d.jpg", "3", "deleted"),
     ]
     with compare([listed("cat/b.jpg")], ledger, [held("1", "cat"), held("2", "cat")]) as comparison:
-        assert not comparison.is_in_line()
+        assert not comparison.is_up_to_date()
         assert resolve(comparison) == {
             "cat/a.jpg": ("deleted", None),
             "cat/b.jpg": ("stored", None),
@@ -194,8 +194,8 @@ def test_a_deleted_file_is_called_so_once_and_its_picture_is_surplus(compare) ->
         assert comparison.surplus().to_pylist() == [{"sha256": "2"}]
 
 
-def test_pictures_of_deleted_files_can_be_kept_but_living_files_decide(compare) -> None:
-    """One that is back under another label is that label's."""
+def test_existing_files_take_precedence_over_kept_images(compare) -> None:
+    """A kept image whose content is back under another label gets that label."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted"), known("cat/c.jpg", "3")]
     images = [held("1", "cat"), held("2", "cat"), held("3", "cat")]
     with compare([listed("dog/c.jpg")], ledger, images, keep_deleted=True) as comparison:
@@ -204,18 +204,18 @@ def test_pictures_of_deleted_files_can_be_kept_but_living_files_decide(compare) 
         assert comparison.surplus().to_pylist() == [{"sha256": "3"}]
 
 
-def test_kept_pictures_are_in_line(compare) -> None:
-    """Not so where they are to be removed."""
+def test_tables_with_kept_images_are_up_to_date(compare) -> None:
+    """Images of deleted files are surplus only if they are not kept."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted")]
     for keep in (True, False):
         with compare(
             [listed("cat/a.jpg")], ledger, [held("1", "cat"), held("2", "cat")], keep_deleted=keep
         ) as comparison:
-            assert comparison.is_in_line() is keep
+            assert comparison.is_up_to_date() is keep
 
 
-def test_of_another_source_equal_paths_and_times_mean_nothing(compare) -> None:
-    """What it held is surplus, also where deleted files' pictures are kept."""
+def test_another_source_replaces_all_images(compare) -> None:
+    """Files with paths and times of the former source are new; its images are surplus, also with keep_deleted."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2")]
     images = [held("1", "cat"), held("2", "cat")]
     with compare([listed("cat/a.jpg")], ledger, images, replaced=True, keep_deleted=True) as comparison:
@@ -227,8 +227,8 @@ def test_of_another_source_equal_paths_and_times_mean_nothing(compare) -> None:
         assert sorted(row["sha256"] for row in comparison.surplus().to_pylist()) == ["1", "2"]
 
 
-def test_of_a_part_the_rows_to_insert_are_named(compare) -> None:
-    """Not those of a conflict, those in another part, nor those that the table has; a part without any is left out."""
+def test_parts_have_the_rows_to_insert(compare) -> None:
+    """Images in conflict, in another part or in the table are not inserted, and parts without rows are omitted."""
     rows = [
         read("cat/a.jpg", "1"),
         read("cat/b.jpg", "2"),
@@ -244,8 +244,8 @@ def test_of_a_part_the_rows_to_insert_are_named(compare) -> None:
         assert comparison.parts() == [("a", 2, None), ("b", 2, ["3"])]
 
 
-def test_it_is_said_whether_a_change_of_the_ledger_only_adds(compare) -> None:
-    """A path that was deleted and is back has a row already."""
+def test_ledger_changes_report_whether_all_paths_are_new(compare) -> None:
+    """A path that was deleted and restored has a row already."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted")]
     for path, adds in (("cat/c.jpg", True), ("cat/b.jpg", False)):
         with compare([listed("cat/a.jpg"), listed(path)], ledger, [held("1", "cat")]) as comparison:

@@ -1,4 +1,4 @@
-"""What a table remembers, and what is refused because of it."""
+"""Table properties with the settings of the ETL, and checks against them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tasks.config import EtlConfig
+from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.settings import (
+from tasks.schema import FILES, IMAGES
+from tasks.tables.properties import (
     check_columns,
     check_properties,
-    continued,
     source_property,
     table_properties,
     table_source,
+    with_table_split,
 )
-from tasks.schema import FILES, IMAGES
 
 SOURCE = Path("/photos")
 MADE_WITH = table_properties(EtlConfig(), SOURCE)
@@ -30,7 +30,7 @@ def check(replace_source: bool = False, source: Path = SOURCE, **settings: Any) 
 
 
 def test_same_settings_pass() -> None:
-    """And replace nothing; gates and bounds may differ, since no row depends on who closed them."""
+    """The same settings replace nothing, and quality gates may differ, since the rows do not depend on them."""
     assert check() is False
     assert check(max_bad_fraction=0.5, min_images_per_class=3, deleted="keep", replace_source=True) is False
 
@@ -50,14 +50,14 @@ def test_same_settings_pass() -> None:
     ],
 )
 def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    """Also where the source may be replaced: old rows would stay."""
+    """Settings that existing rows depend on are refused, also with replace_source: old rows would stay."""
     for replace_source in (False, True):
         with pytest.raises(WrongInput, match=sentence):
             check(replace_source=replace_source, **settings)
 
 
 @pytest.mark.parametrize(
-    ("asked", "made_with", "used"),
+    ("requested", "made_with", "used"),
     [
         ("stratified", "content", "content"),
         ("stratified", "stratified", "stratified"),
@@ -66,15 +66,15 @@ def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any]
         ("content", "stratified", "content"),
     ],
 )
-def test_a_table_that_was_split_by_content_goes_on_so(asked: str, made_with: str, used: str) -> None:
-    """The default of new tables refuses no run; what is no default is asked for, and refused where it differs."""
-    etl = EtlConfig.model_validate({"split_by": asked})
-    assert continued(etl, {"lakevision.split_by": made_with}).split_by == used
-    assert continued(etl, {}) is etl
+def test_table_split_by_content_keeps_that_split(requested: str, made_with: str, used: str) -> None:
+    """A table split by content is continued with the default settings; other values of split_by are kept."""
+    etl = EtlConfig.model_validate({"split_by": requested})
+    assert with_table_split(etl, {"lakevision.split_by": made_with}).split_by == used
+    assert with_table_split(etl, {}) is etl
 
 
-def test_what_leaves_the_tables_as_they_are_is_advised_first() -> None:
-    """A user who has digits in the home needs neither another home nor to lose them."""
+def test_messages_advise_other_tables_first() -> None:
+    """The first advice, other tables or another home, does not change the existing tables."""
     elsewhere = r"other tables \(storage.tables\), or another home \(storage.home or LAKEVISION_HOME\)"
     with pytest.raises(WrongInput, match=f"give {elsewhere}, or set etl.replace_source to true"):
         check(source=Path("/other"))
@@ -92,15 +92,15 @@ def test_what_leaves_the_tables_as_they_are_is_advised_first() -> None:
         ({"labels": {"by": "file", "file": "l.csv"}}, "etl.labels.by is 'file'"),
     ],
 )
-def test_another_source_and_other_labels_replace_where_it_is_allowed(settings: dict[str, Any], sentence: str) -> None:
-    """And are refused where it is not, with the setting that allows it."""
+def test_another_source_and_other_labels_need_replace_source(settings: dict[str, Any], sentence: str) -> None:
+    """Another source or other labels replace the contents with replace_source, and are refused without it."""
     with pytest.raises(WrongInput, match=sentence):
         check(**settings)
     assert check(replace_source=True, **settings) is True
 
 
-def test_digits_are_the_same_source_wherever_the_home_lies() -> None:
-    """An older table of them names their folder, and goes on with it."""
+def test_digits_are_the_same_source_in_every_home() -> None:
+    """The property of the built-in digits does not depend on the home; older tables keep the digits' folder."""
     digits = Path("/home/digits")
     assert source_property(digits, digits, {}) == "builtin:digits"
     assert source_property(digits, digits, {"lakevision.source": "builtin:digits"}) == "builtin:digits"
@@ -120,26 +120,26 @@ def test_digits_are_the_same_source_wherever_the_home_lies() -> None:
     ],
 )
 def test_digits_with_other_splits_are_another_source(settings: dict[str, Any], source: str) -> None:
-    """Their champions were tested on other images; a folder's source is the folder."""
+    """Digits with non-default splits are another source, since their test images differ; a folder is its own source."""
     etl = EtlConfig.model_validate(settings)
     assert table_source(table_properties(etl, "builtin:digits")) == source
     assert table_source(table_properties(etl, "/photos")) == "/photos"
     assert table_source({}) == ""
 
 
-def test_table_that_remembers_nothing_is_refused() -> None:
-    """It was made by something else."""
+def test_table_without_properties_is_refused() -> None:
+    """A table without properties was made by another program."""
     with pytest.raises(WrongInput, match="etl.source is '/photos', but the table '/t' was made with 'nothing'"):
         check_properties({}, MADE_WITH, "/t", False)
 
 
-def test_own_columns_pass() -> None:
-    """In any order."""
+def test_expected_columns_pass() -> None:
+    """The expected columns are accepted in any order."""
     check_columns(StructType(list(reversed(IMAGES.fields))), IMAGES, "/t")
 
 
 def test_other_columns_are_named() -> None:
-    """Missing, unknown, and of another type."""
+    """The message names columns that are missing, unknown, or of another type."""
     fields = [field for field in FILES if field.name not in {"split", "label"}]
     fields += [StructField("label", LongType()), StructField("note", LongType())]
 

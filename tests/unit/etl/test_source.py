@@ -1,10 +1,11 @@
-"""Where a source is: a path, a file:// URL, or the URL of another file system."""
+"""Sources: a path, a file:// URL, or the URL of another file system."""
 
 from pathlib import Path
 
 import pytest
 
-from tasks.config import BUILTIN_DIGITS, EtlConfig, SparkConfig
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.source import find_source, prepare_source
 from tasks.storage import Storage
@@ -15,33 +16,33 @@ def storage_below(home: Path) -> Storage:
     return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
 
 
-def test_builtin_digits_lie_under_the_home(tmp_path: Path) -> None:
-    """The built-in data set is written where the run writes everything."""
+def test_builtin_digits_are_below_the_home(tmp_path: Path) -> None:
+    """The built-in data set is in the folder `digits` of the home."""
     assert find_source(BUILTIN_DIGITS, storage_below(tmp_path)) == tmp_path / "digits"
 
 
 def test_file_url_and_path_name_the_same_folder(tmp_path: Path) -> None:
-    """A file:// URL is a local folder."""
+    """A file:// URL and a path give the same local folder."""
     assert find_source(f"file://{tmp_path}", storage_below(tmp_path)) == tmp_path
     assert find_source(str(tmp_path), storage_below(tmp_path)) == tmp_path
 
 
 def test_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executors run in other folders, so the path they get is whole."""
+    """A relative path becomes absolute, since executors run in other folders."""
     monkeypatch.chdir(tmp_path)
 
-    assert find_source("pictures", storage_below(tmp_path)) == tmp_path / "pictures"
+    assert find_source("images", storage_below(tmp_path)) == tmp_path / "images"
 
 
 @pytest.mark.parametrize("url", ["s3a://bucket/my photos", "hdfs://host:8020/photos", "gs://bucket"])
 def test_url_is_kept_as_text_without_a_slash_at_the_end(tmp_path: Path, url: str) -> None:
-    """The tables remember one name of a source, however it was written."""
+    """A URL with and without a trailing slash is the same source."""
     assert find_source(url, storage_below(tmp_path)) == url
     assert find_source(f"{url}/", storage_below(tmp_path)) == url
 
 
-def test_what_is_neither_path_nor_url_is_refused(tmp_path: Path) -> None:
-    """A folder whose name looks like a scheme is told how to be written."""
+def test_source_that_is_neither_path_nor_url_is_refused(tmp_path: Path) -> None:
+    """The message has the path to give for a folder whose name looks like a scheme."""
     with pytest.raises(
         WrongInput, match=r"'cats:2024', which is neither a path nor a URL: give a folder \(\./cats:2024"
     ):
@@ -49,7 +50,7 @@ def test_what_is_neither_path_nor_url_is_refused(tmp_path: Path) -> None:
 
 
 def test_local_source_is_listed_without_spark(tmp_path: Path) -> None:
-    """A file:// URL with what a URL escapes is the folder of that name."""
+    """A local source is listed without Spark, also from a file:// URL with escaped characters."""
     for label in ("cat", "dog"):
         (tmp_path / "my photos=50% ä" / label).mkdir(parents=True)
         (tmp_path / "my photos=50% ä" / label / "1.jpg").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""The split of a picture: a function of its content and the seed."""
+"""The split of an image: a function of its content and the seed."""
 
 import hashlib
 from collections import Counter
@@ -9,18 +9,18 @@ from tasks.etl.extract import split_of
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 
 HASHES = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(4000)]
-"""As good as those of 4,000 pictures."""
+"""SHA-256 of 4,000 contents."""
 
 
 def test_split_is_a_function_of_content_and_seed() -> None:
-    """Asked twice, in any order and company, a picture is on the same side."""
+    """The split of an image does not depend on the order of calls or on other images."""
     together = {sha256: split_of(sha256, 1, 0.1, 0.1) for sha256 in HASHES}
 
     assert all(split_of(sha256, 1, 0.1, 0.1) == together[sha256] for sha256 in reversed(HASHES))
 
 
 def test_split_fractions_are_kept() -> None:
-    """4,000 pictures fall into the splits as asked, within what chance allows."""
+    """4,000 images have the requested fractions within 0.025."""
     counts = Counter(split_of(sha256, 1, 0.2, 0.1) for sha256 in HASHES)
 
     assert set(counts) == set(SPLITS)
@@ -29,12 +29,12 @@ def test_split_fractions_are_kept() -> None:
 
 
 def test_another_seed_is_another_split() -> None:
-    """The seed draws: about as many pictures change sides as chance says, not none and not all."""
+    """With another seed, the expected fraction of images changes its split, within 0.04."""
     moved = sum(split_of(sha256, 1, 0.25, 0.25) != split_of(sha256, 2, 0.25, 0.25) for sha256 in HASHES)
 
     assert moved / len(HASHES) == pytest.approx(1 - (0.5**2 + 2 * 0.25**2), abs=0.04)
 
 
-def test_no_fraction_is_an_empty_split() -> None:
-    """With both fractions 0 every picture is trained on."""
+def test_fraction_of_zero_gives_an_empty_split() -> None:
+    """With both fractions 0, all images are in the split `train`."""
     assert {split_of(sha256, 1, 0.0, 0.0) for sha256 in HASHES} == {TRAIN}

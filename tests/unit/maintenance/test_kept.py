@@ -1,4 +1,4 @@
-"""Which versions and files maintenance keeps, by names alone."""
+"""Selection of the versions and files that maintenance keeps, by their names."""
 
 import os
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from tasks.maintenance.kept import list_files, loadable_versions, versions_to_ke
 from tasks.refs import TableRef
 
 
-def test_a_table_is_recognized_by_its_id_wherever_it_lies(tmp_path: Path) -> None:
-    """A table at the same path with another id is another table, whose versions mean nothing here."""
+def test_table_is_matched_by_id_independent_of_its_path(tmp_path: Path) -> None:
+    """Versions of a table at the same path with another id are ignored, since it is another table."""
     here = TableRef(path=str(tmp_path / "images"), version=9, table_id="a")
     trained = [
         TableRef(path="/moved/from/images", version=3, table_id="a"),
@@ -21,10 +21,10 @@ def test_a_table_is_recognized_by_its_id_wherever_it_lies(tmp_path: Path) -> Non
     assert versions_to_keep(here, trained) == [1, 3]
 
 
-def test_without_an_id_the_path_decides_links_followed(tmp_path: Path) -> None:
-    """As runs were logged before; a link to the table and a path with a slash more are the same place.
+def test_table_without_an_id_is_matched_by_resolved_path_or_name(tmp_path: Path) -> None:
+    """Older runs logged no id: symbolic links and trailing slashes are resolved.
 
-    A table of the same name elsewhere may be this one under its old path, whatever lies there now: its version is kept.
+    A table of the same name at another path may be this one before a move, so its version is kept.
     """
     (tmp_path / "tables" / "images").mkdir(parents=True)
     (tmp_path / "elsewhere" / "images").mkdir(parents=True)
@@ -42,10 +42,10 @@ def test_without_an_id_the_path_decides_links_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("used_again", [False, True])
-def test_a_version_of_a_moved_table_without_an_id_is_kept(
-    tmp_path: Path, said: Callable[[str], list[str]], used_again: bool
+def test_version_of_a_moved_table_without_an_id_is_kept(
+    tmp_path: Path, messages_of: Callable[[str], list[str]], used_again: bool
 ) -> None:
-    """Also where another table lies at the old path now: a warning says so; other tables' names are left alone."""
+    """The version is kept with a warning, also if another table is at the old path now; other names do not match."""
     here = TableRef(path=str(tmp_path / "home" / "images"), version=9, table_id="a")
     old = tmp_path / "old home" / "images"
     if used_again:
@@ -55,21 +55,23 @@ def test_a_version_of_a_moved_table_without_an_id_is_kept(
         TableRef(path=str(tmp_path / "old home" / "files"), version=4),
     ]
     assert versions_to_keep(here, trained) == [2]
-    (line,) = said("lakevision.maintenance")
+    (line,) = messages_of("lakevision.maintenance")
     assert "which has no table id: kept as version 2" in line
 
 
 @pytest.mark.parametrize(
     ("path", "kept"), [("file://nas/images", [3]), ("//[x", []), ("file://nas/photos", []), ("a\0b", [])]
 )
-def test_a_path_of_the_registry_that_is_none_ends_nothing(
-    tmp_path: Path, said: Callable[[str], list[str]], path: str, kept: list[int]
+def test_invalid_path_in_the_registry_gives_a_warning(
+    tmp_path: Path, messages_of: Callable[[str], list[str]], path: str, kept: list[int]
 ) -> None:
-    """Tags of models are anybody's: a warning names path and version, and the other models count."""
+    """Any user can edit a model's tags: the warning has path and version, and other models still count."""
     here = TableRef(path=str(tmp_path / "images"), version=9, table_id="a")
     trained = [TableRef(path=path, version=3), TableRef(path=here.path, version=5)]
     assert versions_to_keep(here, trained) == [*kept, 5]
-    assert said("lakevision.maintenance")[0].startswith(f"a model was trained from version 3 of '{path}', which is not")
+    assert messages_of("lakevision.maintenance")[0].startswith(
+        f"a model was trained from version 3 of '{path}', which is not"
+    )
     assert versions_to_keep(here, [TableRef(path=path, version=3, table_id="a")]) == [3]
 
 
@@ -77,21 +79,21 @@ def test_a_path_of_the_registry_that_is_none_ends_nothing(
     ("names", "loadable"),
     [
         (["00000000000000000000.json", "00000000000000000001.json", "00000000000000000001.crc"], {0, 1}),
-        # A log that was cleaned up begins with a checkpoint.
+        # A log after clean-up starts with a checkpoint.
         (["00000000000000000010.checkpoint.parquet", "00000000000000000011.json"], {10, 11}),
-        # What is left before the checkpoint cannot be replayed.
+        # Commits before the checkpoint cannot be replayed.
         (["00000000000000000009.json", "00000000000000000010.checkpoint.parquet"], {10}),
         (["00000000000000000000.json", "00000000000000000002.json"], {0}),
         (["_last_checkpoint", "_unfinished-3-abc", "00000000000000000000.json.tmp"], set()),
     ],
 )
-def test_a_version_is_loadable_from_the_beginning_or_from_a_checkpoint(names: list[str], loadable: set[int]) -> None:
-    """Only such versions can name their files."""
+def test_version_is_loadable_from_the_first_commit_or_a_checkpoint(names: list[str], loadable: set[int]) -> None:
+    """A version is loadable if all commits since the first one or since a checkpoint exist."""
     assert loadable_versions(names) == loadable
 
 
-def test_the_log_and_hidden_files_are_never_listed(tmp_path: Path) -> None:
-    """Change data is, with its age."""
+def test_log_and_hidden_files_are_not_listed(tmp_path: Path) -> None:
+    """Data files and change data are listed with size and modification time."""
     for name in (
         "part.parquet",
         "_delta_log/0.json",

@@ -1,17 +1,17 @@
-"""Why a run failed, as a user reads it."""
+"""Tests of the explanation of failed runs."""
 
 import logging
 import traceback
 
 import pytest
 
-from tasks.errors import DiskFull, OutOfTime, WrongInput, listed
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed
 from tasks.orchestration.failure import (
-    OneSentence,
+    EngineLogFilter,
+    failure_markdown,
     named_setting,
     state_message,
     way_out,
-    what_went_wrong,
     without_secrets,
 )
 
@@ -40,42 +40,54 @@ from tasks.orchestration.failure import (
         ("study is 'a' and number is not given: give both", "study", "give both"),
         ("config.number is -1: input should be 0 or more", "number", "input should be 0 or more"),
         ("config.train.fine_tune.0.epochs is 0: give 1", "train.fine_tune.0.epochs", "give 1"),
-        ("spark.conf.spark.executor.cores: it is no number", "spark.conf.spark.executor.cores", "it is no number"),
+        ("spark.conf.spark.executor.cores: it is 'x'", "spark.conf.spark.executor.cores", "it is 'x'"),
         ("the file config.json was written by torch.save in mlflow.db", None, None),
         ("the source is empty, and so is the number of images", None, None),
     ],
 )
-def test_setting_and_way_out_are_read_off_the_sentence(sentence: str, setting: str | None, advice: str | None) -> None:
-    """Quoted values are neither."""
+def test_setting_and_advice_are_extracted_from_the_sentence(
+    sentence: str, setting: str | None, advice: str | None
+) -> None:
+    """Quoted values are ignored."""
     assert named_setting(sentence) == setting
     assert way_out(sentence) == advice
 
 
 def test_each_of_several_errors_has_its_own_line() -> None:
-    """The setting of one beside the advice of another would mislead."""
+    """Each line has the setting and the advice of the same error."""
     sentence = "config.etl.max_bad_fraction is 7: give at most 1; config.train.seed is '0; a': give 1 or more"
-    lines = what_went_wrong(WrongInput(sentence), None).splitlines()
+    lines = failure_markdown(WrongInput(sentence), None).splitlines()
     assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
         "- Setting: `etl.max_bad_fraction`. Way out: give at most 1",
         "- Setting: `train.seed`. Way out: give 1 or more",
     ]
 
 
+def test_apostrophe_of_a_word_begins_no_quotation() -> None:
+    """The setting and the advice after it are found, as those of the next error."""
+    sentence = "config.etl.source is 'a': use Hadoop's store; config.train.seed is '0': give 1 or more"
+    lines = failure_markdown(WrongInput(sentence), None).splitlines()
+    assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
+        "- Setting: `etl.source`. Way out: use Hadoop's store",
+        "- Setting: `train.seed`. Way out: give 1 or more",
+    ]
+
+
 def test_advice_with_a_semicolon_is_one_error() -> None:
-    """Only what names a setting of its own is another error."""
+    """A part after a semicolon is a separate error only if it begins with a setting."""
     sentence = "storage.home is 'a', which is not local: logs lie there; set storage.tables instead"
-    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in what_went_wrong(
+    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in failure_markdown(
         WrongInput(sentence), None
     )
 
 
-def test_message_and_artifact_lead_with_the_sentence_and_hold_no_secret() -> None:
-    """The kind of the error comes last in the message, for the run that waits for this one."""
+def test_message_and_artifact_begin_with_the_sentence_without_credentials() -> None:
+    """The message ends with the type of the error, which the parent run needs."""
     error = WrongInput("storage.tracking is 'http://me:hidden@host', which does not answer: start it")
     assert state_message(error) == (
         "storage.tracking is 'http://***@host', which does not answer: start it (WrongInput)"
     )
-    text = what_went_wrong(error, "http://ui/run", ["Submitted training: [a](http://ui/child)"])
+    text = failure_markdown(error, "http://ui/run", ["Submitted training: [a](http://ui/child)"])
     assert text.splitlines() == [
         "# What went wrong",
         "",
@@ -88,19 +100,19 @@ def test_message_and_artifact_lead_with_the_sentence_and_hold_no_secret() -> Non
     ]
 
 
-def test_a_sentence_is_shown_and_does_nothing_else() -> None:
-    """File names and values of users are in it."""
-    text = what_went_wrong(WrongInput("'<img src=x>\n# [click](http://evil)' is no picture"), None)
+def test_sentence_is_escaped_in_the_artifact() -> None:
+    """File names and values in it may have HTML or Markdown."""
+    text = failure_markdown(WrongInput("'<img src=x>\n# [click](http://evil)' is not an image"), None)
     assert "<img" not in text.replace("\\<", "")
     assert "](http://evil)" not in text.replace("\\]", "")
     assert "\n# [" not in text
 
 
-def test_an_unexpected_error_is_named_with_its_place_in_this_code() -> None:
-    """The innermost frame of the project's own, and not of a library or a test."""
+def test_unexpected_error_is_shown_with_its_location_in_the_code() -> None:
+    """The location is the innermost frame in the project's code, not in a library or a test."""
     with pytest.raises(TypeError) as raised:
-        listed(["a"], None)  # type: ignore[arg-type]
-    text = what_went_wrong(raised.value, None)
+        listed(["a"], None)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
+    text = failure_markdown(raised.value, None)
     assert "**TypeError: " in text
     assert "`tasks/errors.py, line " in text
     assert ", in listed`" in text
@@ -108,23 +120,23 @@ def test_an_unexpected_error_is_named_with_its_place_in_this_code() -> None:
 
 
 def logged(error: Exception, message: str) -> tuple[bool, logging.LogRecord]:
-    """Return whether the filter lets a record of an error pass, and the record."""
-    about = (type(error), error, None)
-    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, message, (), about)
-    return OneSentence().filter(record), record
+    """Filter a log record of an error, and return whether it passed, and the record."""
+    exc_info = (type(error), error, None)
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, message, (), exc_info)
+    return EngineLogFilter().filter(record), record
 
 
-@pytest.mark.parametrize("error", [WrongInput("a"), OutOfTime("a"), DiskFull("a")])
-def test_errors_that_a_sentence_explains_are_logged_without_a_traceback(error: Exception) -> None:
-    """Their sentence is said once, by the flow itself, and not again by the engine."""
+@pytest.mark.parametrize("error", [WrongInput("a"), TimeLimitExceeded("a"), DiskFull("a")])
+def test_user_errors_are_logged_without_a_traceback(error: Exception) -> None:
+    """The flow logs their sentence once, and the engine's repetition is dropped."""
     passes, record = logged(error, "Task run failed with exception")
     assert passes
     assert record.exc_info is None
     assert not logged(error, "Engine execution exited with unexpected exception")[0]
 
 
-def test_unexpected_errors_keep_their_traceback() -> None:
-    """It says where to look."""
+def test_unexpected_errors_are_logged_with_their_traceback() -> None:
+    """All lines of the engine about such an error pass the filter."""
     for message in ("Encountered exception during execution", "Engine execution exited with unexpected exception"):
         passes, record = logged(ConnectionError("a"), message)
         assert passes
@@ -132,16 +144,16 @@ def test_unexpected_errors_keep_their_traceback() -> None:
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
-    """Return an error as it is when it was raised and caught."""
+    """Raise and catch an error, so that it has a traceback, and return it."""
     try:
-        raise error from cause  # noqa: TRY301  # to be caught
+        raise error from cause  # noqa: TRY301  # raised to be caught
     except Exception as caught:
         return caught
 
 
 @pytest.mark.parametrize("hidden_in_cause", [False, True])
-def test_an_unexpected_error_is_handed_on_without_the_password_in_its_text(hidden_in_cause: bool) -> None:
-    """Prefect logs its text, its traceback and those of its causes; the kind and the place stay."""
+def test_unexpected_error_is_replaced_if_it_shows_a_password(hidden_in_cause: bool) -> None:
+    """Prefect would log its text and those of its causes; the replacement keeps type and traceback."""
     secret = OSError("API request to http://me:hidden@127.0.0.1:9/api failed")
     error = raised(ValueError("it failed"), secret) if hidden_in_cause else raised(secret)
     clean = without_secrets(error)
@@ -154,15 +166,15 @@ def test_an_unexpected_error_is_handed_on_without_the_password_in_its_text(hidde
     assert type(clean) is RuntimeError
 
 
-def test_other_errors_are_handed_on_as_they_are() -> None:
-    """Also where two were raised from one another in a circle."""
+def test_errors_without_credentials_are_unchanged() -> None:
+    """The search for credentials ends even if two errors are causes of each other."""
     first, second = ValueError("a"), OSError("b")
     first.__cause__, second.__cause__ = second, first
     assert without_secrets(first) is first
 
 
-def test_a_traceback_in_the_engines_logs_shows_no_credentials() -> None:
-    """Nor does the error that a filter for files or the server would format."""
+def test_tracebacks_in_logs_of_the_engine_have_no_credentials() -> None:
+    """The formatted record has the error's text with the credentials replaced."""
     error = raised(OSError("API request to http://me:hidden@127.0.0.1:9/api failed"))
     _passes, record = logged(error, "Encountered exception during execution")
     assert record.exc_info is not None
@@ -170,12 +182,12 @@ def test_a_traceback_in_the_engines_logs_shows_no_credentials() -> None:
     assert "http://***@127.0.0.1:9/api" in logging.Formatter().format(record)
 
 
-def test_what_the_engine_logs_shows_no_credentials_and_a_cancelled_task_is_no_error() -> None:
-    """Also where an error is shown as Python writes it."""
+def test_messages_of_the_engine_have_no_credentials_and_cancelled_tasks_are_logged_as_info() -> None:
+    """Credentials are also removed from the `repr` of an error."""
     _passes, record = logged(ConnectionError("a"), "failed with ConnectionError('s3://me:hidden@host')")
     assert record.getMessage() == "failed with ConnectionError('s3://***@host')"
     line = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, "Finished in state Cancelled('a')", (), None)
-    assert OneSentence().filter(line)
+    assert EngineLogFilter().filter(line)
     assert line.levelno == logging.INFO
 
 
@@ -187,12 +199,12 @@ def test_what_the_engine_logs_shows_no_credentials_and_a_cancelled_task_is_no_er
         "Finished in state Crashed('Execution was aborted by a termination signal.')",
     ],
 )
-def test_a_signal_is_no_crash_where_the_run_is_being_cancelled(message: str, cancelled: bool, level: int) -> None:
-    """The engine takes it for one where it comes while a task waits to be tried again."""
+def test_signal_during_cancellation_is_not_logged_as_a_crash(message: str, cancelled: bool, level: int) -> None:
+    """The engine reports a crash if the signal comes while a task waits for its retry."""
     line = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, message, (), None)
-    assert OneSentence(lambda: cancelled).filter(line)
+    assert EngineLogFilter(lambda: cancelled).filter(line)
     assert line.levelno == level
     assert ("Crash" in line.getMessage()) == (not cancelled)
     other = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, "Crash detected! Out of memory", (), None)
-    assert OneSentence(lambda: cancelled).filter(other)
+    assert EngineLogFilter(lambda: cancelled).filter(other)
     assert other.levelno == logging.ERROR

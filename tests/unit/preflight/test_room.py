@@ -1,4 +1,4 @@
-"""A cache that is there already needs no room."""
+"""Checks of the disk space for a cache; an existing cache needs none."""
 
 import json
 import shutil
@@ -11,20 +11,22 @@ import pyarrow as pa
 import pytest
 
 from tasks.cache.manifest import read_manifest, write_manifest
-from tasks.config import CacheConfig, EtlConfig, SparkConfig, StorageConfig
+from tasks.config.cache import CacheConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl import snapshots
-from tasks.etl.settings import table_properties
 from tasks.etl.source import Source, prepare_source
 from tasks.preflight.room import check_room
 from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.storage import Storage, resolve_storage
-from tests.conftest import write_pictures
-from tests.integration.hand_made import hand_made_cache
+from tasks.tables import snapshots
+from tasks.tables.properties import table_properties
+from tests.builders.hand_made_cache import hand_made_cache
+from tests.conftest import write_images
 
 
 class Usage(NamedTuple):
-    """As `shutil.disk_usage` returns it."""
+    """Disk usage in bytes, as returned by `shutil.disk_usage`."""
 
     total: int
     used: int
@@ -33,12 +35,12 @@ class Usage(NamedTuple):
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every disk have one free byte."""
+    """Patch `shutil.disk_usage` to report one free byte."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: Usage(2, 1, 1))
 
 
-class Night(NamedTuple):
-    """A run of yesterday: the source as it is, its tables, and the cache."""
+class FinishedRun(NamedTuple):
+    """A finished run: its source, tables, and cache."""
 
     etl: EtlConfig
     cache: CacheConfig
@@ -51,7 +53,7 @@ class Night(NamedTuple):
 
 
 def change_metadata(storage: Storage, name: str, **values: str | Mapping[str, str]) -> None:
-    """Change a table's metadata in its first commit: delta-rs refuses properties it does not know when it creates."""
+    """Change a table's metadata in its first commit: delta-rs does not create tables with properties unknown to it."""
     commit = Path(storage.table(name), "_delta_log", f"{0:020}.json")
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:
@@ -61,10 +63,10 @@ def change_metadata(storage: Storage, name: str, **values: str | Mapping[str, st
 
 
 @pytest.fixture
-def night(tmp_path: Path) -> Night:
-    """Make source, tables and cache as a run leaves them, without Spark."""
+def finished_run(tmp_path: Path) -> FinishedRun:
+    """Return source, tables and cache as after a run, made without Spark."""
     folder, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "home")))
-    write_pictures(folder, 20)
+    write_images(folder, 20)
     etl = EtlConfig(source=str(folder))
     listing = prepare_source(etl, storage, SparkConfig()).listing.to_pylist()
     files = [
@@ -82,11 +84,11 @@ def night(tmp_path: Path) -> Night:
     manifest = read_manifest(url)
     assert manifest is not None
     write_manifest(url, manifest.model_copy(update={"table": snapshots.latest(None, storage.table("images"))}))
-    return Night(etl, manifest.settings, storage, folder)
+    return FinishedRun(etl, manifest.settings, storage, folder)
 
 
 def compact(table: Path, version: int = 1) -> None:
-    """Commit the table's file under another name, as a compaction does: no row changes."""
+    """Commit the table's file under another name without a change of rows, as a compaction does."""
     commit = table / "_delta_log" / f"{0:020}.json"
     (add,) = (action["add"] for line in commit.read_text().splitlines() if "add" in (action := json.loads(line)))
     shutil.copy(table / add["path"], table / "compacted.parquet")
@@ -96,33 +98,33 @@ def compact(table: Path, version: int = 1) -> None:
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_run_whose_cache_is_there_is_not_refused_for_want_of_room(night: Night) -> None:
-    """Nor after maintenance, whose versions hold the same rows."""
-    check_room(night.etl, night.cache, night.source(), night.storage)
-    before = snapshots.latest(None, night.storage.table("images"))
+def test_run_with_an_existing_cache_needs_no_disk_space(finished_run: FinishedRun) -> None:
+    """A run with an existing cache is not refused, also after maintenance, whose versions have the same rows."""
+    check_room(finished_run.etl, finished_run.cache, finished_run.source(), finished_run.storage)
+    before = snapshots.latest(None, finished_run.storage.table("images"))
     compact(Path(before.path))
     assert snapshots.latest(None, before.path).version > before.version
-    check_room(night.etl, night.cache, night.source(), night.storage)
+    check_room(finished_run.etl, finished_run.cache, finished_run.source(), finished_run.storage)
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_tables_split_by_content_are_compared_as_they_were_made(night: Night) -> None:
-    """A run with the default settings continues such tables, so preflight must not refuse it."""
-    made_with = table_properties(night.etl.model_copy(update={"split_by": "content"}), night.folder)
+def test_tables_split_by_content_are_compared_with_their_own_settings(finished_run: FinishedRun) -> None:
+    """A run with the default settings continues such tables, so preflight does not refuse it."""
+    made_with = table_properties(finished_run.etl.model_copy(update={"split_by": "content"}), finished_run.folder)
     for name in ("images", "files"):
-        change_metadata(night.storage, name, configuration=made_with)
-    check_room(night.etl, night.cache, night.source(), night.storage)
+        change_metadata(finished_run.storage, name, configuration=made_with)
+    check_room(finished_run.etl, finished_run.cache, finished_run.source(), finished_run.storage)
 
 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("how", ["moved", "linked", "linked, without an id"])
-def test_the_cache_of_a_home_that_was_moved_is_found(night: Night, tmp_path: Path, how: str) -> None:
-    """The table's id decides; a manifest without one is matched by path with symbolic links resolved."""
+def test_cache_of_a_moved_home_is_found(finished_run: FinishedRun, tmp_path: Path, how: str) -> None:
+    """A cache is matched by the table's id, or without one by path with symbolic links resolved."""
     home = tmp_path / "elsewhere"
     if how == "moved":
-        shutil.move(night.storage.home, home)
+        shutil.move(finished_run.storage.home, home)
     else:
-        home.symlink_to(night.storage.home)
+        home.symlink_to(finished_run.storage.home)
     storage = resolve_storage(StorageConfig(home=str(home)))
     if how == "linked, without an id":
         url = f"{storage.cache}/by-hand"
@@ -130,25 +132,23 @@ def test_the_cache_of_a_home_that_was_moved_is_found(night: Night, tmp_path: Pat
         assert manifest is not None
         unnamed = manifest.table.model_copy(update={"table_id": ""})
         write_manifest(url, manifest.model_copy(update={"table": unnamed}))
-    check_room(night.etl, night.cache, prepare_source(night.etl, storage, SparkConfig()), storage)
+    check_room(finished_run.etl, finished_run.cache, prepare_source(finished_run.etl, storage, SparkConfig()), storage)
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_the_cache_of_another_table_is_not_taken_for_this_ones(night: Night) -> None:
-    """At the same path a new table has another id."""
-    change_metadata(night.storage, "images", id="5c2d8a0e-0000-0000-0000-000000000000")
+def test_cache_of_another_table_at_the_same_path_does_not_count(finished_run: FinishedRun) -> None:
+    """A new table at the same path has another id, so its cache must be built."""
+    change_metadata(finished_run.storage, "images", id="5c2d8a0e-0000-0000-0000-000000000000")
     with pytest.raises(WrongInput, match="the cache in"):
-        check_room(night.etl, night.cache, night.source(), night.storage)
+        check_room(finished_run.etl, finished_run.cache, finished_run.source(), finished_run.storage)
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_tables_that_only_spark_can_read_are_left_to_the_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Building a cache checks the disk as well, so nothing is refused here by guess; the log says so."""
+def test_tables_that_only_spark_can_read_are_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run is not refused, with a log line, since the disk is checked again when a cache is built."""
     caplog.set_level("INFO", "lakevision.preflight")
     source, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "fifty per%20cent")))
-    write_pictures(source, 2)
+    write_images(source, 2)
     etl = EtlConfig(source=str(source))
     Path(storage.cache).mkdir(parents=True)
     for name in ("images", "files"):
@@ -162,25 +162,25 @@ def test_tables_that_only_spark_can_read_are_left_to_the_cache(
 @pytest.mark.parametrize(
     "change", ["new file", "removed file", "other size", "no cache", "changed rows", "expired log"]
 )
-def test_a_run_that_has_a_cache_to_write_is_refused(night: Night, change: str) -> None:
-    """By the room that the whole cache takes: one of other rows shares nothing with the one that is there."""
-    cache = night.cache
+def test_run_that_must_write_a_cache_is_refused(finished_run: FinishedRun, change: str) -> None:
+    """The space for a whole cache is needed, since it shares no files with a cache of other rows."""
+    cache = finished_run.cache
     if change == "new file":
-        write_pictures(night.folder, 1, first=100)
+        write_images(finished_run.folder, 1, first=100)
     elif change == "removed file":
-        next(night.folder.glob("red/*")).unlink()
+        next(finished_run.folder.glob("red/*")).unlink()
     elif change == "other size":
         cache = cache.model_copy(update={"image_size": 2 * cache.image_size})
     elif change == "no cache":
-        shutil.rmtree(night.storage.cache)
+        shutil.rmtree(finished_run.storage.cache)
     else:
-        table = deltalake.DeltaTable(night.storage.table("images"))
+        table = deltalake.DeltaTable(finished_run.storage.table("images"))
         deltalake.write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
         if change == "expired log":
-            # What is left of the log does not say whether a row changed since the cache was built.
-            compact(Path(night.storage.table("images")), version=2)
-            deltalake.DeltaTable(night.storage.table("images")).create_checkpoint()
+            # The rest of the log does not tell whether rows changed since the cache was built.
+            compact(Path(finished_run.storage.table("images")), version=2)
+            deltalake.DeltaTable(finished_run.storage.table("images")).create_checkpoint()
             for version in range(2):
-                Path(night.storage.table("images"), "_delta_log", f"{version:020}.json").unlink()
+                Path(finished_run.storage.table("images"), "_delta_log", f"{version:020}.json").unlink()
     with pytest.raises(WrongInput, match=r"the cache in '.*' needs .* make room, lower cache.image_size"):
-        check_room(night.etl, cache, night.source(), night.storage)
+        check_room(finished_run.etl, cache, finished_run.source(), finished_run.storage)

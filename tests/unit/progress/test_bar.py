@@ -1,4 +1,4 @@
-"""Progress bars on a terminal."""
+"""Tests of the progress bars on a terminal."""
 
 import io
 import sys
@@ -13,15 +13,15 @@ from tasks.progress.epochs import EpochProgress
 
 
 class Terminal(io.StringIO):
-    """Takes what is written to it, as a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Return whether it is one."""
+        """Return True."""
         return True
 
 
-def test_a_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the images done and the rate."""
+def test_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar has the number of images done, also with a theme without styles for bars."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -33,25 +33,25 @@ def test_a_terminal_shows_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -
     assert "1,500 of 1,500 images" in terminal.getvalue()
 
 
-def test_a_training_run_has_a_bar_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs are hours long: they are what a user waits for."""
+def test_training_run_has_a_bar_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar has the number of epochs trained and the last validation accuracy."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     with progress_bars(Console(stderr=True)):
         epochs = EpochProgress("train", 20)
-        epochs.hear({"epoch": 4, "max_epochs": 20, "val_accuracy": 0.5})
+        epochs.update({"epoch": 4, "max_epochs": 20, "val_accuracy": 0.5})
         epochs.end()
     shown = terminal.getvalue()
     assert "train-epochs" in shown
     assert "4 of 4 epochs, val accuracy 0.5000" in shown
 
 
-def test_what_is_no_terminal_gets_nothing_but_the_log(
+def test_file_or_pipe_gets_no_progress_bars(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file or a pipe."""
+    """Nothing is written if stderr is not a terminal."""
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     with progress_bars(Console(stderr=True)), counted("etl", 1500):

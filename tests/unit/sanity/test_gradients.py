@@ -1,4 +1,4 @@
-"""Every trained parameter gets a gradient, or is named."""
+"""The gradient check: trained parameters without a finite gradient are listed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,19 +9,20 @@ import torch
 import torchvision
 from torch import nn
 
-from tasks.config import FineTuneStage, GradientConfig, TrainConfig
+from tasks.config.sanity import GradientConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import WrongInput
+from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity import first_batches
 from tasks.sanity.gradients import check_gradients, measure_gradients, not_finite, without_gradient
-from tasks.train.model import Classifier, build_classifier
-from tasks.train.stages import stages_of
+from tasks.train.phases import phases_of
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
 
 
-def test_all_of_a_network_learns(make_cache: Callable[..., CacheRef]) -> None:
-    """Each parameter is in the report once."""
+def test_every_parameter_of_a_network_gets_a_gradient(make_cache: Callable[..., CacheRef]) -> None:
+    """Each trained parameter is in the report once, with a non-zero norm."""
     cache = make_cache({"train": 9, "val": 3, "test": 3}, image_size=32)
 
     report = measure_gradients(TRAIN, cache, GradientConfig())
@@ -32,15 +33,15 @@ def test_all_of_a_network_learns(make_cache: Callable[..., CacheRef]) -> None:
     assert len({found.name for found in report.parameters}) == len(report.parameters) > 100
 
 
-def test_the_layers_of_the_last_stage_are_looked_at(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
-    """All that `train.fine_tune` unfreezes in the end, and what no stage lets learn is left out."""
+def test_layers_of_the_last_phase_are_checked(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
+    """The report has all layers that `train.fine_tune` unfreezes, and no layer that stays frozen."""
     weights = tmp_path / "weights.pt"
     torch.save(torchvision.models.get_model("mobilenet_v3_small", weights=None).state_dict(), weights)
-    stages = [
-        FineTuneStage(unfreeze_from=layer, learning_rate=rate)
+    phases = [
+        FineTunePhase(unfreeze_from=layer, learning_rate=rate)
         for layer, rate in (("features.12", 1e-3), ("features.11", 2e-4))
     ]
-    train = TRAIN.model_copy(update={"weights": str(weights), "freeze_backbone": True, "fine_tune": stages})
+    train = TRAIN.model_copy(update={"weights": str(weights), "freeze_backbone": True, "fine_tune": phases})
     cache = make_cache({"train": 9, "val": 3, "test": 3}, image_size=32)
 
     report = measure_gradients(train, cache, GradientConfig())
@@ -53,32 +54,30 @@ def test_the_layers_of_the_last_stage_are_looked_at(make_cache: Callable[..., Ca
         "classifier.0",
         "classifier.3",
     }
-    built = first_batches.first_batches(train, stages_of(train)[-1], cache, 1)
+    built = first_batches.first_batches(train, phases_of(train)[-1], cache, 1)
     assert built.optimizer.param_groups[0]["lr"] == 2e-4
-    head = first_batches.first_batches(train, stages_of(train)[0], cache, 1)
+    head = first_batches.first_batches(train, phases_of(train)[0], cache, 1)
     assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
         "network.classifier.3.weight",
         "network.classifier.3.bias",
     ]
 
 
-def test_sums_are_in_the_format_of_a_training(
-    make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of the pictures' size and the device: a gradient that is a number in float32 alone is none of a training."""
-    monkeypatch.setattr("tasks.train.precision.computes_bf16", lambda device: True)
-    formats = []
+def test_precision_is_that_of_training(make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Image size and device decide the precision: a gradient may be finite in float32 and not in bfloat16."""
+    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
+    precisions = []
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")
         train = TRAIN.model_copy(update={"precision": wanted, "device": "cpu"})
-        formats.append(first_batches.first_batches(train, stages_of(train)[0], cache, 1).classifier.precision)
-    assert formats == [torch.bfloat16, None, None]
+        precisions.append(first_batches.first_batches(train, phases_of(train)[0], cache, 1).classifier.precision)
+    assert precisions == [torch.bfloat16, None, None]
 
 
-def test_what_the_loss_does_not_depend_on_is_named(
+def test_parameters_that_do_not_affect_the_loss_are_in_the_error(
     make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer that no picture goes through is trained by nobody."""
+    """An unused layer gets no gradient, and the error lists its parameters."""
 
     def with_more_layers(*given: Any, **named: Any) -> Classifier:
         classifier = build_classifier(*given, **named)
@@ -96,16 +95,16 @@ def test_what_the_loss_does_not_depend_on_is_named(
         check_gradients(report)
 
 
-def test_gradients_that_are_zero_or_no_numbers_are_told_apart() -> None:
-    """Numbers come first: what is none makes the rest worthless."""
+def test_zero_and_non_finite_gradients_are_reported_separately() -> None:
+    """Non-finite gradients are reported first, since they invalidate all others."""
     parameters = [
         ParameterGradient(name="good", elements=1, norm=0.5, finite=True),
         ParameterGradient(name="zero", elements=1, norm=0.0, finite=True),
-        ParameterGradient(name="never", elements=1, norm=None, finite=True),
+        ParameterGradient(name="missing", elements=1, norm=None, finite=True),
         ParameterGradient(name="nan", elements=1, norm=None, finite=False),
     ]
 
-    assert without_gradient(parameters) == ["zero", "never"]
+    assert without_gradient(parameters) == ["zero", "missing"]
     assert not_finite(parameters) == ["nan"]
-    with pytest.raises(WrongInput, match=r"the gradients of 1 of 4 parameters are no numbers \(nan\): lower"):
+    with pytest.raises(WrongInput, match=r"the gradients of 1 of 4 parameters are non-finite \(nan\): lower"):
         check_gradients(GradientReport(parameters=parameters, batches=1))

@@ -1,4 +1,4 @@
-"""The summary of a run of the DAG, for programs and for people."""
+"""The summary of a run of the DAG: JSON, text lines and Markdown."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tasks.summary.summary import (
 
 @pytest.fixture
 def summary() -> PipelineSummary:
-    """A run that had nothing to ingest anew."""
+    """Return the summary of a run without new images."""
     return PipelineSummary(
         images=90,
         quarantined=3,
@@ -39,12 +39,12 @@ def summary() -> PipelineSummary:
 
 
 def storage_at(home: Path) -> Storage:
-    """Return a storage with the home alone."""
+    """Return a storage with only the home set."""
     return Storage(home=str(home), tables="", cache="", artifacts="", tracking="")
 
 
-def test_summary_is_written_whole_and_alone(tmp_path: Path, summary: PipelineSummary) -> None:
-    """The file says what the run gave, the folder is made, and a second run replaces it."""
+def test_summary_is_written_atomically(tmp_path: Path, summary: PipelineSummary) -> None:
+    """The home is created, a second run replaces the file, and no partial file remains."""
     write_summary(storage_at(tmp_path / "home"), summary)
     path = write_summary(storage_at(tmp_path / "home"), summary.model_copy(update={"version": 5}))
 
@@ -54,7 +54,7 @@ def test_summary_is_written_whole_and_alone(tmp_path: Path, summary: PipelineSum
 
 
 def test_names_in_the_file_are_stable(tmp_path: Path, summary: PipelineSummary) -> None:
-    """Programs read these: a name that goes is a broken promise."""
+    """The names that programs read from summary.json do not change."""
     content = json.loads(write_summary(storage_at(tmp_path), summary).read_text())
 
     assert {"images", "quarantined", "delta_version", "cache_rows", "test_accuracy", "predictions"} <= content.keys()
@@ -62,8 +62,8 @@ def test_names_in_the_file_are_stable(tmp_path: Path, summary: PipelineSummary) 
     assert PipelineSummary.model_validate(content) == summary
 
 
-def test_lines_say_what_a_person_asks(summary: PipelineSummary) -> None:
-    """Counts, accuracies, rate and the time of each stage, and which of them found their work done."""
+def test_lines_have_counts_accuracies_rate_and_times(summary: PipelineSummary) -> None:
+    """The text has counts, accuracies, the rate, the time of each stage, and the skipped stages."""
     text = "\n".join(summary_lines(summary))
 
     assert "90 ingested, 3 quarantined, 2 duplicates" in text
@@ -74,8 +74,8 @@ def test_lines_say_what_a_person_asks(summary: PipelineSummary) -> None:
     assert "etl 1.2 s (skipped), train 60.0 s" in text
 
 
-def test_the_artifact_has_a_line_for_each_fact_and_stage_and_links_to_what_was_made(summary: PipelineSummary) -> None:
-    """A page cuts off no line of a table, and a name from outside is no link of its own."""
+def test_artifact_has_rows_for_facts_and_stages_and_links_to_the_results(summary: PipelineSummary) -> None:
+    """Facts and stages are table rows, runs and model are links, and Markdown in a model's name is escaped."""
     runs = {"a": "http://mlflow/a", "b": "http://mlflow/b"}
     named = summary.model_copy(update={"model": "cats & [dogs](http://evil)"})
     text = summary_markdown(named, "http://mlflow/champion", runs, Path("/home/summary.json"))
@@ -89,8 +89,8 @@ def test_the_artifact_has_a_line_for_each_fact_and_stage_and_links_to_what_was_m
     assert "/home/summary.json" in text
 
 
-def test_run_without_new_pictures_has_no_rate(summary: PipelineSummary) -> None:
-    """Nothing predicted is said so, not shown as zero images a second."""
+def test_run_without_new_images_has_no_rate(summary: PipelineSummary) -> None:
+    """A run without predictions has "nothing new to predict" instead of a rate of zero images per second."""
     nothing = summary.model_copy(update={"predictions": 0, "predict_images_per_second": None})
 
     assert any("nothing new to predict" in line for line in summary_lines(nothing))

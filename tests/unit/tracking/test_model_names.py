@@ -1,4 +1,4 @@
-"""Names of registered models."""
+"""Tests of the default names of registered models."""
 
 import re
 
@@ -12,7 +12,7 @@ STORAGE = Storage(home="/home", tables="/home/tables", cache="", artifacts="", t
 
 
 def named(source: str, table_id: str = "one") -> str | None:
-    """Return the name of the models of a table."""
+    """Return the derived model name of a table."""
     return derived_model_name(TableRef(path="/tables/images", version=3, table_id=table_id, source=source), STORAGE)
 
 
@@ -27,30 +27,30 @@ def named(source: str, table_id: str = "one") -> str | None:
         ("/data/" + "a" * 300, "lakevision-" + "a" * 40 + "-"),
     ],
 )
-def test_a_name_says_the_folder_and_is_one_that_mlflow_takes(source: str, begins: str) -> None:
-    """Whatever the folder is called, the name has letters, digits and hyphens alone."""
+def test_name_has_the_folder_and_only_characters_that_mlflow_accepts(source: str, begins: str) -> None:
+    """The name has only letters, digits and hyphens, whatever the folder's name."""
     name = named(source)
     assert name is not None
     assert re.fullmatch(f"{begins}[0-9a-f]{{6}}", name)
 
 
-def test_a_name_is_the_same_in_every_run_and_another_for_another_table_or_source() -> None:
-    """Folders of one name, a table that was made anew, and a source that replaced another."""
+def test_name_is_deterministic_and_differs_by_table_and_source() -> None:
+    """Folders of the same name, a recreated table and a replaced source have different model names."""
     names = [named("/data/photos"), named("/mnt/photos"), named("/data/photos", "two")]
     assert len(set(names)) == 3
     assert named("/data/photos") == names[0]
 
 
-def test_the_built_in_digits_have_one_name_in_every_table() -> None:
-    """They are the same images everywhere; a folder of that name elsewhere is another."""
+def test_built_in_digits_have_the_same_name_in_every_table() -> None:
+    """The digits are the same images everywhere; another folder with that name is a different source."""
     assert named("/home/digits") == named("/home/digits", "two") == "lakevision-digits"
     assert named("/data/digits") != "lakevision-digits"
     table = TableRef(path="", version=0, source="/home/digits")
     assert source_name(table, STORAGE) == "builtin:digits"
 
 
-def test_digits_are_known_by_the_table_and_not_by_the_home() -> None:
-    """A moved home keeps its champion; digits with other splits, whose test images are others, have another name."""
+def test_name_of_the_digits_does_not_depend_on_the_home() -> None:
+    """A moved home keeps its champion; digits with other splits, thus other test images, have another name."""
     assert named("builtin:digits") == "lakevision-digits"
     other, seed = named("builtin:digits (split_by content)"), named("builtin:digits (split_seed 7)")
     assert len({other, seed, "lakevision-digits"}) == 3
@@ -58,6 +58,6 @@ def test_digits_are_known_by_the_table_and_not_by_the_home() -> None:
     assert named("builtin:digits (split_by content)", "two") == other
 
 
-def test_a_table_without_a_source_has_no_name() -> None:
-    """Somebody else made it."""
+def test_table_without_a_source_has_no_model_name() -> None:
+    """No name is derived for a table that other software created."""
     assert named("") is None

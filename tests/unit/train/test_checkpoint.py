@@ -1,4 +1,4 @@
-"""Checkpoints: which stay, which are damaged or of another training, and what is never read."""
+"""Checkpoints that are kept, removed, damaged or of another training run."""
 
 import errno
 import os
@@ -12,16 +12,16 @@ import torch
 from tasks.errors import WrongInput
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import check_fits
-from tests.unit.train.small_training import CONFIG, Killed, Training, assert_same, kill_at
+from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    """A training that begins has nothing to go on from."""
+def test_missing_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
+    """A new training run has no checkpoint to resume from."""
     assert Checkpoints(tmp_path / "none", 2, CONFIG).newest() == (None, None)
 
 
-def test_the_last_few_checkpoints_and_the_best_weights_stay(tmp_path: Path) -> None:
-    """Older ones are removed, and no partial file is left."""
+def test_newest_checkpoints_and_their_best_weights_are_kept(tmp_path: Path) -> None:
+    """Older checkpoints are removed, and no partial file is left."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 2))
 
@@ -37,12 +37,12 @@ def test_the_last_few_checkpoints_and_the_best_weights_stay(tmp_path: Path) -> N
     assert Checkpoints(tmp_path, 2, CONFIG).load(names[-1])["best"] == best
 
 
-def test_best_weights_stay_while_a_checkpoint_needs_them(tmp_path: Path) -> None:
-    """Also beside newer ones: of an epoch that a killed process had as best, and this one has not."""
+def test_best_weights_are_kept_while_a_checkpoint_refers_to_them(tmp_path: Path) -> None:
+    """They stay although there is a newer file of best weights, which no checkpoint refers to and which is removed."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 2))
-    later = tmp_path / "best-00-000099.pt"
-    later.write_bytes(b"of an epoch whose checkpoint was never written")
+    unreferenced = tmp_path / "best-00-000099.pt"
+    unreferenced.write_bytes(b"of an epoch whose checkpoint was never written")
 
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 4))
@@ -50,25 +50,25 @@ def test_best_weights_stay_while_a_checkpoint_needs_them(tmp_path: Path) -> None
     name, _run = Checkpoints(tmp_path, 2, CONFIG).newest()
     assert name is not None
     assert Checkpoints(tmp_path, 2, CONFIG).load(name)["best_state"]
-    assert not later.exists()
+    assert not unreferenced.exists()
 
 
-def cut(content: bytes) -> bytes:
-    """Return the first bytes."""
+def truncate(content: bytes) -> bytes:
+    """Return the first 1,000 bytes."""
     return content[:1000]
 
 
-def spoil(content: bytes) -> bytes:
-    """Return the file with other bytes in the middle of its values' names."""
+def overwrite(content: bytes) -> bytes:
+    """Return the content with the key `optimizer` overwritten."""
     place = content.index(b"optimizer")
     return content[:place] + b"\xff" * 9 + content[place + 9 :]
 
 
-@pytest.mark.parametrize("damage", [cut, spoil])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """It is told, and the training goes on from the older one to the same end."""
-    unbroken = Training(tmp_path / "unbroken")
-    unbroken.run()
+@pytest.mark.parametrize("damage", [truncate, overwrite])
+def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Training resumes from the older checkpoint, with the same result as an uninterrupted run."""
+    uninterrupted = Training(tmp_path / "uninterrupted")
+    uninterrupted.run()
     with pytest.raises(Killed):
         Training(tmp_path / "killed").run(kill_at(2, 3))
     newest = max((tmp_path / "killed").glob("step-*.pt"))
@@ -77,32 +77,32 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, dam
     resumed = Training(tmp_path / "killed")
     resumed.run()
 
-    assert_same(resumed, unbroken)
+    assert_same(resumed, uninterrupted)
 
 
-def test_a_checkpoint_whose_best_weights_are_gone_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The two are one: without those weights nothing could be handed over at the end."""
+def test_checkpoint_without_its_best_weights_is_invalid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint is skipped with a warning if the file with the weights of its best epoch is missing."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 2))
     (best,) = tmp_path.glob("best-*.pt")
     best.unlink()
 
     assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
-    assert f"the weights of its best epoch, {best.name}, are gone" in caplog.text
+    assert f"the weights of its best epoch, {best.name}, are missing" in caplog.text
     assert not list(tmp_path.glob("step-*.pt"))
 
 
 @pytest.mark.parametrize("kind", ["step", "best"])
 @pytest.mark.parametrize("fault", [errno.ELOOP, errno.EIO])
-def test_a_checkpoint_that_the_disk_does_not_give_stays_for_another_time(tmp_path: Path, kind: str, fault: int) -> None:
-    """A passing fault is no damage: it is raised, whether the file could not be opened or not be read."""
+def test_unreadable_checkpoint_is_kept_and_the_fault_raised(tmp_path: Path, kind: str, fault: int) -> None:
+    """An OSError on opening or reading is raised, and the checkpoint is valid again once the fault is gone."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 2))
     newest = max(tmp_path.glob("step-*.pt"))
     held = max(tmp_path.glob(f"{kind}-*.pt"))
     content = held.read_bytes()
     held.unlink()
-    # The first page of a process's memory is none that can be read.
+    # The first page of a process's memory cannot be read.
     held.symlink_to(held if fault == errno.ELOOP else "/proc/self/mem")
 
     with pytest.raises(OSError, match=re.escape(os.strerror(fault))) as raised:
@@ -115,10 +115,8 @@ def test_a_checkpoint_that_the_disk_does_not_give_stays_for_another_time(tmp_pat
     assert not list(tmp_path.glob("*.unreadable"))
 
 
-def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It holds other things by other names: told, and the one before it is taken."""
+def test_checkpoint_of_another_code_version_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint with other keys is skipped with a warning, and the one before it is used."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(2, 3))
     older, newest = sorted(tmp_path.glob("step-*.pt"))
@@ -127,7 +125,7 @@ def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
 
     assert Checkpoints(tmp_path, 2, CONFIG).newest() == (older.name, "run")
     assert "written by another version of this code" in caplog.text
-    # It is out of the way of those that come: a training begun anew keeps its own, whose numbers are lower.
+    # The skipped checkpoint is renamed: a new run keeps its own checkpoints, whose numbers are lower.
     older.unlink()
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(1, 1))
@@ -136,8 +134,8 @@ def test_a_checkpoint_of_another_version_of_the_code_is_not_gone_on_from(
     assert name < newest.name
 
 
-def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
-    """What a process killed within the write leaves behind is removed by the next checkpoint."""
+def test_partial_checkpoint_is_ignored_and_removed(tmp_path: Path) -> None:
+    """The partial file of a process killed during a write is removed by the next checkpoint."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(1, 1))
     (tmp_path / "step-00-000009-000000000000.partial").write_bytes(b"half")
@@ -148,27 +146,30 @@ def test_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_checkpoint_of_another_training_is_refused_by_name_of_the_difference(tmp_path: Path) -> None:
-    """Classes by their names, the first five of them; settings, data and ranks with both values."""
+def test_checkpoint_of_another_run_is_rejected_with_the_differences(tmp_path: Path) -> None:
+    """The error lists the first five differing classes, and both values of differing settings and data."""
     classes = ("ant", "bee", "cat")
     check_fits({"config": CONFIG, "classes": list(classes)}, CONFIG, classes, tmp_path)
 
     other = {"train": {"seed": 2, "model": "resnet18"}, "cache": "other"}
     with pytest.raises(
-        WrongInput, match=r"\(cache is 'other' there and 'digest' here; train.seed is 2 there and 1 here\): train with"
-    ) as refused:
+        WrongInput,
+        match=r"\(cache is 'other' in the checkpoint and 'digest' now; "
+        r"train.seed is 2 in the checkpoint and 1 now\): train with",
+    ) as rejected:
         check_fits({"config": other, "classes": list(classes)}, CONFIG, classes, tmp_path)
-    assert f"in '{tmp_path}'" in str(refused.value)
+    assert f"in '{tmp_path}'" in str(rejected.value)
     many = ["ant", "bee", *(f"class {number}" for number in range(7))]
     with pytest.raises(
         WrongInput,
-        match=r"\(classes only there: class 0, class 1, class 2, class 3, class 4 and 2 more; classes only here: cat\)",
+        match=r"\(classes only in the checkpoint: class 0, class 1, class 2, class 3, class 4 and 2 more; "
+        r"classes only in the data: cat\)",
     ):
         check_fits({"config": CONFIG, "classes": many}, CONFIG, classes, tmp_path)
 
 
-def test_checkpoint_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
-    """A file from outside runs nothing: only tensors and plain values are read."""
+def test_checkpoint_with_pickled_code_is_not_loaded(tmp_path: Path) -> None:
+    """Loading a file executes no code, since only tensors and plain values are read."""
 
     class Payload:
         def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone stand for its pictures: the head makes of them what the network makes of these."""
+"""Cached features of a frozen backbone, compared with the network on images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,24 +7,24 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.cache.held import HeldLoader
+from tasks.cache.in_memory import InMemoryLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
-from tasks.progress.count import Standing, heard_by
+from tasks.collectives import Reducer, SingleProcess
+from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
+from tasks.model.network import Classifier
+from tasks.model.precision import computes_bf16
+from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
-from tasks.train.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.train.features import FORM, feature_loader, materialize_features
-from tasks.train.model import Classifier
-from tasks.train.precision import computes_bf16
-from tasks.train.reduce import Reducer, SingleProcess
-from tests.thread_ranks import ThreadRanks
-from tests.unit.train.conftest import SMALL
+from tests.builders.small_network import SMALL
+from tests.fakes.thread_ranks import ThreadRanks
 
 CPU = torch.device("cpu")
 ROWS = 70
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
@@ -41,14 +41,14 @@ def materialize(
     precision: torch.dtype | None = None,
     reducer: Reducer | None = None,
 ) -> tuple[str, CacheManifest]:
-    """Make the features of both splits."""
-    pictures = open_cache(cache)
+    """Compute the features of both splits."""
+    images = open_cache(cache)
     reducer = reducer or SingleProcess()
-    return materialize_features(SMALL, classifier, cache, pictures, (TRAIN, VAL), str(folder), CPU, precision, reducer)
+    return materialize_features(SMALL, classifier, cache, images, (TRAIN, VAL), str(folder), CPU, precision, reducer)
 
 
 def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tensor]:
-    """Return what the model makes of each row of an epoch."""
+    """Return the model's output for each row of an epoch."""
     return {
         row: output
         for batch in loader.epoch(epoch)
@@ -60,7 +60,7 @@ def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tens
     ("precision", "tolerance"),
     [
         (None, 1e-5),
-        # bfloat16 has 8 bits of precision: a relative error of 2^-9 a rounding, over the depth of the network.
+        # bfloat16 has 8 bits of precision: a relative error of 2^-9 per rounding, over the depth of the network.
         pytest.param(
             torch.bfloat16,
             2e-2,
@@ -68,45 +68,43 @@ def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tens
         ),
     ],
 )
-def test_head_on_features_predicts_as_the_network_on_pictures(
+def test_head_on_features_equals_network_on_images(
     cache: CacheRef, classifier: Classifier, tmp_path: Path, precision: torch.dtype | None, tolerance: float
 ) -> None:
-    """Each row gets the same logits either way, within the rounding of the number format."""
+    """Both give the same logits for each row, within the rounding of the number format."""
     url, features = materialize(cache, classifier, tmp_path, precision)
     with torch.no_grad():
-        slow = by_row(CacheLoader(cache.url, open_cache(cache), TRAIN, 6), 0, classifier.eval())
+        on_images = by_row(CacheLoader(cache.url, open_cache(cache), TRAIN, 6), 0, classifier.eval())
         loader = feature_loader(url, features, TRAIN, 6, seed=3, rank=0, num_ranks=1)
-        fast = by_row(loader, 1, classifier.head)
+        on_features = by_row(loader, 1, classifier.head)
 
-    assert slow.keys() == fast.keys() == set(range(ROWS))
-    scale = max(float(output.abs().max()) for output in slow.values())
-    assert all(torch.allclose(fast[row], slow[row], rtol=0.0, atol=tolerance * scale) for row in slow)
+    assert on_images.keys() == on_features.keys() == set(range(ROWS))
+    scale = max(float(output.abs().max()) for output in on_images.values())
+    assert all(torch.allclose(on_features[row], on_images[row], rtol=0.0, atol=tolerance * scale) for row in on_images)
 
 
-def test_evaluation_is_the_same_with_and_without_features(
+def test_evaluation_on_features_equals_evaluation_on_images(
     cache: CacheRef, classifier: Classifier, tmp_path: Path
 ) -> None:
-    """Confusion matrix and loss do not depend on the way."""
+    """Confusion matrix and loss are the same with and without features."""
     url, features = materialize(cache, classifier, tmp_path)
-    slow = evaluate(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
+    on_images = evaluate(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
     loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
-    fast = evaluate(classifier.head, loader, 3, CPU, SingleProcess())
+    on_features = evaluate(classifier.head, loader, 3, CPU, SingleProcess())
 
-    assert torch.equal(fast.confusion_KK, slow.confusion_KK)
-    assert fast.loss == pytest.approx(slow.loss, rel=1e-5)
+    assert torch.equal(on_features.confusion_KK, on_images.confusion_KK)
+    assert on_features.loss == pytest.approx(on_images.loss, rel=1e-5)
 
 
-def test_features_are_made_once_and_found_by_another_process(
-    cache: CacheRef, classifier: Classifier, tmp_path: Path
-) -> None:
-    """The same backbone finds them, whatever its head; other weights, or another precision, make their own."""
+def test_features_are_computed_once_per_backbone(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
+    """The same backbone finds its features with any head; other weights or another precision get their own."""
     url, features = materialize(cache, classifier, tmp_path)
     runs: list[int] = []
     classifier.network.register_forward_pre_hook(lambda _module, inputs: runs.append(len(inputs[0])))
     nn.init.normal_(classifier.head.weight)
 
     assert materialize(cache, classifier, tmp_path) == (url, features)
-    assert runs == [1]  # To know how many features there are.
+    assert runs == [1]  # A single image, for the number of features.
 
     assert materialize(cache, classifier, tmp_path, torch.bfloat16)[0] != url
     with torch.no_grad():
@@ -114,40 +112,40 @@ def test_features_are_made_once_and_found_by_another_process(
     assert materialize(cache, classifier, tmp_path)[0] != url
 
 
-def test_making_features_says_how_far_it_is(
+def test_progress_of_computing_features_is_logged(
     make_cache: Callable[..., CacheRef],
     classifier: Classifier,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    said: Callable[[str], list[str]],
+    messages_of: Callable[[str], list[str]],
 ) -> None:
-    """As often as is due, here after each batch; the first line says what is to be done."""
-    monkeypatch.setattr("tasks.train.feature_files.TELL_SECONDS", 0.0)
-    monkeypatch.setattr("tasks.progress.count.TELL_SECONDS", 0.0)
+    """Progress is reported and logged at each interval, here after each batch."""
+    monkeypatch.setattr("tasks.train.feature_files.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.progress.count.UPDATE_SECONDS", 0.0)
     cache = make_cache({TRAIN: 150, VAL: 9}, image_size=32)
-    heard: list[Standing] = []
-    with caplog.at_level("INFO", "lakevision.train"), heard_by(heard.append):
+    reports: list[StepProgress] = []
+    with caplog.at_level("INFO", "lakevision.train"), listener(reports.append):
         url, _features = materialize(cache, classifier, tmp_path)
 
-    assert [(standing.step, standing.done, standing.total) for standing in heard] == [
+    assert [(report.step, report.done, report.total) for report in reports] == [
         ("features", done, 159) for done in (0, 64, 128, 150, 159, 159)
     ]
 
-    messages = said("lakevision.train")
+    messages = messages_of("lakevision.train")
     assert [message.rpartition(", ")[0] for message in messages] == [
-        f"{url}: the frozen backbone runs over 159 pictures",
-        "features of 64 of 150 pictures of the split 'train'",
-        "features of 128 of 150 pictures of the split 'train'",
+        f"{url}: running the frozen backbone over 159 images",
+        "features of 64 of 150 images of the split 'train'",
+        "features of 128 of 150 images of the split 'train'",
         "",
     ]
-    assert messages[-1] == f"{url}: features of 159 pictures"
+    assert messages[-1] == f"{url}: features of 159 images"
 
 
-def test_features_of_another_form_of_the_network_are_not_taken(
+def test_features_of_another_version_of_the_folded_network_are_not_used(
     cache: CacheRef, classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What older code computed in another way stays where it is, and new features are made beside it."""
+    """Features of an older version are kept, and new ones are computed in another folder."""
     url, features = materialize(cache, classifier, tmp_path)
     monkeypatch.setattr("tasks.train.features.FORM", FORM + 1)
     other_url, other = materialize(cache, classifier, tmp_path)
@@ -159,8 +157,8 @@ def test_features_of_another_form_of_the_network_are_not_taken(
     assert materialize(cache, classifier, tmp_path) == (url, features)
 
 
-def test_features_are_a_cache_like_any_other(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
-    """Files are digested, a damaged one is made again, and nobody takes them for the pictures."""
+def test_features_are_verified_like_other_caches(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
+    """Files have digests, a damaged file is rebuilt, and features are not found as a cache of images."""
     folder = tmp_path / "features"
     url, features = materialize(cache, classifier, folder)
     verify_files(url, features)
@@ -176,15 +174,15 @@ def test_features_are_a_cache_like_any_other(cache: CacheRef, classifier: Classi
 
 
 def plain_classifier() -> Classifier:
-    """Return one without batch norm: to fold that, torch changes all modules of the process for a moment."""
+    """Return a classifier without batch norm, since folding temporarily changes all modules of the process."""
     torch.manual_seed(5)
     head = nn.Linear(12, 3)
     body = (nn.Conv2d(3, 12, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Classifier(nn.Sequential(*body, head), head, freeze_backbone=True)
 
 
-def test_ranks_share_the_work_and_make_the_same_features(cache: CacheRef, tmp_path: Path) -> None:
-    """Each writes a file of its own row groups; together they are what one process makes."""
+def test_features_of_ranks_equal_those_of_one_process(cache: CacheRef, tmp_path: Path) -> None:
+    """Each rank writes a file with its row groups, which together equal the features of one process."""
     url, features = materialize(cache, plain_classifier(), tmp_path / "one")
     classifiers = [plain_classifier(), plain_classifier()]
 
@@ -199,31 +197,31 @@ def test_ranks_share_the_work_and_make_the_same_features(cache: CacheRef, tmp_pa
     assert sum(rows) == ROWS
     assert max(rows) < ROWS
     verify_files(shared_url, shared)
-    whole = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
+    expected = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
     joined = by_row(feature_loader(shared_url, shared, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
-    assert all(torch.allclose(whole[row], joined[row], atol=1e-5) for row in range(ROWS))
+    assert all(torch.allclose(expected[row], joined[row], atol=1e-5) for row in range(ROWS))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_held_features_come_in_the_batches_of_the_cache(
+def test_batches_from_memory_equal_those_from_the_cache(
     cache: CacheRef, classifier: Classifier, tmp_path: Path, num_ranks: int
 ) -> None:
-    """From memory or from the files, from the start or from the middle of an epoch: the same rows in one order."""
+    """Both loaders yield the same rows in the same order, from the start and from the middle of an epoch."""
     url, features = materialize(cache, classifier, tmp_path)
     for rank in range(num_ranks):
-        held = HeldLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
-        read = CacheLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
-        assert held.num_steps == read.num_steps
+        in_memory = InMemoryLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
+        from_files = CacheLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
+        assert in_memory.num_steps == from_files.num_steps
         for epoch, start in ((1, 0), (2, 18)):
-            for mine, theirs in zip(held.epoch(epoch, start), read.epoch(epoch, start), strict=True):
-                assert mine.rows_B.tolist() == theirs.rows_B.tolist()
-                assert torch.equal(mine.inputs, theirs.inputs)
+            for batch, expected in zip(in_memory.epoch(epoch, start), from_files.epoch(epoch, start), strict=True):
+                assert batch.rows_B.tolist() == expected.rows_B.tolist()
+                assert torch.equal(batch.inputs, expected.inputs)
                 # Row i of the tiny cache has label i mod 3.
-                assert mine.labels_B.tolist() == theirs.labels_B.tolist() == [row % 3 for row in mine.rows_B]
+                assert batch.labels_B.tolist() == expected.labels_B.tolist() == [row % 3 for row in batch.rows_B]
 
 
-def test_features_can_be_trained_on(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
-    """A step of training changes the head and no feature."""
+def test_training_on_features_changes_only_the_head(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
+    """The head gets gradients, and the features stay the same."""
     url, features = materialize(cache, classifier, tmp_path)
     loader = feature_loader(url, features, TRAIN, 6, seed=3, rank=0, num_ranks=1)
     before = by_row(loader, 0, nn.Identity())
@@ -236,28 +234,30 @@ def test_features_can_be_trained_on(cache: CacheRef, classifier: Classifier, tmp
     assert all(torch.equal(before[row], after[row]) for row in before)
 
 
-def test_mistakes_are_the_same_rows_with_and_without_features(
+def test_mistakes_on_features_are_the_same_rows_as_on_images(
     cache: CacheRef, classifier: Classifier, tmp_path: Path
 ) -> None:
-    """A batch of features knows its rows, from which the pictures are found again."""
+    """Batches of features have the row numbers of their images."""
     url, features = materialize(cache, classifier, tmp_path)
     loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
-    slow = evaluate_in_detail(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
-    fast = evaluate_in_detail(classifier.head, loader, 3, CPU, SingleProcess())
+    on_images = evaluate_in_detail(
+        classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess()
+    )
+    on_features = evaluate_in_detail(classifier.head, loader, 3, CPU, SingleProcess())
 
-    assert len(fast.mistakes) == 9 - int(slow.confusion_KK.diagonal().sum()) > 0
-    assert {mistake.row for mistake in fast.mistakes} == {mistake.row for mistake in slow.mistakes}
-    assert fast.calibration.error == pytest.approx(slow.calibration.error, rel=1e-3)
+    assert len(on_features.mistakes) == 9 - int(on_images.confusion_KK.diagonal().sum()) > 0
+    assert {mistake.row for mistake in on_features.mistakes} == {mistake.row for mistake in on_images.mistakes}
+    assert on_features.calibration.error == pytest.approx(on_images.calibration.error, rel=1e-3)
 
 
-def test_features_of_jpeg_pictures_are_read_as_features(
+def test_features_of_a_jpeg_cache_are_read_as_vectors(
     make_cache: Callable[..., CacheRef], classifier: Classifier, tmp_path: Path
 ) -> None:
-    """Their manifest is that of the pictures, and says how those are stored."""
+    """Features are read as float vectors, although their manifest has the JPEG format of the images."""
     url, features = materialize(make_cache({TRAIN: ROWS, VAL: 9}, image_size=32, format="jpeg"), classifier, tmp_path)
 
-    held = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
-    read = by_row(CacheLoader(url, features, TRAIN, 7), 0, nn.Identity())
+    in_memory = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
+    from_files = by_row(CacheLoader(url, features, TRAIN, 7), 0, nn.Identity())
 
-    assert held.keys() == read.keys() == set(range(ROWS))
-    assert all(torch.equal(held[row], read[row]) and len(held[row]) == 1024 for row in held)
+    assert in_memory.keys() == from_files.keys() == set(range(ROWS))
+    assert all(torch.equal(in_memory[row], from_files[row]) and len(in_memory[row]) == 1024 for row in in_memory)

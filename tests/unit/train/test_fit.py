@@ -1,4 +1,4 @@
-"""A stage of training: early stopping, the best weights, and ranks that are threads."""
+"""Training of a phase: early stopping, best weights, and ranks as threads."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.train.loop import average_buffers
 from tasks.train.progress import Progress
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import (
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import (
     NUM_CLASSES,
     TensorLoader,
     fit_simply,
@@ -22,8 +22,8 @@ from tests.unit.train.tiny_training import (
 
 
 @pytest.mark.parametrize("monitor", ["val_accuracy", "val_macro_f1", "val_top5_accuracy"])
-def test_early_stopping_watches_the_metric_it_is_told(monitor: str) -> None:
-    """Its best value is that of the history's best epoch."""
+def test_early_stopping_uses_the_monitored_metric(monitor: str) -> None:
+    """The best value is the maximum of the monitored metric in the history."""
     inputs, labels = separable(12)
     loader, progress = TensorLoader(inputs, labels, steps_of(12, 4)), new_progress(patience=20)
 
@@ -33,39 +33,39 @@ def test_early_stopping_watches_the_metric_it_is_told(monitor: str) -> None:
     assert progress.stopping.best == max(values) == values[progress.stopping.best_epoch]
 
 
-def test_two_ranks_train_as_one_process() -> None:
-    """Steps with unequal shares, and one that a rank has nothing in, give the weights of one process with it all."""
+def test_two_ranks_train_like_one_process() -> None:
+    """With unequal and empty shares of a step, two ranks get the weights and metrics of one process."""
     inputs, labels = separable(20)
     shares = [
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]],
         [[10, 11, 12, 13], [14], []],
     ]
-    whole = [first + second for first, second in zip(*shares, strict=True)]
-    global_rows = [len(rows) for rows in whole]
-    # Made here: torch's generator is the process's, and ranks that are threads would draw from it in turns.
+    combined = [first + second for first, second in zip(*shares, strict=True)]
+    global_rows = [len(rows) for rows in combined]
+    # Created here: ranks are threads, and would draw concurrently from the generator of the process.
     models = [linear(), linear()]
 
     def rank_main(reducer: ThreadReducer) -> tuple[nn.Linear, Progress]:
         model, progress = models[reducer.rank], new_progress(9)
-        mine = TensorLoader(inputs, labels, shares[reducer.rank], global_rows)
-        fit_simply(model, mine, mine, progress, max_epochs=4, reducer=reducer)
+        share = TensorLoader(inputs, labels, shares[reducer.rank], global_rows)
+        fit_simply(model, share, share, progress, max_epochs=4, reducer=reducer)
         return model, progress
 
-    single, alone = linear(), new_progress(9)
-    together = TensorLoader(inputs, labels, whole)
-    fit_simply(single, together, together, alone, max_epochs=4)
+    single, expected = linear(), new_progress(9)
+    loader = TensorLoader(inputs, labels, combined)
+    fit_simply(single, loader, loader, expected, max_epochs=4)
 
     for model, progress in ThreadRanks(2).run(rank_main):
         assert torch.allclose(model.weight, single.weight, rtol=1e-10)
-        for mine, theirs in zip(progress.history, alone.history, strict=True):
-            assert mine.train_loss == pytest.approx(theirs.train_loss, rel=1e-10)
-            assert mine.val_loss == pytest.approx(theirs.val_loss, rel=1e-10)
-            assert mine.val_accuracy == theirs.val_accuracy
+        for metrics, reference in zip(progress.history, expected.history, strict=True):
+            assert metrics.train_loss == pytest.approx(reference.train_loss, rel=1e-10)
+            assert metrics.val_loss == pytest.approx(reference.val_loss, rel=1e-10)
+            assert metrics.val_accuracy == reference.val_accuracy
     assert not torch.equal(single.weight, linear().weight)
 
 
 def test_batch_norm_statistics_are_averaged_over_ranks() -> None:
-    """Running means of 1 and 3 become 2 on both ranks; the count of batches, an integer, is left alone."""
+    """Running means of 1 and 3 become 2 on both ranks, and the integer count of batches is unchanged."""
 
     def rank_main(reducer: ThreadReducer) -> nn.BatchNorm1d:
         norm = nn.BatchNorm1d(2)
@@ -81,15 +81,15 @@ def test_batch_norm_statistics_are_averaged_over_ranks() -> None:
 
 
 def test_ranks_validate_with_the_same_batch_norm_statistics() -> None:
-    """Each rank saw its own pictures; after every epoch all have the mean of what they saw."""
+    """After each epoch all ranks have the mean of the statistics of their own images."""
     inputs, labels = separable(12)
     inputs[6:] += 100.0
 
     def rank_main(reducer: ThreadReducer) -> dict[str, torch.Tensor]:
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, NUM_CLASSES)).double()
         model[1].load_state_dict(linear().state_dict())
-        mine = TensorLoader(inputs, labels, [list(range(reducer.rank * 6, reducer.rank * 6 + 6))], [12])
-        fit_simply(model, mine, mine, new_progress(), max_epochs=1, rate=0.0, reducer=reducer)
+        share = TensorLoader(inputs, labels, [list(range(reducer.rank * 6, reducer.rank * 6 + 6))], [12])
+        fit_simply(model, share, share, new_progress(), max_epochs=1, rate=0.0, reducer=reducer)
         return model.state_dict()
 
     first, second = ThreadRanks(2).run(rank_main)
@@ -98,24 +98,24 @@ def test_ranks_validate_with_the_same_batch_norm_statistics() -> None:
     assert torch.allclose(first["0.running_mean"], 0.1 * inputs.mean(dim=0))
 
 
-class TurningLoader(TensorLoader):
-    """A validation split whose labels turn wrong after some evaluations, so that the loss rises."""
+class DegradingLoader(TensorLoader):
+    """Validation split with wrong labels after some evaluations, so that the loss rises."""
 
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, right_for: int) -> None:
+    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, num_correct: int) -> None:
         super().__init__(inputs, labels, [list(range(len(labels)))])
-        self._right_for = right_for
-        self._asked = 0
+        self._num_correct = num_correct
+        self._num_evaluations = 0
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches."""
         for batch in super().epoch(number, start):
             wrong = (batch.labels_B + 1) % NUM_CLASSES
-            yield batch if self._asked < self._right_for else batch._replace(labels_B=wrong)
-        self._asked += 1
+            yield batch if self._num_evaluations < self._num_correct else batch._replace(labels_B=wrong)
+        self._num_evaluations += 1
 
 
-def test_training_stops_early_and_the_best_weights_come_back() -> None:
-    """The loss rises after epoch 2: two epochs of patience later training stops, with the weights of epoch 2."""
+def test_training_stops_early_and_restores_the_best_weights() -> None:
+    """The loss rises after epoch 2: training stops after two epochs of patience, with the weights of epoch 2."""
     inputs, labels = separable()
     model, progress = linear(), new_progress(patience=2, higher_is_better=False)
     weights: list[torch.Tensor] = []
@@ -123,7 +123,7 @@ def test_training_stops_early_and_the_best_weights_come_back() -> None:
     fit_simply(
         model,
         TensorLoader(inputs, labels, steps_of(30, 8)),
-        TurningLoader(inputs, labels, right_for=3),
+        DegradingLoader(inputs, labels, num_correct=3),
         progress,
         max_epochs=50,
         monitor="val_loss",
@@ -137,7 +137,7 @@ def test_training_stops_early_and_the_best_weights_come_back() -> None:
 
 
 def test_training_ends_at_max_epochs() -> None:
-    """While the loss still falls, max_epochs is the bound, and every epoch is reported as it ends."""
+    """While the loss falls, training ends after max_epochs, and each epoch is reported."""
     inputs, labels = separable()
     loader = TensorLoader(inputs, labels, steps_of(30, 8))
     progress, reported = new_progress(higher_is_better=False), []
@@ -153,8 +153,8 @@ def test_training_ends_at_max_epochs() -> None:
     assert progress.stopping.best_epoch == 3
 
 
-def test_loop_learns_what_can_be_learned() -> None:
-    """Classes that a line separates are told apart after a few epochs."""
+def test_loop_learns_separable_classes() -> None:
+    """A linear model classifies linearly separable classes after a few epochs."""
     inputs, labels = separable(90)
     loader = TensorLoader(inputs, labels, steps_of(90, 8))
     progress = new_progress(patience=30)
@@ -165,8 +165,8 @@ def test_loop_learns_what_can_be_learned() -> None:
     assert progress.history[-1].train_loss < progress.history[0].train_loss / 2
 
 
-def test_finished_training_only_restores_the_best_weights() -> None:
-    """Killed after its last epoch, a training that is started again trains no further epoch."""
+def test_finished_run_only_restores_the_best_weights() -> None:
+    """A run that was killed after its last epoch and is resumed trains no further epoch."""
     inputs, labels = separable()
     loader = TensorLoader(inputs, labels, steps_of(30, 8))
     progress = new_progress()

@@ -1,4 +1,4 @@
-"""A disk that is full at a checkpoint: it is told, and the checkpoint before it stays."""
+"""Checkpoints on a full disk: a warning is logged, and the previous checkpoint is kept."""
 
 import errno
 import io
@@ -15,30 +15,30 @@ from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress
 
 LARGE = 200_000
-"""Bytes of the weights, more than a file's buffer holds: they are written at once, and leave nothing in it."""
+"""Bytes of the weights, more than a file buffer, so that they are written directly."""
 
 
 class SmallDisk:
-    """Room for so many bytes, of all files opened after another; then each write fails."""
+    """Disk with `room` bytes over all files; when they are used up, each write fails."""
 
     def __init__(self, room: int, code: int) -> None:
         self.room = room
         self.code = code
 
     def open(self, path: Path) -> IO[bytes]:
-        """Open a file to write as Path.open does, buffered."""
+        """Open a file for buffered writing, as Path.open does."""
         return io.BufferedWriter(_FileOn(self, path))
 
 
 class _FileOn(io.FileIO):
-    """A file on a small disk: what there is room for is written, as the system does."""
+    """File on a small disk; a write is cut to the remaining room, as by the operating system."""
 
     def __init__(self, disk: SmallDisk, path: Path) -> None:
         super().__init__(path, "wb")
         self._disk = disk
 
     def write(self, content: Any) -> int:
-        """Write what there is room for."""
+        """Write the part that fits on the disk; return its length."""
         if self._disk.room == 0:
             raise OSError(self._disk.code, os.strerror(self._disk.code))
         written = super().write(memoryview(content)[: self._disk.room])
@@ -48,25 +48,25 @@ class _FileOn(io.FileIO):
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    """Return those of a training that has one, of epoch 1."""
-    made = Checkpoints(tmp_path, keep=2, config={"train": {"seed": 1}})
-    assert save(made, 1)
-    return made
+    """Checkpoints of a training run, with one checkpoint, of epoch 1."""
+    checkpoints = Checkpoints(tmp_path, keep=2, config={"train": {"seed": 1}})
+    assert save(checkpoints, 1)
+    return checkpoints
 
 
 @pytest.fixture
-def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Return what leaves so many bytes on the disk."""
+def limit_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """A function that limits the disk to the given number of free bytes."""
 
-    def leave(room: int, code: int = errno.ENOSPC) -> None:
+    def limit(room: int, code: int = errno.ENOSPC) -> None:
         disk = SmallDisk(room, code)
         monkeypatch.setattr("tasks.train.checkpoint.Path.open", lambda path, _mode: disk.open(path))
 
-    return leave
+    return limit
 
 
 def save(checkpoints: Checkpoints, epoch: int) -> bool:
-    """Save the checkpoint of an epoch that is the best one so far."""
+    """Save a checkpoint of an epoch, which is the best one so far."""
     weights = {"weight": torch.full((LARGE // 4,), float(epoch))}
     progress = Progress(EarlyStopping(2, 0.0, higher_is_better=True, best_epoch=epoch - 1), next_epoch=epoch)
     progress.best_state = weights
@@ -74,7 +74,7 @@ def save(checkpoints: Checkpoints, epoch: int) -> bool:
 
 
 def newest_epoch(folder: Path) -> int:
-    """Return what another process would go on from."""
+    """Return the epoch that another process would resume from."""
     checkpoints = Checkpoints(folder, keep=2, config={})
     name, _run = checkpoints.newest()
     assert name is not None
@@ -86,39 +86,44 @@ def newest_epoch(folder: Path) -> int:
 
 # In the header, among the weights of the best epoch, at their end, and in the checkpoint that names them.
 @pytest.mark.parametrize("room", [0, 100, LARGE // 2, LARGE + 200, LARGE * 3 // 2, LARGE * 2 + 1000])
-def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
-    checkpoints: Checkpoints, fill: Callable[..., None], tmp_path: Path, said: Callable[[str], list[str]], room: int
+def test_full_disk_is_logged_and_keeps_the_previous_checkpoint(
+    checkpoints: Checkpoints,
+    limit_disk: Callable[..., None],
+    tmp_path: Path,
+    messages_of: Callable[[str], list[str]],
+    room: int,
 ) -> None:
-    """Wherever in the file it is full; no part of one stays."""
-    fill(room)
+    """The previous checkpoint is kept at whatever byte the disk is full, and no partial file is left."""
+    limit_disk(room)
     assert not save(checkpoints, 2)
 
-    assert said("lakevision.train") == [
-        f"no checkpoint was written, the disk of '{tmp_path}' is full: the training goes on, the previous one is good"
+    assert messages_of("lakevision.train") == [
+        f"no checkpoint was written, the disk of '{tmp_path}' is full: training continues, "
+        "the previous checkpoint is kept"
     ]
     assert not list(tmp_path.glob("*.partial"))
     assert newest_epoch(tmp_path) == 1
 
 
 @pytest.mark.parametrize("room", [LARGE // 2, LARGE * 3 // 2])
-def test_with_room_again_the_checkpoint_is_written_whole(
-    checkpoints: Checkpoints, fill: Callable[..., None], tmp_path: Path, room: int
+def test_checkpoint_is_written_once_the_disk_has_room(
+    checkpoints: Checkpoints, limit_disk: Callable[..., None], tmp_path: Path, room: int
 ) -> None:
-    """Whether the weights of the best epoch were on the disk already or not."""
-    fill(room)
+    """The next checkpoint is complete, whether or not the best weights were written before."""
+    limit_disk(room)
     assert not save(checkpoints, 2)
-    fill(10 * LARGE)
+    limit_disk(10 * LARGE)
     assert save(checkpoints, 2)
 
     assert newest_epoch(tmp_path) == 2
 
 
 @pytest.mark.parametrize("room", [0, LARGE // 2, LARGE * 3 // 2])
-def test_another_fault_of_the_disk_is_raised_as_what_it_is(
-    checkpoints: Checkpoints, fill: Callable[..., None], tmp_path: Path, room: int
+def test_other_disk_fault_is_raised(
+    checkpoints: Checkpoints, limit_disk: Callable[..., None], tmp_path: Path, room: int
 ) -> None:
-    """A training does not go on for days on a disk that is broken; the checkpoint before stays all the same."""
-    fill(room, errno.EIO)
+    """A broken disk ends training, and the previous checkpoint is kept."""
+    limit_disk(room, errno.EIO)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)) as raised:
         save(checkpoints, 2)
 

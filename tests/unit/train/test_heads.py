@@ -1,4 +1,4 @@
-"""Every classifier of torchvision gets a head of ours, tried without memory for its weights."""
+"""The head of every torchvision classifier, tested without memory for its weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,36 +8,36 @@ import torch
 import torchvision
 from torch.overrides import TorchFunctionMode
 
-from tasks.train.model import build_classifier
+from tasks.model.network import build_classifier
 
-MADE_EMPTY = (torch.empty, torch.zeros, torch.ones)
-"""What layers make their weights with; what torchvision computes with is made by others."""
+CREATE_WEIGHTS = (torch.empty, torch.zeros, torch.ones)
+"""Functions by which layers create their weights; torchvision creates other tensors by other functions."""
 
-# googlenet and inception_v3 say on every start that their way to draw weights will change.
+# googlenet and inception_v3 warn on every construction that their weight initialization will change.
 pytestmark = pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
 
 
 class NoMemory(TorchFunctionMode):
-    """Weights that are made in it have shapes and no values: the largest network has 2.6 GB of them."""
+    """Mode in which weights have shapes but no values: the largest network has 2.6 GB of them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Make weights on the device that has no memory."""
-        given = dict(kwargs or {})
-        if func in MADE_EMPTY and given.get("device") is None:
-            given["device"] = "meta"
-        return func(*args, **given)
+        """Create weights on the device `meta`."""
+        options = dict(kwargs or {})
+        if func in CREATE_WEIGHTS and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
 
 
 @pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
 def test_every_classifier_of_torchvision_gets_a_head(name: str) -> None:
-    """Its logits have one column a class of ours, and with a frozen backbone the head alone learns."""
+    """The logits have a column per class of the data, and with a frozen backbone only the head is trained."""
     with NoMemory():
         classifier = build_classifier(name, "none", num_classes=5, freeze_backbone=True).eval().to("meta")
 
     with torch.no_grad():
         assert classifier.network(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 5)
-    learning = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
-    assert [id(parameter) for parameter in learning] == [id(parameter) for parameter in classifier.head.parameters()]
-    assert learning[0].shape[0] == 5
+    trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+    assert [id(parameter) for parameter in trained] == [id(parameter) for parameter in classifier.head.parameters()]
+    assert trained[0].shape[0] == 5

@@ -1,4 +1,4 @@
-"""An epoch of the training loop with tiny networks, loaders of tensors and ranks that are threads."""
+"""Epochs of the training loop with tiny networks, tensor loaders, and ranks as threads."""
 
 import math
 
@@ -7,43 +7,44 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.train.evaluate import evaluate
+from tasks.collectives import Reducer, SingleProcess
+from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import train_one_epoch
-from tasks.train.reduce import Reducer, SingleProcess
 from tasks.train.step import StepSettings
-from tests.thread_ranks import ThreadRanks, ThreadReducer
-from tests.unit.train.tiny_training import (
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
+from tests.fakes.tiny_training import (
     CPU,
     NUM_CLASSES,
     Recorder,
     TensorLoader,
     linear,
+    loop_of,
     separable,
     steps_of,
 )
 
 
-def test_learning_rate_is_asked_for_each_step_over_all_epochs() -> None:
-    """Epoch 2 of 3 steps begins at step 6, and the optimizer gets what is answered."""
+def test_learning_rate_is_set_per_step_counted_over_all_epochs() -> None:
+    """With 3 steps per epoch, epoch 2 starts at step 6, and the optimizer gets the rate of each step."""
     inputs, labels = separable(9)
     model, recorder = linear(), Recorder(rate=0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
 
     loader = TensorLoader(inputs, labels, steps_of(9, 3))
-    train_one_epoch(model, loader, optimizer, recorder, 2, CPU, SingleProcess())
+    train_one_epoch(model, loader, optimizer, loop_of(recorder), 2)
 
     assert recorder.steps == [6, 7, 8]
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_training_metrics_are_means_over_pictures() -> None:
-    """Batches of different size weigh by their pictures: the loss is that of the whole split."""
+def test_training_metrics_are_means_over_images() -> None:
+    """Batches count by their number of images, so that the loss is the mean over the split."""
     inputs, labels = separable(10)
     model = linear()
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3, 4, 5, 6, 7], [8], [9]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    trained = train_one_epoch(model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess())
+    trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     logits = model(inputs).detach()
     assert trained.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
@@ -51,11 +52,11 @@ def test_training_metrics_are_means_over_pictures() -> None:
     assert 0.0 <= trained.data_wait_share <= 1.0
 
 
-def test_gradients_above_the_bound_are_scaled_down_to_it() -> None:
-    """All together, so that their direction stays; what is reported is the norm before."""
+def test_gradients_above_the_maximum_norm_are_clipped() -> None:
+    """Clipping keeps the direction of the gradients, and the reported norm is that before clipping."""
     inputs, labels = separable(6)
-    moves = []
-    for bound in (None, 1e-3, 1e3):
+    updates = []
+    for max_norm in (None, 1e-3, 1e3):
         model = linear()
         before = nn.utils.parameters_to_vector(model.parameters()).detach()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -63,32 +64,29 @@ def test_gradients_above_the_bound_are_scaled_down_to_it() -> None:
             model,
             TensorLoader(inputs, labels, [range(6)]),
             optimizer,
-            Recorder(1.0),
+            loop_of(Recorder(1.0), step=StepSettings(max_gradient_norm=max_norm)),
             0,
-            CPU,
-            SingleProcess(),
-            StepSettings(max_gradient_norm=bound),
         )
-        moves.append(before - nn.utils.parameters_to_vector(model.parameters()).detach())
-        assert trained.gradient_norm == pytest.approx(float(moves[0].norm()))
+        updates.append(before - nn.utils.parameters_to_vector(model.parameters()).detach())
+        assert trained.gradient_norm == pytest.approx(float(updates[0].norm()))
 
-    assert float(moves[1].norm()) == pytest.approx(1e-3, rel=1e-3)
-    assert torch.allclose(moves[1] / moves[1].norm(), moves[0] / moves[0].norm())
-    assert torch.equal(moves[2], moves[0])
+    assert float(updates[1].norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert torch.allclose(updates[1] / updates[1].norm(), updates[0] / updates[0].norm())
+    assert torch.equal(updates[2], updates[0])
 
 
-def test_ranks_bound_the_average_of_their_gradients() -> None:
-    """Not each its own: they take the step of one process on all pictures."""
+def test_ranks_clip_their_averaged_gradients() -> None:
+    """Ranks take the same step as one process on all images, with the same gradient norm."""
     inputs, labels = separable(8)
     settings = StepSettings(label_smoothing=0.1, max_gradient_norm=1e-3)
 
-    # Made here: torch's generator is the process's, and ranks that are threads would draw from it in turns.
+    # Created here: ranks are threads, and would draw concurrently from the generator of the process.
     models = [linear(), linear(), linear()]
 
     def train(loader: TensorLoader, reducer: Reducer) -> tuple[torch.Tensor, float]:
         model = models.pop()
         optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-        trained = train_one_epoch(model, loader, optimizer, Recorder(1.0), 0, CPU, reducer, settings)
+        trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(1.0), reducer=reducer, step=settings), 0)
         return nn.utils.parameters_to_vector(model.parameters()).detach(), trained.gradient_norm
 
     def rank_main(reducer: ThreadReducer) -> tuple[torch.Tensor, float]:
@@ -101,14 +99,14 @@ def test_ranks_bound_the_average_of_their_gradients() -> None:
         assert its_norm == pytest.approx(norm)
 
 
-def test_label_smoothing_is_in_the_loss_that_is_trained_and_not_in_the_evaluation() -> None:
-    """What is compared between trainings is the plain cross-entropy."""
+def test_label_smoothing_applies_to_training_and_not_to_evaluation() -> None:
+    """Evaluation reports the plain cross-entropy, which is comparable between training runs."""
     inputs, labels = separable(6)
     model, loader = linear(), TensorLoader(inputs, labels, [range(6)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     trained = train_one_epoch(
-        model, loader, optimizer, Recorder(0.0), 0, CPU, SingleProcess(), StepSettings(label_smoothing=0.2)
+        model, loader, optimizer, loop_of(Recorder(0.0), step=StepSettings(label_smoothing=0.2)), 0
     )
 
     logits = model(inputs).detach()
@@ -117,37 +115,37 @@ def test_label_smoothing_is_in_the_loss_that_is_trained_and_not_in_the_evaluatio
     assert evaluate(model, loader, NUM_CLASSES, CPU, SingleProcess()).loss == pytest.approx(float(plain))
 
 
-def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
-    """One step of plain gradient descent is the textbook's."""
+def test_step_follows_the_gradient_of_the_mean_loss() -> None:
+    """One step equals plain gradient descent on the mean loss."""
     inputs, labels = separable(6)
-    model, textbook = linear(), linear()
+    model, reference = linear(), linear()
     loader = TensorLoader(inputs, labels, [list(range(6))])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    train_one_epoch(model, loader, optimizer, Recorder(0.5), 0, CPU, SingleProcess())
+    train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.5)), 0)
 
-    functional.cross_entropy(textbook(inputs), labels).backward()
-    assert textbook.weight.grad is not None
-    assert torch.allclose(model.weight, textbook.weight - 0.5 * textbook.weight.grad, rtol=1e-12)
+    functional.cross_entropy(reference(inputs), labels).backward()
+    assert reference.weight.grad is not None
+    assert torch.allclose(model.weight, reference.weight - 0.5 * reference.weight.grad, rtol=1e-12)
 
 
 def test_empty_batches_change_nothing() -> None:
-    """A step without pictures leaves weights and metrics as they are."""
+    """A step without images changes neither weights nor metrics."""
     inputs, labels = separable(6)
     with_empty, without = linear(), linear()
     results = []
     for model, steps in ((with_empty, [[0, 1, 2], [], [3, 4, 5], []]), (without, [[0, 1, 2], [3, 4, 5]])):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         loader = TensorLoader(inputs, labels, steps)
-        trained = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess())
+        trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
         results.append((trained.loss, trained.accuracy))
 
     assert torch.equal(with_empty.weight, without.weight)
     assert results[0] == results[1]
 
 
-def test_lone_picture_trains_with_batch_norm() -> None:
-    """A last batch of one picture, of which batch norm can take no variance, trains all the same and counts once."""
+def test_batch_of_one_image_trains_with_batch_norm() -> None:
+    """A last batch of one image, which has no variance for batch norm, is trained on with a finite loss."""
     inputs, labels = separable(5)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, NUM_CLASSES)).double()
@@ -155,22 +153,22 @@ def test_lone_picture_trains_with_batch_norm() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3], [4]])
-    loss = train_one_epoch(model, loader, optimizer, Recorder(), 0, CPU, SingleProcess()).loss
+    loss = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0).loss
 
     assert math.isfinite(loss)
     assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
     assert not torch.equal(model[0].weight, before)
 
 
-def test_any_seed_of_the_form_can_be_trained_with() -> None:
-    """Every step draws from a seed of its own, made of this one."""
+def test_largest_seed_can_be_trained_with() -> None:
+    """The seeds of the steps, derived from the largest setting, are in torch's range."""
     inputs, labels = separable(6)
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = StepSettings(seed=2**32 - 1)
 
     loss = train_one_epoch(
-        model, TensorLoader(inputs, labels, [range(6)]), optimizer, Recorder(), 9999, CPU, SingleProcess(), settings
+        model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder(), step=settings), 9999
     ).loss
 
     assert math.isfinite(loss)

@@ -1,4 +1,4 @@
-"""What a list of runs says of each, before it has trained."""
+"""Name, tags and parameters of an MLflow run at its start."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.collectives import SingleProcess
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.model.network import build_classifier
 from tasks.refs import CacheRef, TableRef
-from tasks.train.model import build_classifier
-from tasks.train.reduce import SingleProcess
+from tasks.storage import resolve_storage
+from tasks.train.phases import TrainingContext
 from tasks.train.results import run_config, run_name, run_tags, training_data
-from tasks.train.stages import Setting
+from tasks.train.spec import TrainingSpec
 
 TRIAL, REPEAT = {"lakevision.trial": "3"}, {"lakevision.repeat_of": "abc"}
 
@@ -22,30 +26,34 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
     return make_cache({"train": 9, "val": 3, "test": 12})
 
 
-def setting_of(cache: CacheRef, table: TableRef | None = None, *, ranks: bool = False) -> Setting:
-    """Return the setting of a training on the cache, made from that table."""
+def context_of(
+    cache: CacheRef, table: TableRef | None = None, *, ranks: bool = False, tags: dict[str, str] | None = None
+) -> TrainingContext:
+    """Return the context of a training run on the cache, with the given table in its manifest."""
     manifest = open_cache(cache)
     manifest = manifest.model_copy(update={"table": table or manifest.table})
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     distributed = DistributedConfig() if ranks else None
-    return Setting(train, distributed, cache, manifest, "", classifier, torch.device("cpu"), SingleProcess())
+    storage = resolve_storage(StorageConfig(home="/home"))
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=tags or {})
+    return TrainingContext(spec, manifest, classifier, torch.device("cpu"), SingleProcess())
 
 
-def test_runs_are_called_after_what_is_special_about_them(cache: CacheRef) -> None:
-    """So that the trials of a search are not twenty lines alike."""
-    single, ranks = setting_of(cache), setting_of(cache, ranks=True)
+def test_run_name_has_ranks_trial_or_repetition(cache: CacheRef) -> None:
+    """Names distinguish the trials of a search, repetitions and distributed runs."""
+    single, ranks = context_of(cache), context_of(cache, ranks=True)
 
-    assert run_name(single, {}) == "squeezenet1_1 16 px"
-    assert run_name(ranks, {}) == "squeezenet1_1 16 px, 1 ranks"
-    assert run_name(single, TRIAL) == "squeezenet1_1 16 px, trial 3"
-    assert run_name(single, REPEAT) == "squeezenet1_1 16 px, repeated"
+    assert run_name(single) == "squeezenet1_1 16 px"
+    assert run_name(ranks) == "squeezenet1_1 16 px, 1 ranks"
+    assert run_name(context_of(cache, tags=TRIAL)) == "squeezenet1_1 16 px, trial 3"
+    assert run_name(context_of(cache, tags=REPEAT)) == "squeezenet1_1 16 px, repeated"
 
 
-def test_source_of_a_run_is_the_flow(cache: CacheRef) -> None:
-    """And no file of ours that a rank happens to run; tags that are given win."""
+def test_source_of_a_run_is_its_flow(cache: CacheRef) -> None:
+    """The source tag is the flow and not the script of the rank; given tags take precedence."""
     sources = [
-        run_tags(setting_of(cache, ranks=ranks), tags)["mlflow.source.name"]
+        run_tags(context_of(cache, ranks=ranks, tags=tags))["mlflow.source.name"]
         for ranks, tags in (
             (False, {}),
             (True, {}),
@@ -58,21 +66,21 @@ def test_source_of_a_run_is_the_flow(cache: CacheRef) -> None:
     assert sources == ["flows.train", "flows.train_distributed", "flows.tune", "flows.repeat", "x"]
 
 
-def test_a_run_is_tagged_with_the_id_of_its_table(cache: CacheRef) -> None:
-    """By which the table is known wherever it lies; a cache of an older version has none."""
+def test_run_is_tagged_with_the_id_of_its_table(cache: CacheRef) -> None:
+    """The tag is missing only for a cache of an older version, which has no table id."""
     table = TableRef(path="/tables/images", version=3, table_id="a27e")
 
-    assert run_tags(setting_of(cache, table), {})["lakevision.table_id"] == "a27e"
-    assert "lakevision.table_id" not in run_tags(setting_of(cache), {})
+    assert run_tags(context_of(cache, table))["lakevision.table_id"] == "a27e"
+    assert "lakevision.table_id" not in run_tags(context_of(cache))
 
 
-def test_data_of_a_run_whose_table_is_gone_has_no_source(cache: CacheRef) -> None:
-    """The cache is enough to train; everything that it knows is logged."""
-    setting = setting_of(cache)
-    data = training_data(setting)
+def test_data_of_a_run_with_a_deleted_table_has_no_source(cache: CacheRef) -> None:
+    """A run needs only the cache, and everything known from the cache is logged."""
+    context = context_of(cache)
+    data = training_data(context)
 
     assert (data.source, data.content_digest, data.rows) == (None, "content", {"train": 9, "val": 3, "test": 12})
-    assert run_config(setting, data)["data"] == {
+    assert run_config(context, data)["data"] == {
         "table": "/tables/images",
         "version": 3,
         "table_id": "",

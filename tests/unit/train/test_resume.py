@@ -1,4 +1,4 @@
-"""A training that was killed after any step and started again is one that was never stopped."""
+"""Runs that are killed or interrupted at any step and resumed, compared with uninterrupted ones."""
 
 import signal
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.signals import interrupt_on
-from tests.unit.train.small_training import (
+from tasks.system.signals import interrupt_on
+from tests.fakes.small_training import (
     MAX_EPOCHS,
     NUM_STEPS,
     Killed,
@@ -22,12 +22,10 @@ LAST = (MAX_EPOCHS - 1, NUM_STEPS - 1)
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 0), (0, 3), (1, 5), (2, 1), LAST])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_killed_after_a_step_and_resumed_is_never_stopped(
-    tmp_path: Path, optimizer: str, epoch: int, step: int
-) -> None:
-    """Weights, batch norm statistics, optimizer and metrics are equal bit for bit, dropout and shuffling included."""
-    unbroken = Training(tmp_path / "unbroken", optimizer)
-    unbroken.run()
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, optimizer: str, epoch: int, step: int) -> None:
+    """Weights, batch norm statistics, optimizer and metrics are bit-identical, including dropout and shuffling."""
+    uninterrupted = Training(tmp_path / "uninterrupted", optimizer)
+    uninterrupted.run()
     with pytest.raises(Killed):
         Training(tmp_path / "killed", optimizer).run(kill_at(epoch, step))
 
@@ -35,15 +33,15 @@ def test_killed_after_a_step_and_resumed_is_never_stopped(
     seen: list[tuple[int, int]] = []
     resumed.run(lambda *now: seen.append(now))
 
-    assert_same(resumed, unbroken)
-    # It went on with the batch after the last step that a checkpoint covers.
+    assert_same(resumed, uninterrupted)
+    # It resumed with the batch after the last step in the checkpoint.
     assert seen[:1] == ([divmod(epoch * NUM_STEPS + step + 1, NUM_STEPS)] if (epoch, step) != LAST else [])
 
 
-def test_a_checkpoint_between_epochs_alone_repeats_the_epoch_and_ends_the_same(tmp_path: Path) -> None:
-    """What was trained after the last checkpoint is trained again, and counts once."""
-    unbroken = Training(tmp_path / "unbroken")
-    unbroken.run()
+def test_run_resumed_from_a_checkpoint_between_epochs_equals_uninterrupted_run(tmp_path: Path) -> None:
+    """Steps after the last checkpoint are repeated, and their metrics count once."""
+    uninterrupted = Training(tmp_path / "uninterrupted")
+    uninterrupted.run()
     with pytest.raises(Killed):
         Training(tmp_path / "killed", checkpoint_seconds=1e9).run(kill_at(2, 4))
 
@@ -52,29 +50,29 @@ def test_a_checkpoint_between_epochs_alone_repeats_the_epoch_and_ends_the_same(t
     resumed.run(lambda *now: seen.append(now))
 
     assert seen[0] == (2, 0)
-    assert_same(resumed, unbroken)
+    assert_same(resumed, uninterrupted)
 
 
-def test_killed_again_and_again_still_ends_the_same(tmp_path: Path) -> None:
-    """Two steps a process give what one process gives."""
-    unbroken = Training(tmp_path / "unbroken")
-    unbroken.run()
-    for number in range(1, len(unbroken.progress.history) * NUM_STEPS, 2):
+def test_run_killed_repeatedly_equals_uninterrupted_run(tmp_path: Path) -> None:
+    """Processes that train for two steps each give the result of a single process."""
+    uninterrupted = Training(tmp_path / "uninterrupted")
+    uninterrupted.run()
+    for number in range(1, len(uninterrupted.progress.history) * NUM_STEPS, 2):
         with pytest.raises(Killed):
             Training(tmp_path / "killed").run(kill_at(*divmod(number, NUM_STEPS)))
 
     last = Training(tmp_path / "killed")
     last.run()
 
-    assert_same(last, unbroken)
+    assert_same(last, uninterrupted)
 
 
-def test_sigterm_ends_the_step_writes_a_checkpoint_and_leaves(tmp_path: Path) -> None:
-    """Whatever the time since the last one; resumed, it is a training that was never stopped."""
-    unbroken = Training(tmp_path / "unbroken")
-    unbroken.run()
+def test_sigterm_completes_the_step_and_writes_a_checkpoint(tmp_path: Path) -> None:
+    """SIGTERM writes a checkpoint outside the interval, from which the resumed run equals an uninterrupted one."""
+    uninterrupted = Training(tmp_path / "uninterrupted")
+    uninterrupted.run()
 
-    def ask_to_leave(epoch: int, step: int) -> None:
+    def send_sigterm(epoch: int, step: int) -> None:
         if (epoch, step) == (1, 2):
             signal.raise_signal(signal.SIGTERM)
 
@@ -82,26 +80,26 @@ def test_sigterm_ends_the_step_writes_a_checkpoint_and_leaves(tmp_path: Path) ->
     interrupt_on(signal.SIGTERM)
     try:
         with pytest.raises(KeyboardInterrupt):
-            Training(tmp_path / "left", checkpoint_seconds=1e9).run(ask_to_leave)
+            Training(tmp_path / "interrupted", checkpoint_seconds=1e9).run(send_sigterm)
     finally:
         signal.signal(signal.SIGTERM, before)
 
-    resumed = Training(tmp_path / "left")
+    resumed = Training(tmp_path / "interrupted")
     seen: list[tuple[int, int]] = []
     resumed.run(lambda *now: seen.append(now))
-    # Asked while the batch of step 3 was fetched: that step is whole.
+    # SIGTERM came while the batch of step 3 was loaded, so step 3 was completed.
     assert seen[0] == (1, 4)
-    assert_same(resumed, unbroken)
+    assert_same(resumed, uninterrupted)
 
 
-def test_a_used_up_budget_ends_the_epoch_and_validates_it(tmp_path: Path) -> None:
-    """What it learned so far is measured and kept, and run again it trains no more."""
+def test_time_budget_ends_the_epoch_with_a_validation(tmp_path: Path) -> None:
+    """The interrupted epoch is validated and kept, and the same run trains no further step."""
     training = Training(tmp_path, budget=NUM_STEPS + 2)
     steps: list[tuple[int, int]] = []
     training.run(lambda *now: steps.append(now))
 
     assert [metrics.epoch for metrics in training.progress.history] == [0, 1]
-    assert steps[-1] == (1, 0)  # The batch of step 1 was the last that was asked for.
+    assert steps[-1] == (1, 0)  # The batch of step 1 was the last one loaded.
 
     again = Training(tmp_path, budget=NUM_STEPS + 2)
     again.run(kill_at(1, 0))
@@ -110,14 +108,12 @@ def test_a_used_up_budget_ends_the_epoch_and_validates_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 1e9])
-def test_killed_in_the_validation_after_the_budget_it_is_validated_when_resumed(
-    tmp_path: Path, checkpoint_seconds: float
-) -> None:
-    """The epoch counts that was cut short, be it the first one; asked to leave in its validation it is saved."""
+def test_run_killed_in_the_last_validation_is_validated_when_resumed(tmp_path: Path, checkpoint_seconds: float) -> None:
+    """An epoch that the time budget cut short, even the first one, is validated when the run is resumed."""
     for budget, validation in ((2, 1), (NUM_STEPS + 2, 2)):
         options = {"budget": budget, "checkpoint_seconds": checkpoint_seconds}
-        unbroken = Training(tmp_path / f"unbroken-{budget}", **options)
-        unbroken.run()
+        uninterrupted = Training(tmp_path / f"uninterrupted-{budget}", **options)
+        uninterrupted.run()
         began = iter(range(1, 10))
 
         def kill(_epoch: int, step: int, began: Iterator[int] = began, validation: int = validation) -> None:
@@ -129,4 +125,4 @@ def test_killed_in_the_validation_after_the_budget_it_is_validated_when_resumed(
 
         resumed = Training(tmp_path / f"killed-{budget}", **options)
         resumed.run()
-        assert_same(resumed, unbroken)
+        assert_same(resumed, uninterrupted)

@@ -1,4 +1,4 @@
-"""What decides a training: its key, device, optimizer and learning rate."""
+"""Key, device and optimizer of a training run."""
 
 from pathlib import Path
 
@@ -7,25 +7,26 @@ import torch
 from torch import nn
 from torchvision.models import MobileNet_V2_Weights
 
-from tasks.config import DistributedConfig, TrainConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
+from tasks.model.device import choose_device, make_optimizer
 from tasks.refs import CacheRef
-from tasks.train.device import choose_device, make_optimizer
 from tasks.train.identity import run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
 
 
-def test_same_training_has_the_same_key_wherever_the_cache_lies() -> None:
-    """The key names content: a cache that was moved, or another pool to run in, changes no result."""
+def test_key_does_not_depend_on_cache_location_or_work_pool() -> None:
+    """A moved cache or another work pool does not change the key, since neither changes the result."""
     key = run_key(TrainConfig(), CACHE, DistributedConfig())
 
     assert run_key(TrainConfig(), CACHE.model_copy(update={"url": "/b"}), DistributedConfig()) == key
     assert run_key(TrainConfig(), CACHE, DistributedConfig(work_pool="other", where="in_place")) == key
 
 
-def test_whatever_decides_the_result_is_in_the_key() -> None:
-    """Seed, cache, number of ranks, and whether there are ranks at all, are each another training."""
+def test_key_depends_on_everything_that_decides_the_result() -> None:
+    """Seed, batch size, cache, number of ranks and their warm-up each change the key, as do ranks themselves."""
     keys = {
         run_key(TrainConfig(), CACHE, None),
         run_key(TrainConfig(seed=2), CACHE, None),
@@ -39,8 +40,8 @@ def test_whatever_decides_the_result_is_in_the_key() -> None:
     assert len(keys) == 7
 
 
-def test_weights_count_by_their_content_and_not_by_their_path(tmp_path: Path) -> None:
-    """Another file at the same path is another training; the same file elsewhere is the same."""
+def test_key_depends_on_the_content_of_weights_and_not_on_their_path(tmp_path: Path) -> None:
+    """Another file at the same path changes the key, and the same file at another path does not."""
     first, second = tmp_path / "first.pth", tmp_path / "second.pth"
     first.write_bytes(b"old")
     second.write_bytes(b"old")
@@ -51,22 +52,22 @@ def test_weights_count_by_their_content_and_not_by_their_path(tmp_path: Path) ->
     assert run_key(TrainConfig(weights=str(first)), CACHE, None) != key
 
 
-def test_other_default_weights_are_another_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another torchvision the same word may stand for them."""
+def test_key_depends_on_the_default_weights_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEFAULT may stand for other weights in another version of torchvision, which changes the key."""
     train = TrainConfig(model="mobilenet_v2", weights="DEFAULT")
     key = run_key(train, CACHE, None)
 
-    monkeypatch.setattr("tasks.train.model.default_weights", lambda name: MobileNet_V2_Weights.IMAGENET1K_V1)
+    monkeypatch.setattr("tasks.model.pretrained.default_weights", lambda name: MobileNet_V2_Weights.IMAGENET1K_V1)
     assert run_key(train, CACHE, None) != key
 
 
-def test_a_longer_timeout_is_the_same_training() -> None:
-    """What was ended by a timeout goes on with another."""
+def test_key_does_not_depend_on_the_timeout() -> None:
+    """A run that timed out can be resumed with a longer timeout."""
     assert run_key(TrainConfig(timeout_seconds=60), CACHE, None) == run_key(TrainConfig(), CACHE, None)
 
 
-def test_ranks_that_cannot_use_gpus_train_on_the_cpu_unless_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU beside a Horovod that was built without NCCL ends no training."""
+def test_ranks_that_cannot_use_gpus_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Horovod has no NCCL, auto is the CPU, and cuda is rejected."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
@@ -76,14 +77,14 @@ def test_ranks_that_cannot_use_gpus_train_on_the_cpu_unless_gpus_are_asked_for(m
         choose_device("cuda", 1, "no NCCL")
 
 
-def test_cpu_is_chosen_when_it_is_asked_for() -> None:
-    """Also on a machine with a GPU."""
+def test_device_cpu_is_the_cpu() -> None:
+    """The setting cpu selects the CPU, even on a machine with a GPU."""
     assert choose_device("cpu", 0) == torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_without_a_gpu_is_refused() -> None:
-    """The sentence says what torch sees and what to set; auto takes the CPU."""
+def test_cuda_without_a_gpu_is_rejected() -> None:
+    """The error has the cause and the alternatives, and auto is the CPU."""
     with pytest.raises(WrongInput, match=r"train\.device is 'cuda' and torch sees no GPU: set it to auto or cpu"):
         choose_device("cuda", 0)
     assert choose_device("auto", 0) == torch.device("cpu")
@@ -92,8 +93,8 @@ def test_cuda_without_a_gpu_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
-def test_optimizer_gets_what_is_not_frozen(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    """Rate and decay are the configured ones, and frozen parameters are not handed over."""
+def test_optimizer_gets_the_unfrozen_parameters(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    """The optimizer has the configured rate and decay, and no frozen parameters."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
 

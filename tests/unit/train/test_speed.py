@@ -1,4 +1,4 @@
-"""What makes a training fast is switched on: memory format, threads, number format, compilation, batch size."""
+"""Performance settings of a run: memory format, threads, number format, compilation, batch size."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,23 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.config import StorageConfig, TrainConfig
-from tasks.cores import num_cores
+from tasks.collectives import SingleProcess
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
+from tasks.model.precision import SAMPLE, forward_bytes
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.precision import SAMPLE, forward_bytes
-from tasks.train.reduce import SingleProcess
-from tasks.train.stages import Setting, prepare_stage, stages_of
+from tasks.system.cores import num_cores
+from tasks.train.phases import TrainingContext, phases_of, prepare_phase
+from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
-from tests.unit.train.conftest import SMALL
-from tests.unit.train.one_stage import begun, prepare, setting_of
+from tests.builders.phases import context_of, prepare, start_progress
+from tests.builders.small_network import SMALL
 
-# petastorm leaves its Parquet files to the reference count to close.
+# petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class TwoRanks(SingleProcess):
-    """The first of two ranks, whose weights are those of the other anyway."""
+    """Reducer of the first of two ranks, which broadcasts nothing."""
 
     num_ranks = 2
 
@@ -35,84 +37,88 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 
 
 @pytest.fixture
-def begin(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., Setting]]:
-    """Yield what does what a training does before its first stage; afterwards there are as many threads as before."""
+def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingContext]]:
+    """A function that prepares a run up to its first phase; afterwards the number of threads is restored."""
     before = torch.get_num_threads()
 
-    def make(reducer: SingleProcess | None = None, **settings: object) -> Setting:
+    def prepare_context(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
         train = TrainConfig.model_validate(
             {"model": SMALL, "weights": "none", "freeze_backbone": False, "device": "cpu", "batch_size": 6} | settings
         )
         storage = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
-        return Training(train, cache, storage, None, reducer or SingleProcess(), {}, None)._prepare()
+        return Training(TrainingSpec(train=train, cache=cache, storage=storage), reducer or SingleProcess())._prepare()
 
-    yield make
+    yield prepare_context
     torch.set_num_threads(before)
 
 
-def test_a_lone_process_has_its_weights_in_the_memory_format_of_the_pictures(begin: Callable[..., Setting]) -> None:
-    """Channels last; ranks have them as Horovod takes them."""
-    alone, ranked = (begin(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
-
-    kernels = [module.weight for module in alone.modules() if isinstance(module, nn.Conv2d)]
-    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
-    # Of a kernel of one pixel, or of one channel, the two formats are the same.
-    assert not all(kernel.is_contiguous() for kernel in kernels)
-    assert all(value.is_contiguous() for value in ranked.parameters())
-
-
-def test_as_many_threads_compute_as_are_asked_for(
-    begin: Callable[..., Setting], monkeypatch: pytest.MonkeyPatch
+def test_single_process_has_weights_in_channels_last(
+    prepare_training: Callable[..., TrainingContext],
 ) -> None:
-    """By the settings, or else by who launched the process, or else each rank its share of the cores."""
+    """Weights of a single process are in channels-last format, and those of ranks are contiguous for Horovod."""
+    single, distributed = (prepare_training(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
+
+    kernels = [module.weight for module in single.modules() if isinstance(module, nn.Conv2d)]
+    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    # For kernels of one pixel or one channel, both formats are the same.
+    assert not all(kernel.is_contiguous() for kernel in kernels)
+    assert all(value.is_contiguous() for value in distributed.parameters())
+
+
+def test_number_of_threads_comes_from_settings_environment_or_cores(
+    prepare_training: Callable[..., TrainingContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting has precedence over OMP_NUM_THREADS, and without both each rank has its share of the cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    begin(num_threads=3)
+    prepare_training(num_threads=3)
     assert torch.get_num_threads() == 3
 
-    begin()
+    prepare_training()
     assert torch.get_num_threads() == 2
 
     monkeypatch.delenv("OMP_NUM_THREADS")
     for reducer in (SingleProcess(), TwoRanks()):
         share = max(1, num_cores() // reducer.num_ranks)
         torch.set_num_threads(share + 1)
-        begin(reducer)
+        prepare_training(reducer)
         assert torch.get_num_threads() == share
 
 
-def test_the_network_computes_in_the_chosen_format(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has it."""
-    monkeypatch.setattr("tasks.train.precision.computes_bf16", lambda device: True)
-    for precision, sums in (("bf16", torch.bfloat16), ("fp32", None)):
-        setting = setting_of(cache, precision=precision, feature_cache=False)
-        prepare(setting)
-        assert setting.classifier.precision == sums
+def test_network_computes_in_the_chosen_precision(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classifier has the precision of the settings, if the device supports it."""
+    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: True)
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp32", None)):
+        context = context_of(cache, precision=precision, feature_cache=False)
+        prepare(context)
+        assert context.classifier.precision == dtype
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_network_is_compiled_where_that_is_asked_for(cache: CacheRef, *, wanted: bool) -> None:
-    """What is compiled is what runs in each step, so that its weights keep their names."""
-    setting = setting_of(cache, compile=wanted, feature_cache=False)
-    made = prepare(setting)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_network_is_compiled_if_requested(cache: CacheRef, *, enabled: bool) -> None:
+    """The network is compiled in place, so that its weights keep their names."""
+    context = context_of(cache, compile=enabled, feature_cache=False)
+    made = prepare(context)
 
-    assert made.model is setting.classifier
-    assert (setting.classifier.network._compiled_call_impl is not None) == wanted
-    assert not any("_orig_mod" in name for name in setting.classifier.state_dict())
+    assert made.model is context.classifier
+    assert (context.classifier.network._compiled_call_impl is not None) == enabled
+    assert not any("_orig_mod" in name for name in context.classifier.state_dict())
 
 
-def test_the_largest_batch_is_that_of_what_runs_in_each_step(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features take next to no memory; a frozen backbone that runs in each epoch takes it for its largest layers."""
-    monkeypatch.setattr("tasks.train.precision.MIN_AUTO_STEPS", 1)
-    picture = torch.zeros(32, 32, 3, dtype=torch.uint8)
+def test_automatic_batch_size_depends_on_the_model_of_the_step(
+    cache: CacheRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head on features allows larger batches than a frozen backbone, which needs memory for its layers."""
+    monkeypatch.setattr("tasks.model.precision.MIN_AUTO_STEPS", 1)
+    image = torch.zeros(32, 32, 3, dtype=torch.uint8)
 
-    # Half of it is for the forward pass: that is for ten pictures.
-    free = 2 * 10 * forward_bytes(setting_of(cache).classifier, picture, SAMPLE) / SAMPLE
-    monkeypatch.setattr("tasks.train.precision.free_memory", lambda: free)
+    # Half of the free memory is for the forward pass, here of ten images.
+    free = 2 * 10 * forward_bytes(context_of(cache).classifier, image, SAMPLE) / SAMPLE
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free)
     sizes = {}
     for feature_cache in (True, False):
-        setting, progress = setting_of(cache, batch_size="auto", feature_cache=feature_cache), begun()
-        prepare_stage(setting, stages_of(setting.train)[0], progress)
+        context, progress = context_of(cache, batch_size="auto", feature_cache=feature_cache), start_progress()
+        prepare_phase(context, phases_of(context.spec.train)[0], progress)
         sizes[feature_cache] = progress.batch_size
 
-    # Of 45 pictures, the largest power of two that is a step.
+    # For features, the largest power of two up to 45 images.
     assert sizes == {True: 32, False: 8}

@@ -1,4 +1,4 @@
-"""What a step computes: its loss against a formula, on what an augmentation made of its pictures and labels."""
+"""Loss of a training step on augmented batches, compared with a formula."""
 
 import copy
 from typing import Any
@@ -8,37 +8,36 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.config import AugmentationConfig
-from tasks.train.augment import make_augment
+from tasks.config.train import AugmentationConfig
+from tasks.model.augmentation import make_augment
 from tasks.train.loop import train_one_epoch
-from tasks.train.reduce import SingleProcess
 from tasks.train.step import StepSettings, step_seed
-from tests.unit.train.tiny_training import CPU, NUM_CLASSES, Recorder, TensorLoader
+from tests.fakes.tiny_training import NUM_CLASSES, Recorder, TensorLoader, loop_of
 
 SIDE, EPOCH, RATE = 16, 2, 0.05
 STEPS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]
-"""Rows of an epoch; the last step has a lone picture, which is blended with none."""
+"""Rows of the steps of an epoch; the last step has one image, which is not blended."""
 
 
 class Pixels(nn.Linear):
-    """Logits that are linear in the pixels."""
+    """Linear classifier on pixels."""
 
     def __init__(self) -> None:
         super().__init__(SIDE * SIDE * 3, NUM_CLASSES)
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
-        """Return logits of pictures, uint8 or float32 of 0 to 255."""
+        """Return logits of images, uint8 or float32 of 0 to 255."""
         return super().forward(images_BHWC.float().flatten(1) / 255)
 
 
 def loss_by_formula(
     logits_BK: torch.Tensor, targets: torch.Tensor, weights_K: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Return the sum over pictures of -sum_k w_k q_k log p_k, where q shares `smoothing` out to all classes alike."""
+    """Return the sum over images of -sum_k w_k q_k log p_k, where q distributes `smoothing` over all classes."""
     shares_BK = targets if targets.ndim == 2 else functional.one_hot(targets, NUM_CLASSES)
-    wanted_BK = (1 - smoothing) * shares_BK + smoothing / NUM_CLASSES
+    target_BK = (1 - smoothing) * shares_BK + smoothing / NUM_CLASSES
     log_p_BK = logits_BK - logits_BK.exp().sum(dim=1, keepdim=True).log()
-    return -(weights_K * wanted_BK * log_p_BK).sum()
+    return -(weights_K * target_BK * log_p_BK).sum()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -54,8 +53,8 @@ def loss_by_formula(
     ],
     ids=["flip", "crop", "rand-augment", "mixup", "cutmix", "all"],
 )
-def test_an_epoch_trains_on_augmented_pictures_and_their_labels(changes: dict[str, Any], smoothing: float) -> None:
-    """Three steps of gradient descent on the loss of the formula: weighted classes, smoothed and blended labels."""
+def test_epoch_trains_on_augmented_images_and_labels(changes: dict[str, Any], smoothing: float) -> None:
+    """An epoch equals gradient descent on the formula with class weights, label smoothing and augmentation."""
     torch.manual_seed(3)
     images = torch.randint(0, 256, (12, SIDE, SIDE, 3), dtype=torch.uint8)
     labels = torch.arange(12) % NUM_CLASSES
@@ -63,17 +62,17 @@ def test_an_epoch_trains_on_augmented_pictures_and_their_labels(changes: dict[st
     augment = make_augment(AugmentationConfig.model_validate(changes), SIDE, NUM_CLASSES)
     assert augment is not None
     model = Pixels()
-    textbook = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
 
     summed, changed = 0.0, False
     for step, rows in enumerate(STEPS):
         torch.manual_seed(step_seed(5, EPOCH, step, rank=0))
         inputs, targets = augment(images[rows], labels[rows])
         changed |= not torch.equal(inputs.float(), images[rows].float())
-        loss = loss_by_formula(textbook(inputs), targets, weights, smoothing)
-        gradients = torch.autograd.grad(loss / len(rows), list(textbook.parameters()))
+        loss = loss_by_formula(reference(inputs), targets, weights, smoothing)
+        gradients = torch.autograd.grad(loss / len(rows), list(reference.parameters()))
         with torch.no_grad():
-            for parameter, gradient in zip(textbook.parameters(), gradients, strict=True):
+            for parameter, gradient in zip(reference.parameters(), gradients, strict=True):
                 parameter.sub_(RATE * gradient)
         summed += float(loss.detach())
 
@@ -81,14 +80,14 @@ def test_an_epoch_trains_on_augmented_pictures_and_their_labels(changes: dict[st
         model,
         TensorLoader(images, labels, STEPS),
         torch.optim.SGD(model.parameters(), lr=0.0),
-        Recorder(RATE),
+        loop_of(
+            Recorder(RATE),
+            step=StepSettings(label_smoothing=smoothing, class_weights_K=weights, augment=augment, seed=5),
+        ),
         EPOCH,
-        CPU,
-        SingleProcess(),
-        StepSettings(label_smoothing=smoothing, class_weights_K=weights, augment=augment, seed=5),
     )
 
     assert changed
     assert trained.loss == pytest.approx(summed / len(labels), rel=1e-5)
     for name, value in model.state_dict().items():
-        assert torch.allclose(value, textbook.state_dict()[name], rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(value, reference.state_dict()[name], rtol=1e-4, atol=1e-6), name

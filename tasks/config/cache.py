@@ -1,0 +1,56 @@
+"""Parameters of the training cache."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.config.frozen import FrozenConfig
+from tasks.config.run import SparkRun
+from tasks.config.values import KeepDays, TableVersion
+
+
+class CacheConfig(FrozenConfig):
+    """Training cache of one Delta version: images in Parquet files, read with petastorm."""
+
+    image_size: int = Field(224, ge=16, le=1024, description="Side of the square training images, in pixels")
+    format: Literal["uint8", "jpeg"] = Field(
+        "uint8",
+        description="uint8: raw pixels, fastest to read; jpeg: about a tenth of the size, decoded during training",
+    )
+    jpeg_quality: int = Field(90, ge=50, le=100, description="JPEG quality on libjpeg's scale (format jpeg)")
+    row_group_megabytes: int = Field(
+        4, ge=1, le=256, description="Maximum size of the pixels in a row group, the unit of reading, in MB"
+    )
+
+    verify: bool = Field(
+        False, description="Verify the SHA-256 of every file of an existing cache; a damaged cache is rebuilt"
+    )
+    keep_days: KeepDays = Field(30, description="Days after which an unused cache is removed; 0: never")
+    keep_gigabytes: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Maximum size of all caches, in GB; above it, the least recently used are removed. Empty: no limit",
+    )
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Size of one image's pixels, uint8 HWC, in bytes."""
+        return self.image_size**2 * 3
+
+    def decisive(self) -> dict[str, str | int]:
+        """Return the settings that determine the contents of a cache."""
+        names = {"image_size", "format", "row_group_megabytes"} | ({"jpeg_quality"} if self.format == "jpeg" else set())
+        return self.model_dump(include=names)
+
+
+IMAGE_SIZE = {"image_size": ("cache", "image_size")}
+
+
+class CacheRun(SparkRun):
+    """Parameters of the flow `cache`."""
+
+    first = IMAGE_SIZE
+
+    cache: CacheConfig = CacheConfig()
+    table_version: TableVersion | None = Field(None, description="Version of the table `images`; empty: the latest")

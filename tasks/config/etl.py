@@ -1,0 +1,197 @@
+"""Parameters of ETL: source, labels, splits and quarantine."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tasks.config.form import Schema, always, must_be, when, when_given
+from tasks.config.frozen import FrozenConfig
+from tasks.config.patterns import compile_pattern
+from tasks.config.run import TABLES, SparkRun
+from tasks.credentials import Url
+from tasks.errors import MAX_SHOWN, shown
+from tasks.system.remote_file import check_remote_file, is_url
+
+BUILTIN_DIGITS = "builtin:digits"
+"""Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
+
+
+class LabelConfig(FrozenConfig):
+    """Source of the labels: folder names, a regular expression on the path, or a label file."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        *(
+            when("by", name, {"required": [name], "properties": {name: {"minLength": 1}}})
+            for name in ("pattern", "file")
+        ),
+        *(when_given(name, must_be("by", name)) for name in ("pattern", "file")),
+        always({"properties": {"file": {"pattern": r"^$|\.([cC][sS][vV]|[pP][aA][rR][qQ][uU][eE][tT])$"}}}),
+    )
+
+    by: Literal["folder", "pattern", "file"] = Field(
+        "folder",
+        description="Source of an image's label: its parent folder (folder), a regular expression on its path "
+        "(pattern), or a label file (file)",
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression to search for in the path relative to the source. Its only group, or the group "
+        r"named `label`, is the label: \d+\.([^/]+)/ finds ak47 in 001.ak47/001_0001.jpg",
+    )
+    file: Url | None = Field(
+        None,
+        description="CSV or Parquet file with the columns path (relative to the source) and label, and split if "
+        "split_by is file. A path, or a URL that fsspec can open, ending in .csv or .parquet",
+    )
+
+    @model_validator(mode="after")
+    def _check_label_source(self) -> Self:
+        for name in ("pattern", "file"):
+            value = getattr(self, name)
+            if self.by == name and not value:
+                raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
+            if value and self.by != name:
+                raise ValueError(
+                    f"{name} is '{_truncated(value)}', but by is '{self.by}', which does not use it: set by to "
+                    f"'{name}', or leave out {name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pattern(self) -> Self:
+        if not self.pattern:
+            return self
+        pattern = _truncated(self.pattern)
+        try:
+            compiled = compile_pattern(self.pattern)
+        except ValueError as error:
+            raise ValueError(f"pattern is '{pattern}', which {error}") from None
+        if compiled.groups != 1 and "label" not in compiled.groupindex:
+            raise ValueError(
+                f"pattern is '{pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
+                "around the label, or name its group: (?P<label>...)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_file_format(self) -> Self:
+        if self.file and not self.file.lower().endswith((".csv", ".parquet")):
+            raise ValueError(
+                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet: "
+                "give one of these"
+            )
+        if self.file and is_url(self.file):
+            check_remote_file(self.file)
+        return self
+
+
+def _truncated(value: str) -> str:
+    return shown(value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}...")
+
+
+class EtlConfig(FrozenConfig):
+    """Ingestion of a folder of images into the Delta tables `images` and `files`."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        when("split_by", "file", {"required": ["labels"], "properties": {"labels": must_be("by", "file")}}),
+    )
+
+    source: Url = Field(
+        BUILTIN_DIGITS,
+        min_length=1,
+        description=f"Folder of class folders with jpg, jpeg or png files (a path or URL), or {BUILTIN_DIGITS}",
+    )
+    labels: LabelConfig = LabelConfig()
+    stored_side: int = Field(
+        512, ge=16, le=16384, description="Maximum side of a stored image, in pixels; larger images are scaled down"
+    )
+    split_by: Literal["stratified", "content", "folder", "file"] = Field(
+        "stratified",
+        description="Assignment of images to splits. With stratified, each class is divided by the fractions, exact to "
+        "one image. With content, each image is assigned by its content and the seed alone. With folder, the split is "
+        "the first folder named train, val or test in the path. With file, it is the column split of labels.file. A "
+        "table created with content continues to use it",
+    )
+    val_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `val` (split_by stratified or content)"
+    )
+    test_fraction: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `test` (split_by stratified or content)"
+    )
+    split_seed: int = Field(
+        1, ge=0, lt=2**53, description="Seed of the split; the same images and seed always give the same split"
+    )
+    deleted: Literal["remove", "keep"] = Field(
+        "remove",
+        description="Treatment of a deleted file's image in the table `images`: remove or keep; the table `files` "
+        "records the file as deleted either way",
+    )
+    max_bad_fraction: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="Maximum fraction of quarantined files; above it the run fails and leaves the tables unchanged",
+    )
+    min_images_per_class: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Minimum number of usable images per class, over all splits; below it the run fails and leaves the "
+        "tables unchanged. 0: no minimum",
+    )
+    near_duplicate_bits: int = Field(
+        3,
+        ge=0,
+        le=8,
+        description="Maximum Hamming distance, in bits, between the 64-bit perceptual hashes of images in different "
+        "splits that are reported as near-duplicates",
+    )
+    max_pixels: int = Field(
+        89_478_485,
+        ge=256,
+        le=178_956_970,
+        description="Maximum number of pixels of an image; larger ones, by their header, are quarantined without being "
+        "decoded",
+    )
+    min_side: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Minimum side of an image, in pixels; images with a shorter one are quarantined",
+    )
+    replace_source: bool = Field(
+        False, description="Allow a source or labels that the tables were not created from to replace their contents"
+    )
+
+    @model_validator(mode="after")
+    def _check_fractions(self) -> Self:
+        if self.val_fraction + self.test_fraction >= 1.0:
+            raise ValueError(
+                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
+                "make their sum less than 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_split_source(self) -> Self:
+        if self.split_by == "file" and self.labels.by != "file":
+            raise ValueError(
+                f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
+                "set labels.by to 'file' and labels.file, or split_by to 'stratified' or 'folder'"
+            )
+        return self
+
+
+SOURCE = {"source": ("etl", "source")}
+
+
+REQUIRED_SOURCE = ("source", "your folder of class folders, or builtin:digits")
+
+
+class EtlRun(SparkRun):
+    """Parameters of the flow `etl`."""
+
+    first = SOURCE | TABLES
+    required = REQUIRED_SOURCE
+
+    etl: EtlConfig = EtlConfig()

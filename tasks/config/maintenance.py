@@ -1,0 +1,27 @@
+"""Parameters of Delta table maintenance."""
+
+from pydantic import Field
+
+from tasks.config.frozen import FrozenConfig
+from tasks.config.run import TABLES, SparkRun
+
+
+class MaintainConfig(FrozenConfig):
+    """Compaction and vacuum of the Delta tables."""
+
+    vacuum_hours: int = Field(
+        168,
+        ge=0,
+        le=876_000,
+        description="Retention of files that the table no longer uses, in hours; versions that registered models were "
+        "trained from are always retained",
+    )
+    file_megabytes: int = Field(256, ge=1, le=4096, description="Target size of compacted data files, in MB")
+
+
+class MaintainRun(SparkRun):
+    """Parameters of the flow `maintain`."""
+
+    first = TABLES | {name: ("maintain", name) for name in ("vacuum_hours", "file_megabytes")}
+
+    maintain: MaintainConfig = MaintainConfig()

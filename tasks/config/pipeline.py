@@ -1,0 +1,41 @@
+"""Parameters of the whole DAG."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from tasks.config.cache import IMAGE_SIZE, CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
+from tasks.config.form import always
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import MODEL_NAME, PromoteConfig
+from tasks.config.run import TABLES, SparkRun
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig
+
+
+class PipelineConfig(SparkRun):
+    """Parameters of the whole DAG."""
+
+    first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
+    required = REQUIRED_SOURCE
+    rules = (
+        *NETWORK_RULES,
+        always({"properties": {"predict": {"properties": {"alias": {"const": "champion"}}}}}),
+    )
+
+    etl: EtlConfig = EtlConfig()
+    cache: CacheConfig = CacheConfig()
+    train: TrainConfig = TrainConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    promote: PromoteConfig = PromoteConfig()
+    predict: PredictConfig = PredictConfig()
+
+    @model_validator(mode="after")
+    def _check_alias(self) -> Self:
+        if self.predict.alias != "champion":
+            raise ValueError(
+                f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "
+                "leave it out, or run the flow predict-batch alone"
+            )
+        return self

@@ -1,0 +1,36 @@
+"""Parameters of batch inference."""
+
+from pydantic import Field
+
+from tasks.config.frozen import FrozenConfig
+from tasks.config.promotion import MODEL_NAME, PromoteConfig
+from tasks.config.run import TABLES, SparkRun
+from tasks.credentials import Url
+
+
+class PredictConfig(FrozenConfig):
+    """Batch inference with the champion."""
+
+    table: Url | None = Field(
+        None,
+        description="Delta table with the columns sha256 and content, which may hold images that the model was not "
+        "trained on; empty: the table `images`",
+    )
+    predictions: Url | None = Field(
+        None, description="Delta table to write; empty: `predictions` beside the table `images`"
+    )
+    alias: str = Field(
+        "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
+    )
+    batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
+
+
+class PredictRun(SparkRun):
+    """Parameters of the flow `predict-batch`."""
+
+    first = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
+
+    promote: PromoteConfig = Field(
+        PromoteConfig(), description="Registered model to use; empty: the model trained from the table"
+    )
+    predict: PredictConfig = PredictConfig()

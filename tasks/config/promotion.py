@@ -1,0 +1,42 @@
+"""Parameters of the promotion to champion."""
+
+from pydantic import Field
+
+from tasks.config.frozen import FrozenConfig
+from tasks.config.run import Run
+from tasks.config.storage import StorageConfig
+from tasks.config.values import ModelName, RunId
+
+
+class PromoteConfig(FrozenConfig):
+    """Selection of the champion among training runs."""
+
+    model_name: ModelName | None = Field(
+        None,
+        description="Name of the registered model; empty: one model per table, named after the source, such as "
+        "lakevision-digits or lakevision-photos-1a2b3c",
+    )
+    min_test_accuracy: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Minimum accuracy on the split `test` for promotion; a run that is not better than the champion is "
+        "never promoted",
+    )
+
+
+MODEL_NAME = {"model_name": ("promote", "model_name")}
+
+
+class PromoteRun(Run):
+    """Parameters of the flow `promote`."""
+
+    first = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
+
+    run_ids: list[RunId] = Field(
+        default_factory=list,
+        max_length=10_000,
+        description="MLflow runs to choose from; empty: the newest finished run and all others on the same cache",
+    )
+    storage: StorageConfig = StorageConfig()
+    promote: PromoteConfig = PromoteConfig()

@@ -1,0 +1,213 @@
+"""Image decoding: from bytes to an image or a reason for quarantine, and from an image to pixels.
+
+Cache, batch inference and serving all call `decode_pixels`, so that a model sees the same pixels as in training.
+"""
+
+import io
+import logging
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from tasks.image_structure import header_problem, layout_problem, scan_problem
+
+logger = logging.getLogger("lakevision.etl")
+
+WHITE = (255, 255, 255)
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+"""Formats that are decoded, whatever the file's extension; others of PIL's run programs (EPS: Ghostscript)."""
+
+MAX_PIXELS = 89_478_485
+"""PIL's own limit, a quarter of a gigabyte of RGB."""
+
+
+_TRANSPOSE_OF_ORIENTATION = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Transposition that makes an image upright, by EXIF orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
+
+
+_SWAPS_SIDES = frozenset({5, 6, 7, 8})
+"""Orientations whose transposition swaps width and height."""
+
+
+class Reason(StrEnum):
+    """Reason why a file is quarantined."""
+
+    ZERO_BYTES = "zero_bytes"
+    NOT_AN_IMAGE = "not_an_image"
+    TRUNCATED = "truncated"
+    TOO_MANY_PIXELS = "too_many_pixels"
+    TOO_MANY_PARTS = "too_many_parts"
+    TOO_SMALL = "too_small"
+    UNSUPPORTED_MODE = "unsupported_mode"
+    UNREADABLE = "unreadable"
+    LABEL_MISSING = "label_missing"
+    LABEL_CONFLICT = "label_conflict"
+    SPLIT_MISSING = "split_missing"
+    SPLIT_CONFLICT = "split_conflict"
+
+
+class BadImage(Exception):
+    """The bytes of a file are not a usable image.
+
+    Attributes:
+        reason: Reason for quarantine, a value to count and filter by.
+        detail: Details of the reason, a text for users.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    canvas = Image.new("RGB", rgba.size, WHITE)
+    canvas.paste(rgba, mask=rgba.getchannel("A"))
+    return canvas
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # 16 bits per sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
+        samples = np.asarray(image).astype(np.uint32)
+        return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        return _on_white(image)
+    if image.mode in ("1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV"):
+        return image.convert("RGB")
+    raise BadImage(Reason.UNSUPPORTED_MODE, f"pixel mode {image.mode}")
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
+    """Transpose by the EXIF orientation; return the image, and whether width and height were swapped.
+
+    PIL's own function also rewrites the other tags, and fails on invalid ones.
+    """
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    # Damaged EXIF raises many kinds of errors; the pixels are intact, and only their orientation is unknown.
+    except Exception as error:
+        logger.debug("EXIF of an image cannot be read: %s", error)
+        return image, False
+    method = _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
+    return (image, False) if method is None else (image.transpose(method), orientation in _SWAPS_SIDES)
+
+
+def decode_image(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
+) -> Image.Image:
+    """Decode to RGB, upright by the EXIF orientation, with transparency on white; of an animation, the first frame.
+
+    Args:
+        content: A whole file in one of FORMATS.
+        max_pixels: Maximum of width times height, read from the header before pixels are decoded.
+        box: Side of the square into which the caller scales the result down, in pixels. A JPEG is then decoded at
+            the nearest 1/2, 1/4 or 1/8 that is not smaller.
+        min_side: Minimum of width and height, in pixels, read from the header as well.
+
+    Raises:
+        BadImage: The bytes are not a usable image; it has the reason.
+    """
+    return decode_sized(content, max_pixels, box, min_side)[0]
+
+
+def decode_sized(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode as `decode_image` does; return the image, and the width and height (pixels, upright) of the original.
+
+    Raises:
+        BadImage: The bytes are not a usable image; it has the reason.
+    """
+    if not content:
+        raise BadImage(Reason.ZERO_BYTES, "the file is empty")
+    if (problem := header_problem(content)) is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
+    try:
+        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise BadImage(Reason.NOT_AN_IMAGE, f"no image format starts with {content[:8]!r}") from None
+    except Image.DecompressionBombError as error:
+        raise BadImage(Reason.TOO_MANY_PIXELS, str(error)) from None
+    except Exception as error:  # PIL's plugins report a damaged header as struct, index, key and other errors.
+        raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
+    if image.width * image.height > max_pixels:
+        raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
+    if min(image.size) < min_side:
+        raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
+    problem = scan_problem(content, image.width * image.height) or layout_problem(image, len(content))
+    if problem is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
+    width, height = image.size
+    try:
+        if box is not None and image.format == "JPEG" and max(image.size) > box:
+            # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are
+            # twice the box.
+            image.draft("RGB", fitted_size(image.size, box))
+        image.load()
+    # PIL reports damage after the header with different exceptions, depending on the format.
+    except Exception as error:
+        raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
+    upright, swapped = _upright(image)
+    return _to_rgb(upright), (height, width) if swapped else (width, height)
+
+
+def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return width and height, scaled so that the longer one is `side` pixels and the aspect ratio is kept."""
+    scale = side / max(size)
+    width, height = (max(1, round(length * scale)) for length in size)
+    return width, height
+
+
+def fit_within(image: Image.Image, side: int) -> Image.Image:
+    """Scale up or down so that the longest side is `side` pixels and the aspect ratio is kept."""
+    size = fitted_size(image.size, side)
+    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+
+
+def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
+    """Scale into a square of `side` pixels, centred on white.
+
+    Returns:
+        uint8 array of shape (side, side, 3).
+    """
+    fitted = fit_within(image, side)
+    if fitted.size != (side, side):
+        canvas = Image.new("RGB", (side, side), WHITE)
+        canvas.paste(fitted, ((side - fitted.width) // 2, (side - fitted.height) // 2))
+        fitted = canvas
+    return np.asarray(fitted, dtype=np.uint8)
+
+
+def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
+    """Decode and letterbox: the only function from a source file's bytes to pixels.
+
+    Returns:
+        uint8 array of shape (side, side, 3), HWC.
+
+    Raises:
+        BadImage: As `decode_image`. The size settings of the ETL are not enforced again: they apply at ingestion.
+    """
+    return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
+
+
+def encode_jpeg(image: Image.Image, quality: int, subsampling: Literal["4:4:4", "4:2:0"]) -> bytes:
+    """Encode as JPEG with a quality on libjpeg's scale, and chroma at full or half resolution."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=quality, subsampling=subsampling)
+    return buffer.getvalue()

@@ -1,1 +1,0 @@
-"""The ranks of a training: started, watched, and ended together."""

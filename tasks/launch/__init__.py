@@ -1,0 +1,1 @@
+"""Processes of a training run: one process or many ranks, started, watched and ended together."""

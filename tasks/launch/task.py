@@ -1,0 +1,103 @@
+"""Prefect tasks that train in one process, on a work pool, or as ranks on this machine.
+
+Training runs outside the flow's process, so that the flow's heartbeats continue.
+"""
+
+from typing import Any
+
+from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
+
+from tasks import tracking
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.train import TrainConfig
+from tasks.launch.launcher import launch_ranks
+from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.pool.task import SubmittedRun, submit, where_to_run
+from tasks.progress.epochs import EpochProgress
+from tasks.refs import CacheRef, RunRef
+from tasks.report.task import publish_run
+from tasks.storage import Storage
+from tasks.train.identity import run_key
+from tasks.train.spec import TrainingSpec
+
+
+def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
+    """Train in separate processes; publish the progress of the epochs and the metrics at the end."""
+    epochs = EpochProgress(key, spec.train.total_epochs)
+    run = launch_ranks(spec, epochs.update)
+    epochs.end()
+    publish_run(run, spec.storage, key)
+    return run
+
+
+def existing_run_key(
+    train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
+) -> str | None:
+    """Return a cache key if the finished MLflow run exists, else None."""
+    if not tracking.is_available(storage):
+        return None  # The stage itself waits for the server, and logs it.
+    found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
+    return None if found is None else f"train-{found.run_id}"
+
+
+def _single_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
+    return existing_run_key(parameters["train"], parameters["cache"], parameters["storage"], None)
+
+
+@stage("train", timeout_seconds=None, cache_key=_single_key)
+def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRef:
+    """Train in one process, unless the same run is already finished."""
+    if found := tracking.find_finished_run(storage, run_key(train, cache, None)):
+        publish_run(found, storage, "train")
+        return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
+    spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
+    return train_with_artifacts(spec, "train")
+
+
+def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
+    return existing_run_key(parameters["train"], parameters["cache"], parameters["storage"], parameters["distributed"])
+
+
+def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunRef:
+    """Return the MLflow run of a submitted training run that has completed.
+
+    Raises:
+        RuntimeError: The MLflow run is not on the tracking server of `storage`, since the worker uses another one.
+    """
+    finished = tracking.find_finished_run(storage, key)
+    if finished is None:
+        raise RuntimeError(
+            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
+            f"{key}: the worker must use the same storage.tracking"
+        )
+    return finished
+
+
+@stage("train-distributed", timeout_seconds=None, cache_key=_key)
+def submit_train_distributed(
+    train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage
+) -> RunRef:
+    """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
+    key = run_key(train, cache, distributed)
+    if found := tracking.find_finished_run(storage, key):
+        publish_run(found, storage, "train-distributed")
+        return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
+    if where_to_run(distributed) == "in_place":
+        get_run_logger().info("no Prefect server is configured: %d ranks train in place", distributed.num_ranks)
+        spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+        return train_with_artifacts(spec, "train-distributed")
+    parameters = {
+        "config": TrainDistributedRun(storage=storage.as_config(), train=train, distributed=distributed).model_dump(),
+        "cache_ref": cache.model_dump(),
+    }
+    submitted = submit(distributed, "distributed", "training", parameters)
+    submitted.wait()
+    return trained_on_pool(submitted, storage, key)
+
+
+@stage("train-ranks", timeout_seconds=None)
+def train_ranks(train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage) -> RunRef:
+    """Run the ranks on this machine, on a worker of the GPU pool."""
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+    return train_with_artifacts(spec, "train-distributed")

@@ -1,0 +1,1 @@
+"""Metrics of a split: loss, confusion matrix, calibration and the worst mistakes."""

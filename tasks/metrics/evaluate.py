@@ -1,0 +1,140 @@
+"""Metrics of a split over all ranks: loss, confusion matrix and the metrics derived from it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tasks.cache.loader import Batch
+from tasks.collectives import Reducer
+from tasks.metrics.calibration import Calibration, CalibrationSums
+from tasks.metrics.mistakes import Mistake, WorstMistakes
+
+
+class Loader(Protocol):
+    """Batches of one split for one rank."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps per epoch, the same on every rank."""
+
+    def num_global_rows(self, step: int, start: int = 0) -> int:
+        """Return the number of images of all ranks in step `step` of an epoch that begins at `start`."""
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from position `start`; from 0 there are `num_steps`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one split over all ranks."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    confusion_KK: torch.Tensor
+    """Confusion matrix, int64 (K, K): rows are true classes, columns are predicted classes."""
+    top5_accuracy: float
+    """Fraction of images whose true class is among the five most probable; 1 with five classes or fewer."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of images whose most probable class is the true class."""
+        return float(self.confusion_KK.diagonal().sum() / self.confusion_KK.sum())
+
+    @property
+    def class_f1(self) -> torch.Tensor:
+        """F1 score per class, float64 (K,): the harmonic mean of precision and recall, 0 without true positives."""
+        true, predicted = self.confusion_KK.sum(dim=1), self.confusion_KK.sum(dim=0)
+        return 2 * self.confusion_KK.diagonal().double() / (true + predicted).clamp(min=1)
+
+    @property
+    def macro_f1(self) -> float:
+        """Unweighted mean of the F1 scores of the classes that have images."""
+        return float(self.class_f1[self.confusion_KK.sum(dim=1) > 0].mean())
+
+
+@dataclass(frozen=True)
+class DetailedEvaluation(Evaluation):
+    """Metrics of one split over all ranks, with calibration and worst mistakes for the final report."""
+
+    calibration: Calibration
+    mistakes: tuple[Mistake, ...]
+    """Mistakes with the highest loss, in descending order; empty if every image was classified correctly."""
+
+
+class _Sums:
+    """Accumulator of a rank's loss, confusion matrix and top-5 hits."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self._num_classes = num_classes
+        self._confusion = torch.zeros(num_classes * num_classes, dtype=torch.float64, device=device)
+        self._totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, top-5 hits
+
+    def add(self, labels_B: torch.Tensor, logits_BK: torch.Tensor) -> None:
+        """Add a batch."""
+        num_classes = self._num_classes
+        loss = functional.cross_entropy(logits_BK, labels_B, reduction="sum")
+        top5 = logits_BK.topk(min(5, num_classes), dim=1).indices
+        self._totals += torch.stack([loss.double(), (top5 == labels_B[:, None]).sum().double()])
+        cells = labels_B * num_classes + logits_BK.argmax(1)
+        # In place: with many classes, a new matrix per batch would take most of the time of an evaluation.
+        self._confusion.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
+
+    def reduce(self, reducer: Reducer) -> Evaluation:
+        """Return the metrics over all ranks; a collective operation."""
+        # Sums over all ranks, never a rank's own metrics: every rank sees the same values and takes the same decisions.
+        summed = reducer.sum(torch.cat([self._totals, self._confusion]).cpu())
+        matrix_KK = summed[2:].long().view(self._num_classes, self._num_classes)
+        loss_mean, top5 = (summed[:2] / matrix_KK.sum()).tolist()
+        return Evaluation(loss=loss_mean, confusion_KK=matrix_KK, top5_accuracy=top5)
+
+
+def _logits(
+    model: nn.Module, loader: Loader, device: torch.device
+) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
+    """Yield every non-empty batch, with its labels (B,) and logits (B, K) on the device."""
+    model.eval()
+    for batch in loader.epoch(0):
+        if len(batch.labels_B):
+            inputs = batch.inputs.to(device, non_blocking=True)
+            labels_B = batch.labels_B.to(device, non_blocking=True)
+            yield batch, labels_B, model(inputs)
+
+
+def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer) -> Evaluation:
+    """Return loss, confusion matrix and top-5 accuracy over the images of all ranks, each counted once."""
+    sums = _Sums(num_classes, device)
+    with torch.inference_mode():
+        for _batch, labels_B, logits_BK in _logits(model, loader, device):
+            sums.add(labels_B, logits_BK)
+    return sums.reduce(reducer)
+
+
+def evaluate_in_detail(
+    model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer
+) -> DetailedEvaluation:
+    """Return the metrics of `evaluate`, the calibration and the worst mistakes.
+
+    It synchronizes with the device in every batch: for the final evaluation only.
+    """
+    sums, calibration, mistakes = _Sums(num_classes, device), CalibrationSums(device), WorstMistakes()
+    with torch.inference_mode():
+        for batch, labels_B, logits_BK in _logits(model, loader, device):
+            sums.add(labels_B, logits_BK)
+            log_probabilities_BK = functional.log_softmax(logits_BK.double(), dim=1)
+            # The same argmax as in the confusion matrix: ties are broken in the same way.
+            predicted_B = logits_BK.argmax(1)
+            confidence_B = log_probabilities_BK.gather(1, predicted_B[:, None])[:, 0].exp()
+            calibration.add(confidence_B, predicted_B == labels_B)
+            mistakes.add(torch.from_numpy(batch.rows_B).to(device), labels_B, predicted_B, log_probabilities_BK)
+    plain = sums.reduce(reducer)
+    return DetailedEvaluation(
+        plain.loss,
+        plain.confusion_KK,
+        plain.top5_accuracy,
+        calibration=calibration.reduce(reducer),
+        mistakes=mistakes.reduce(reducer),
+    )

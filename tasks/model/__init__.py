@@ -1,0 +1,1 @@
+"""Networks, their precision, and the model package that inference loads."""

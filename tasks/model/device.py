@@ -1,0 +1,81 @@
+"""The device of a training run, its determinism, and the construction of its optimizer."""
+
+import logging
+import platform
+from pathlib import Path
+from typing import assert_never
+
+import torch
+from torch import nn
+
+from tasks.config.train import TrainConfig
+from tasks.errors import WrongInput
+
+logger = logging.getLogger("lakevision.train")
+
+CPU_INFO = Path("/proc/cpuinfo")
+"""Description of each core on Linux, with a `model name` on x86 (proc_cpuinfo(5))."""
+
+
+def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
+    """Return the device to train on.
+
+    Args:
+        wanted: auto, cpu or cuda.
+        local_rank: Number of this rank among those of its machine.
+        gpu_obstacle: Reason why the ranks cannot use GPUs, or None if they can.
+
+    Raises:
+        WrongInput: CUDA is requested, and is not available or cannot be used by the ranks.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if gpu_obstacle is not None:
+        if wanted == "cuda":
+            raise WrongInput(f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu")
+        logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def processor_name(device: torch.device) -> str:
+    """Return the name of the GPU or CPU of a device: rounding may differ between models."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    # The name alone may be the generic one of a virtual machine: "AMD EPYC".
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Configure CUDA for deterministic training runs; CPU kernels are deterministic already.
+
+    If CUDA has no deterministic kernel for an operation, torch warns and uses another one: a run that is not
+    reproducible is better than none. An environment variable configures cuBLAS (`rank_environment`).
+    """
+    if device.type != "cuda":
+        return
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # It selects the kernel that was fastest just now, not always the same.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Else torch fills each new tensor with NaN, to reveal reads of uninitialized memory: a needless pass over memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of its class
+
+
+def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return the optimizer of the parameters that are not frozen, with its initial learning rate."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decay = train.weight_decay
+    # Fused: one pass over each parameter instead of one per term of the formula.
+    if train.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
+    assert_never(train.optimizer)

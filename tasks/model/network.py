@@ -1,0 +1,211 @@
+"""The network: a torchvision classifier with a new head and an optionally frozen backbone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torchvision
+from torch import nn
+
+from tasks.errors import WrongInput
+from tasks.model.depthwise import speed_up_depthwise
+from tasks.model.pretrained import check_model_name, default_weights, weights_digest
+from tasks.model.transforms import normalize
+
+IMAGENET_CLASSES = 1000
+
+
+class Classifier(nn.Module):
+    """A torchvision network on the cache's pixels, whose frozen layers stay in eval mode.
+
+    Attributes:
+        precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
+    """
+
+    precision: torch.dtype | None = None
+
+    def __init__(self, network: nn.Module, head: nn.Module, freeze_backbone: bool) -> None:
+        super().__init__()
+        self.network = network
+        # Kept out of the registered modules: its parameters are the network's own.
+        self._head = (head,)
+        self._frozen: list[nn.Module] = []
+        if freeze_backbone:
+            self.freeze_all_but([head])
+
+    @property
+    def head(self) -> nn.Module:
+        """The new last layer."""
+        return self._head[0]
+
+    def freeze_all_but(self, trainable: Sequence[nn.Module]) -> None:
+        """Freeze all layers but these."""
+        unfrozen = {id(module) for part in trainable for module in part.modules()}
+        self.network.requires_grad_(False)
+        for part in trainable:
+            part.requires_grad_(True)
+        self._frozen = [module for module in self.network.modules() if id(module) not in unfrozen]
+
+    def unfreeze_from(self, layer: str) -> None:
+        """Unfreeze the named layer and all layers that torchvision lists after it; `all` is every layer.
+
+        Raises:
+            WrongInput: The network has no such layer; the message lists its layers.
+        """
+        names = [name for name, _module in self.network.named_modules() if name]
+        if layer != "all" and layer not in names:
+            shown = [name for name in names if name.count(".") <= layer.count(".")]
+            raise WrongInput(
+                f"train.fine_tune.unfreeze_from is '{layer}', which is not a layer of the model: give all, or one of "
+                f"{', '.join(shown)}"
+            )
+        if layer == "all":
+            self.freeze_all_but([self.network])
+            return
+        begin = names.index(layer)
+        self.freeze_all_but([self.network.get_submodule(name) for name in names[begin:]] + [self.head])
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; frozen layers stay in eval mode, so that their batch norm statistics do not change."""
+        super().train(mode)
+        for module in self._frozen:
+            module.training = False
+        return self
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
+        inputs = normalize(images_BHWC)
+        with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
+            logits = self.network(inputs)
+        return logits.float()  # type: ignore[no-any-return]  # torch does not type it
+
+
+def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of a module's state dict, with the module versions that MNASNet needs to load it."""
+    state: dict[str, torch.Tensor] = module.state_dict()
+    for name, value in state.items():
+        state[name] = value.detach().to("cpu", copy=True)
+    return state
+
+
+def _last_layer(network: nn.Module) -> str:
+    """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
+    names = [
+        name
+        for name, module in network.named_modules()
+        if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
+        or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
+    ]
+    assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
+    last: str = names[-1]
+    return last
+
+
+def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
+    if isinstance(old, nn.Conv2d):
+        return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
+    assert isinstance(old, nn.Linear)
+    return nn.Linear(old.in_features, num_classes)
+
+
+def load_weights(name: str, weights: str) -> dict[str, Any] | None:
+    """Return the state dict that `weights` names, or None for 'none'.
+
+    Raises:
+        WrongInput: The file is missing or is not a state dict, or the download failed.
+    """
+    if weights == "none":
+        return None
+    if weights == "DEFAULT":
+        return _load_default(name)
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise WrongInput(
+            f"train.weights is '{weights}', which is not a file: give none, DEFAULT, or the path of a state dict"
+        )
+    try:
+        # weights_only: a state dict is data, and an untrusted file must not run code.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Invalid files raise zip, pickle, key and type errors.
+        raise WrongInput(
+            f"train.weights is '{weights}', which is not a state dict ({type(error).__name__}): "
+            "save one with torch.save(model.state_dict(), path)"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise WrongInput(f"train.weights is '{weights}', which is not a state dict of tensors: save model.state_dict()")
+    return state
+
+
+def _load_default(name: str) -> dict[str, Any]:
+    file = Path(torch.hub.get_dir()) / "checkpoints" / weights_digest(name, "DEFAULT")
+    existed = file.exists()
+    try:
+        # The digest is checked after a download, not for an existing file; both are loaded as data only.
+        state: dict[str, Any] = default_weights(name).get_state_dict(check_hash=True, weights_only=True)
+        return state
+    except Exception as error:  # The digest differs, the network is down, or the file is invalid.
+        if existed:
+            raise WrongInput(
+                f"train.weights is DEFAULT, and the file '{file}' is not a state dict ({type(error).__name__}): "
+                "remove it to download it again"
+            ) from None
+        if not isinstance(error, OSError | RuntimeError):
+            raise
+        raise WrongInput(
+            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
+            "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"
+        ) from None
+
+
+def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone: bool) -> Classifier:
+    """Build the network with its weights and a new head of `num_classes` outputs.
+
+    Raises:
+        WrongInput: The model is unknown, or the weights do not fit it.
+    """
+    check_model_name(name)
+    state = load_weights(name, weights)
+    # These two come from TensorFlow and use other means; torchvision sets the option only when it loads weights itself.
+    options = {"transform_input": True} if name in {"googlenet", "inception_v3"} else {}
+    network = torchvision.models.get_model(name, weights=None, **options)
+    if state is not None:
+        _load_state(network, state, name, weights)
+    _remove_auxiliary_classifiers(network)
+    last = _last_layer(network)
+    head = _new_head(network.get_submodule(last), num_classes)
+    parent, _, attribute = last.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, head)
+    speed_up_depthwise(network)
+    return Classifier(network, head, freeze_backbone)
+
+
+def _remove_auxiliary_classifiers(network: nn.Module) -> None:
+    """Remove the auxiliary classifiers of googlenet and inception_v3: the loss here gives them no gradient."""
+    for name in ("aux1", "aux2", "AuxLogits"):
+        if hasattr(network, name):
+            setattr(network, name, None)
+            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
+
+
+def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:
+    expected = network.state_dict()
+    missing = sorted(expected.keys() - state.keys())
+    unknown = sorted(state.keys() - expected.keys())
+    reshaped = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
+    problems = [
+        f"{len(keys)} {what} (first: {keys[0]})"
+        for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
+        if keys
+    ]
+    if problems:
+        raise WrongInput(
+            f"train.weights is '{weights}', which does not fit train.model '{name}': of its tensors "
+            f"{', '.join(problems)}; give the weights of this architecture, or the architecture of these weights"
+        )
+    network.load_state_dict(state)
+
+
+def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
+    """Return the inputs, duplicated if there is only one: batch norm needs at least two values per channel."""
+    return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

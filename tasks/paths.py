@@ -1,0 +1,50 @@
+"""Local paths of folders and file:// URLs."""
+
+import os
+from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlparse
+
+from tasks.errors import WrongInput
+
+
+def local_path(url: str) -> Path | None:
+    """Return the local path of a folder or file:// URL, or None for an object store.
+
+    Raises:
+        WrongInput: A file:// URL names another machine, for example because a slash is missing.
+    """
+    if urlparse(url).scheme != "file":
+        return None if urlparse(url).scheme else Path(url)
+    # Not urlparse's path: a question mark or number sign is part of a folder's name here.
+    rest = url[len("file:") :]
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in {"", "localhost"}:
+            raise WrongInput(f"'{url}' names a folder of the machine '{host}': write file:///{host}{slash}{path}")
+        rest = slash + path
+    return Path(os.fsdecode(unquote_to_bytes(rest)))
+
+
+def resolved(url: str) -> str:
+    """Return a folder with its symbolic links resolved, or its URL, so that two names of one location are equal.
+
+    Raises:
+        WrongInput: As `local_path`.
+    """
+    folder = local_path(url)
+    return url.rstrip("/") if folder is None else os.path.realpath(folder)
+
+
+def is_inside(path: str, root: str) -> bool:
+    """Return whether a path, with its symbolic links resolved, is below `root`, which has none."""
+    return os.path.realpath(path).startswith(root + os.sep)
+
+
+def absolute_url(url: str) -> str:
+    """Return the absolute path of a folder, without `file://` and `~`, or the unchanged URL of an object store.
+
+    Raises:
+        WrongInput: As `local_path`.
+    """
+    path = local_path(url)
+    return url if path is None else str(path.expanduser().absolute())

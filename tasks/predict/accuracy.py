@@ -1,0 +1,74 @@
+"""Accuracy of a registered model on the test split of a cache or a table, computed as in inference."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import torch
+
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import open_cache
+from tasks.errors import WrongInput
+from tasks.model.classifier import ImageClassifier
+from tasks.predict.champion import fetch_classifier
+from tasks.refs import CacheRef, ModelRef, TableRef
+from tasks.schema import IMAGES_ARROW, TEST
+from tasks.storage import Storage
+from tasks.tables import snapshots
+
+BATCH = 64
+
+TESTED_ARROW = pa.schema([IMAGES_ARROW.field("label"), IMAGES_ARROW.field("content")])
+
+
+def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
+    """Load a registered version.
+
+    Raises:
+        WrongInput: Its files are not those that were registered, or are not a valid model package.
+    """
+    with TemporaryDirectory() as scratch:
+        return ImageClassifier.load(fetch_classifier(storage, model, Path(scratch)))
+
+
+def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
+    """Return the accuracy (0-1) of a classifier on the test images of a cache; classes are compared by name.
+
+    Raises:
+        WrongInput: The classifier takes images of another size.
+        CacheDamaged: The cache has changed or is missing.
+    """
+    manifest = open_cache(cache)
+    if classifier.image_size != manifest.image_size:
+        raise WrongInput(
+            f"it takes images of {classifier.image_size} pixels and the cache's have {manifest.image_size}"
+        )
+    # A class of the cache that the classifier does not have is -1, which is never predicted.
+    indices = {label: index for index, label in enumerate(classifier.classes)}
+    expected = torch.tensor([indices.get(label, -1) for label in manifest.classes])
+    loader = CacheLoader(cache.url, manifest, TEST, BATCH, pin_memory=False)
+    right = 0
+    with torch.inference_mode():
+        for batch in loader.epoch(0):
+            if len(batch.labels_B):
+                predicted_B = classifier.logits(batch.inputs).argmax(1).cpu()
+                right += int((predicted_B == expected[batch.labels_B]).sum())
+    return right / loader.num_rows
+
+
+def accuracy_on_table(classifier: ImageClassifier, table: TableRef) -> float:
+    """Return the accuracy (0-1) of a classifier on the test images of a table version, decoded to its image size.
+
+    Raises:
+        WrongInput: The version has no test images.
+        NeedsSpark: Only Spark can read the table, or the version no longer exists.
+    """
+    right = total = 0
+    for rows in snapshots.read_batches(table, TESTED_ARROW, {"split": TEST}, BATCH):
+        found = classifier.predict(rows["content"].to_pylist())
+        labels = rows["label"].to_pylist()
+        right += sum(one.label == label for one, label in zip(found, labels, strict=True))
+        total += len(labels)
+    if not total:
+        raise WrongInput(f"version {table.version} of '{table.path}' has no test images")
+    return right / total

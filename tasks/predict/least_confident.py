@@ -1,0 +1,53 @@
+"""The least confident predictions of a model version: errors first, then the lowest probabilities."""
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tasks.refs import ModelRef, PredictedImage, TableRef
+from tasks.schema import FILES_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
+from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.relations import Relations
+
+NUM_SHOWN = 20
+
+SHA256_ARROW = pa.schema([("sha256", pa.string())])
+LEDGER_ARROW = pa.schema([FILES_ARROW.field(name) for name in ("path", "sha256", "outcome")])
+PREDICTED_ARROW = pa.schema(
+    [
+        to_arrow_schema(PREDICTIONS).field(name)
+        for name in (*PREDICTIONS_KEY, "label", "probability", "error")  # a filter needs its columns
+    ]
+)
+
+
+def least_confident(
+    spark: SparkSession | None, table: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
+) -> tuple[PredictedImage, ...]:
+    """Return the NUM_SHOWN least confident predictions of a table's images by this model version.
+
+    An image is named by its file if the table is the ledger's and the ledger has the image, else by its sha256.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+    """
+    by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+    ledger = LEDGER_ARROW.empty_table()
+    files = snapshots.newest_snapshot(spark, storage.table("files")) if table.path == storage.table("images") else None
+    if files is not None:
+        ledger = snapshots.read_columns(spark, files.table, LEDGER_ARROW, {"outcome": STORED})
+    with Relations(storage) as relations:
+        relations.add("images", snapshots.read_columns(spark, table, SHA256_ARROW))
+        relations.add("predicted", snapshots.read_columns(spark, predictions, PREDICTED_ARROW, by_model))
+        relations.add("ledger", ledger)
+        rows = relations.rows(
+            "SELECT coalesce(path, sha256), label, probability, error FROM predicted SEMI JOIN images USING (sha256) "
+            "LEFT JOIN (SELECT sha256, min(path) AS path FROM ledger GROUP BY sha256) USING (sha256) "
+            "ORDER BY error IS NULL, probability, sha256 LIMIT $most",
+            {"most": NUM_SHOWN},
+        )
+    return tuple(
+        PredictedImage(path=path, label=label, probability=probability, error=error)
+        for path, label, probability, error in rows
+    )

@@ -1,0 +1,90 @@
+"""Settings and data of a finished training run, read from MLflow to repeat it."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks import tracking
+from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.errors import WrongInput, explain
+from tasks.refs import Ref
+from tasks.storage import Storage
+
+
+class OriginalRun(Ref):
+    """A finished training run as it was logged: settings, data version and provenance."""
+
+    run_id: str
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache_config: CacheConfig
+    cache_digest: str
+    table: str
+    version: int
+    content_digest: str
+    weights_digest: str
+    device: str
+    processor: str | None = None
+    """Name of the CPU or GPU; None if the run did not log it."""
+    precision: str
+    num_threads: int | None = None
+    """Number of threads per rank; None if the run did not log it."""
+    batch_sizes: dict[str, str]
+    """Batch size by phase, if it was chosen automatically."""
+    versions: dict[str, str]
+    code_version: str | None
+    resumed_with_changes: str | None = None
+    """Changes of the provenance when the run was resumed; None if there were none."""
+    metrics: dict[str, float]
+    new_settings: list[str]
+    """Settings of this version that the run's version did not have; they have their defaults."""
+
+
+def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
+    """Read settings and data version of a run, by default the newest run that is not a repetition.
+
+    Raises:
+        WrongInput: No such finished run exists, or its settings are invalid in this version.
+    """
+    logged = tracking.logged_training(storage, run_id or tracking.newest_training(storage).run_id)
+    try:
+        return _parse(logged)
+    except KeyError as error:
+        raise WrongInput(
+            f"run_id is '{logged.run_id}', whose config.json has no {error}: it was logged by an older version, "
+            "which did not record everything; give a newer run"
+        ) from None
+    except ValidationError as error:
+        raise WrongInput(
+            f"run_id is '{logged.run_id}', whose settings are invalid in this version ({explain(error)}): "
+            f"check out the code it was trained with, {logged.code_version or 'which the run did not record'}"
+        ) from None
+
+
+def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
+    config: dict[str, Any] = logged.config
+    data, train = config["data"], config["train"]
+    # A repetition removes no old checkpoints or caches.
+    return OriginalRun(
+        run_id=logged.run_id,
+        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}),
+        distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
+        cache_config=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}),
+        cache_digest=config["cache"]["digest"],
+        table=data["table"],
+        version=data["version"],
+        content_digest=data["content_digest"],
+        weights_digest=config["weights_digest"],
+        device=config["device"],
+        processor=config.get("processor"),
+        precision=config["precision"],
+        num_threads=config.get("num_threads"),
+        batch_sizes=logged.batch_sizes,
+        versions=logged.versions,
+        code_version=logged.code_version,
+        resumed_with_changes=logged.resumed_with_changes,
+        metrics=logged.metrics,
+        new_settings=sorted(TrainConfig.model_fields.keys() - train.keys()),
+    )

@@ -1,0 +1,1 @@
+"""Artifacts of a training run: figures, tables, event file and model card."""

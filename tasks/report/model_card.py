@@ -1,0 +1,244 @@
+"""The model card in Markdown: results, weakest classes, limits, data, training and reproduction.
+
+Its sections follow Mitchell et al., "Model Cards for Model Reporting" (2019), arXiv:1810.03993. All statements are
+derived from the training run.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from pydantic import BaseModel
+
+from tasks.cache.manifest import CacheManifest
+from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.errors import listed
+from tasks.interval import wilson_interval
+from tasks.metrics.calibration import NUM_BINS
+from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.refs import CacheRef
+from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text
+
+NUM_WEAKEST = 5
+NUM_CONFUSIONS = 5
+NUM_LISTED_CLASSES = 30
+
+FEW_IMAGES = 10
+"""With fewer test images than this, a single image changes a class's recall by more than 10 percentage points."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """Settings, provenance and results of a finished training run."""
+
+    train: TrainConfig
+    distributed: DistributedConfig | None
+    cache: CacheRef
+    manifest: CacheManifest
+    weights_digest: str
+    num_ranks: int
+    device: str
+    history: Sequence[EpochMetrics]
+    best_epoch: int
+    test: DetailedEvaluation
+    source: str | None = None
+    """Folder or URL that the images came from, if it is known."""
+    resumed_with_changes: str | None = None
+    """Differences in provenance with which the run was resumed, if any."""
+
+
+def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None) -> str:
+    """Return the model card in Markdown.
+
+    Args:
+        facts: The training run.
+        train_counts: Number of images in the split `train`, by class.
+        run_id: Id of the MLflow run.
+        code_version: Commit of the code, or None if it is unknown.
+    """
+    sections = [
+        f"# {markdown_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
+        _results(facts),
+        _weakest(facts, train_counts),
+        _limits(facts, train_counts),
+        _data(facts),
+        _training(facts),
+        _reproduction(facts, run_id, code_version),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _results(facts: TrainingFacts) -> str:
+    test, best = facts.test, facts.history[facts.best_epoch]
+    rows = []
+    for field in fields(EpochMetrics):
+        metric = field.name.removeprefix("val_")
+        if metric != field.name and hasattr(test, metric):
+            rows.append([metric.replace("_", " "), f"{getattr(best, field.name):.4f}", f"{getattr(test, metric):.4f}"])
+    rows.append(["calibration error", "", f"{test.calibration.error:.4f}"])
+    total = int(test.confusion_KK.sum())
+    if not total:
+        return "## Results\n\nThe split `test` has no images: nothing was measured."
+    low, high = wilson_interval(int(test.confusion_KK.diagonal().sum()), total)
+    confidence, accuracy = test.calibration.mean_confidence, test.accuracy
+    verdict = "overconfident" if confidence > accuracy else "underconfident"
+    return "\n\n".join(
+        [
+            "## Results",
+            markdown_table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
+            f"On {total} test images the accuracy is {accuracy:.4f}, with a 95 % confidence interval (Wilson) from "
+            f"{low:.4f} to {high:.4f}. The mean probability of the predicted classes is {confidence:.4f}: the model is "
+            f"{verdict} by {abs(confidence - accuracy):.4f}. The calibration error is the expected calibration error "
+            f"over {NUM_BINS} bins (Guo et al. 2017).",
+        ]
+    )
+
+
+def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
+    confusion_KK, classes = facts.test.confusion_KK, facts.manifest.classes
+    true, predicted, hits = confusion_KK.sum(dim=1), confusion_KK.sum(dim=0), confusion_KK.diagonal()
+    f1 = facts.test.class_f1
+    weak = [index for index in f1.argsort(stable=True).tolist() if true[index] > 0 and f1[index] < 1][:NUM_WEAKEST]
+    if not weak:
+        return "## Weakest classes\n\nNo test image was misclassified."
+    rows = [
+        [
+            markdown_text(classes[index]),
+            str(train_counts[index]),
+            str(int(true[index])),
+            f"{int(hits[index]) / max(1, int(predicted[index])):.4f}",
+            f"{int(hits[index]) / int(true[index]):.4f}",
+            f"{float(f1[index]):.4f}",
+        ]
+        for index in weak
+    ]
+    wrong_KK = confusion_KK - torch.diag(hits)
+    cells = wrong_KK.flatten().argsort(descending=True, stable=True)[:NUM_CONFUSIONS].tolist()
+    pairs = [divmod(cell, len(classes)) for cell in cells]
+    confusions = [
+        f"- {markdown_text(classes[actual])} predicted as {markdown_text(classes[guess])}: "
+        f"{int(wrong_KK[actual, guess])} of {int(true[actual])}"
+        for actual, guess in pairs
+        if wrong_KK[actual, guess] > 0
+    ]
+    return "\n\n".join(
+        [
+            "## Weakest classes",
+            markdown_table(["class", "train images", "test images", "precision", "recall", "F1"], rows),
+            "The most frequent confusions:",
+            "\n".join(confusions),
+        ]
+    )
+
+
+def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
+    classes, size = facts.manifest.classes, facts.manifest.image_size
+    names = listed([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
+    fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
+    points = [
+        f"It distinguishes these classes: {names}. Every image is assigned to one of them, even if it shows none.",
+        f"Every image is scaled to fit {size} x {size} pixels before inference.",
+        "It was evaluated on images from its training source; its accuracy on images from other sources is unknown.",
+        f"The class with the fewest training images is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
+        f"the class with the most is {markdown_text(classes[most])} ({train_counts[most]}).",
+    ]
+    counts = facts.test.confusion_KK.sum(dim=1).tolist()
+    few = [
+        f"{markdown_text(name)} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEW_IMAGES
+    ]
+    if few:
+        points.append(
+            f"Classes with fewer than {FEW_IMAGES} test images, whose metrics are therefore uncertain: "
+            f"{listed(few[:NUM_LISTED_CLASSES], len(few))}."
+        )
+    return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
+
+
+def _data(facts: TrainingFacts) -> str:
+    manifest = facts.manifest
+    rows = [
+        *([["images from", markdown_code(facts.source)]] if facts.source else []),
+        ["table", markdown_code(manifest.table.path)],
+        ["version", str(manifest.table.version)],
+        ["content digest", markdown_code(manifest.content_digest)],
+        ["cache digest", markdown_code(facts.cache.digest)],
+        *([f"images of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
+    ]
+    return "## Data\n\n" + markdown_table(["item", "value"], rows)
+
+
+def _training(facts: TrainingFacts) -> str:
+    train, best = facts.train, facts.history[facts.best_epoch]
+    trained = "only the new head, on a frozen backbone" if train.freeze_backbone else "the whole network"
+    for phase in train.fine_tune:
+        layers = (
+            "all layers" if phase.unfreeze_from == "all" else f"{markdown_code(phase.unfreeze_from)} and later layers"
+        )
+        trained += f", then {layers}"
+    rows = [
+        ["model", markdown_code(train.model)],
+        ["initial weights", markdown_code(train.weights)],
+        ["weights file" if train.weights == "DEFAULT" else "weights sha256", markdown_code(facts.weights_digest)]
+        if facts.weights_digest != train.weights
+        else [],
+        ["trained layers", trained],
+        ["processes", f"{facts.num_ranks}, on {facts.device}"],
+        ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
+        ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
+    ]
+    settings = [
+        [markdown_code(f"{stage}.{name}"), markdown_code(value), markdown_code(default)]
+        for stage, name, value, default in _chosen(facts)
+    ]
+    chosen = markdown_table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
+    return "\n\n".join(["## Training", markdown_table(["item", "value"], [row for row in rows if row]), chosen])
+
+
+def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
+    flow = "train" if facts.distributed is None else "train_distributed"
+    options = [
+        option
+        for stage, name, value, _default in _chosen(facts)
+        for option in (f"--{stage}.{name}", str(value) if isinstance(value, str | None) else json.dumps(value))
+    ]
+    command = ["python", "-m", f"flows.{flow}", "--table_version", str(facts.manifest.table.version), *options]
+    rows = [
+        ["MLflow run", markdown_code(run_id)],
+        [
+            "code version",
+            markdown_code(code_version) if code_version else "unknown: not a git checkout, and not set by an image",
+        ],
+        *([["changed when resumed", markdown_code(facts.resumed_with_changes)]] if facts.resumed_with_changes else []),
+    ]
+    return "\n\n".join(
+        [
+            "## Reproduction",
+            markdown_table(["item", "value"], rows),
+            "With this code and the storage that has the table (`--storage.home`, or the configured one):",
+            markdown_fence(shlex.join(command), "sh"),
+            "The run's `config.json` has all settings, and its parameters the versions of the packages. The same "
+            "settings on the same data are not trained twice: the flow returns this run unless it was deleted.",
+        ]
+    )
+
+
+def _chosen(facts: TrainingFacts) -> list[tuple[str, str, object, object]]:
+    """Return the settings that differ from the defaults: stage, name, value, default."""
+    stages: list[tuple[str, dict[str, object], BaseModel]] = [
+        # Only the decisive ones: a retention period, for instance, does not affect training.
+        ("cache", dict(facts.manifest.settings.decisive()), CacheConfig()),
+        ("train", facts.train.model_dump(mode="json"), TrainConfig()),
+    ]
+    if facts.distributed is not None:
+        stages.append(("distributed", facts.distributed.model_dump(mode="json"), DistributedConfig()))
+    return [
+        (stage, name, value, default)
+        for stage, settings, defaults in stages
+        for name, value in sorted(settings.items())
+        if value != (default := defaults.model_dump(mode="json")[name])
+    ]

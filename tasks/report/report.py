@@ -1,0 +1,80 @@
+"""The report of a training run, logged to MLflow: tables, figures, event file and model card."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tasks.cache.rows import read_images
+from tasks.metrics.evaluate import Evaluation
+from tasks.metrics.mistakes import mistake_table
+from tasks.report.event_file import write_event_file
+from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
+from tasks.report.file_names import (
+    CALIBRATION_FILE,
+    CLASSES_FILE,
+    CONFUSION_FILE,
+    LEARNING_CURVES_FILE,
+    MISTAKES_FILE,
+    MODEL_CARD_FILE,
+)
+from tasks.report.image_names import image_files
+from tasks.report.model_card import TrainingFacts, model_card
+from tasks.schema import TEST
+from tasks.storage import Storage
+from tasks.text.printable import printable
+from tasks.tracking import TrackedRun
+
+
+def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
+    """Return the number of images, precision, recall and F1 (0-1) of each of K classes, as columns by name.
+
+    A class that is never predicted has precision 0.
+    """
+    hits = evaluation.confusion_KK.diagonal().double()
+    true = evaluation.confusion_KK.sum(dim=1).double()
+    predicted = evaluation.confusion_KK.sum(dim=0).double()
+    return {
+        "class": list(map(printable, classes)),
+        "images": true.long().tolist(),
+        "precision": (hits / predicted.clamp(min=1)).tolist(),
+        "recall": (hits / true.clamp(min=1)).tolist(),
+        "f1": evaluation.class_f1.tolist(),
+    }
+
+
+def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage) -> None:
+    """Log the report of a finished training run; an earlier report is replaced.
+
+    Args:
+        run: The MLflow run.
+        facts: The training run.
+        train_counts: Number of images in the split `train`, by class.
+        storage: Storage with the tables that have the paths of the images.
+
+    Raises:
+        CacheDamaged: The cached images of the mistakes were changed or damaged.
+    """
+    test, classes = facts.test, facts.manifest.classes
+    run.log_table(class_table(test, classes), CLASSES_FILE)
+    run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
+    run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
+    run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
+    if test.mistakes:
+        _log_mistakes(run, facts, storage)
+    with TemporaryDirectory() as scratch:
+        write_event_file(Path(scratch), facts.history, run.run_id)
+        run.log_folder(Path(scratch), "tensorboard")
+    card = model_card(facts, train_counts, run.run_id, run.code_version)
+    run.log_text(card, MODEL_CARD_FILE)
+    run.describe(card)
+
+
+def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
+    """Log the gallery and the table of the worst mistakes; images are read again, since batches may be of features."""
+    mistakes, classes = facts.test.mistakes, facts.manifest.classes
+    rows = [mistake.row for mistake in mistakes]
+    table = mistake_table(mistakes, image_files(facts.manifest, TEST, rows, storage), classes)
+    run.log_table(table, MISTAKES_FILE.replace(".png", ".json"))
+    images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
+    names = [str(name) for name in table["image"]]
+    run.log_figure(draw_mistakes(images_NHWC, mistakes, names, classes), MISTAKES_FILE)

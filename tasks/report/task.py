@@ -1,0 +1,87 @@
+"""Prefect artifacts of a training run: tables, a link to MLflow, and the model card with its figures."""
+
+import json
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from tasks import tracking
+from tasks.environment import mlflow_page
+from tasks.refs import RunRef
+from tasks.report.file_names import (
+    CALIBRATION_FILE,
+    CLASSES_FILE,
+    CONFUSION_FILE,
+    LEARNING_CURVES_FILE,
+    MISTAKES_FILE,
+    MODEL_CARD_FILE,
+)
+from tasks.report.thumbnails import fit_images
+from tasks.storage import Storage
+from tasks.text.markup import in_cells, markdown_link
+
+MAX_IMAGE_BYTES = 200_000
+"""Maximum size of all images in a Prefect artifact, which is a row of the server's database."""
+
+
+def publish_run(run: RunRef, storage: Storage, key: str) -> None:
+    """Publish the artifacts of a run: tables of metrics and classes, the model card, and a link to MLflow."""
+    metrics = tracking.run_metrics(storage, run)
+    wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
+    create_table_artifact(
+        table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
+        key=f"{key}-metrics",
+        description=f"MLflow run {run.run_id}",
+    )
+    page = mlflow_page(storage.tracking, tracking.run_location(storage, run))
+    if page is not None:
+        create_link_artifact(
+            link=page,
+            link_text="MLflow run",
+            key=f"{key}-run",
+            description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
+        )
+    # Runs of older versions, which had no model cards, are reused as well.
+    if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
+        classes = json.loads(table)
+        create_table_artifact(
+            table=[
+                in_cells(
+                    {
+                        name: four_digits(value) if isinstance(value, float) else value
+                        for name, value in zip(classes["columns"], row, strict=True)
+                    }
+                )
+                for row in classes["data"]
+            ],
+            key=f"{key}-classes",
+            description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
+        )
+    if (card := tracking.read_artifact(storage, run, MODEL_CARD_FILE)) is not None:
+        create_markdown_artifact(
+            f"{card.decode()}\n{_images(run, storage, page)}",
+            key=f"{key}-model-card",
+            description=f"MLflow run {run.run_id}",
+        )
+
+
+def four_digits(value: float) -> float:
+    """Return a metric rounded to four decimals, or to four significant digits if it is below 1."""
+    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
+
+
+def _images(run: RunRef, storage: Storage, page: str | None) -> str:
+    """Return the figures of a run as Markdown, scaled down to fit, with links to the full figures.
+
+    They are embedded as data URIs. An image artifact would be only a URL, but MLflow may be a database without a
+    server, or a server that the browser cannot reach. They come last, for UIs that do not render them.
+    """
+    names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
+    contents = {name: tracking.read_artifact(storage, run, name) for name in names}
+    figures = {name: content for name, content in contents.items() if content is not None}
+    shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
+    everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
+    where = (
+        "The figures in full size, tables and event files are artifacts of "
+        f"{markdown_link('the MLflow run', page)}; {everything} are listed with their metrics."
+    )
+    return "\n\n".join(["## Figures", *shown, where])

@@ -1,0 +1,1 @@
+"""Spark: session, JVM, file systems, and the messages of failures."""

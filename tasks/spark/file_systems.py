@@ -1,0 +1,164 @@
+"""Hadoop file systems other than local folders (s3a, abfss, gs, hdfs) in a running Spark session.
+
+The jars of a store are in the user's cache folder and are loaded into a session when a URL first needs them. Sessions
+that read local folders start as fast as without, and no start of Spark needs the network.
+"""
+
+import logging
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark.sql import SparkSession
+
+from tasks.environment import download_cache
+from tasks.errors import WrongInput
+
+logger = logging.getLogger("lakevision.spark")
+
+FETCHED = ("s3a", "abfss")
+"""Schemes whose jars `make jars-SCHEME` downloads."""
+
+FEW_RETRIES = {
+    "fs.s3a.attempts.maximum": "2",
+    "fs.s3a.retry.limit": "1",
+    "fs.s3a.retry.throttle.limit": "1",
+    "fs.s3a.connection.establish.timeout": "5s",
+    "fs.s3a.connection.timeout": "20s",
+    "fs.azure.io.retry.max.retries": "1",
+    "fs.azure.oauth.token.fetch.retry.max.retries": "1",
+    "ipc.client.connect.max.retries": "1",
+    "ipc.client.connect.max.retries.on.timeouts": "1",
+    "dfs.client.failover.max.attempts": "1",
+}
+"""Hadoop's settings for the first access to a folder; its defaults retry for minutes."""
+
+WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
+CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
+
+_JAVA = Path(__file__).with_name("HadoopFiles.java")
+
+
+def scheme_of(url: str) -> str | None:
+    """Return the scheme of a URL (s3a of s3a://bucket/folder), or None for a path."""
+    found = re.match(r"([a-z][a-z0-9+.-]*)://", url, flags=re.IGNORECASE)
+    return found.group(1).lower() if found else None
+
+
+def store_jars(scheme: str) -> Path:
+    """Return the folder of the jars of a store."""
+    return download_cache() / "jars" / scheme
+
+
+def _context_loader(jvm: Any) -> Any:
+    """Return the class loader of Spark, to which jars can be added at run time."""
+    return jvm.Thread.currentThread().getContextClassLoader()
+
+
+def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
+    """Add jars to a running session, to the driver and its executors; jars that are already loaded are skipped."""
+    context: Any = spark.sparkContext._jsc
+    jvm: Any = spark.sparkContext._jvm
+    loaded = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
+    for jar in jars:
+        if jar.name not in loaded:
+            context.addJar(str(jar))
+            _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+
+
+def load_store(spark: SparkSession, url: str) -> None:
+    """Add the jars of the URL's store to a running session, if they were downloaded."""
+    scheme = scheme_of(url)
+    if scheme is not None:
+        load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
+
+
+def hadoop_files(spark: SparkSession) -> Any:
+    """Return the Java class of HadoopFiles.java, compiled and loaded on first use.
+
+    Spark's own source `binaryFile` is not sufficient. It skips empty files and names that begin with an underscore,
+    takes a folder a=b for a partition, and fails the job at one unreadable file.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    jar = Path(spark.sparkContext._temp_dir) / "lakevision-hadoop-files.jar"  # Spark removes this folder.
+    if not jar.exists():
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(_context_loader(jvm))
+        compiler.cook(_JAVA.read_text())
+        classes = compiler.getBytecodes()
+        with zipfile.ZipFile(jar, "w") as archive:
+            for name in classes:
+                archive.writestr(f"{name.replace('.', '/')}.class", bytes(classes[name]))
+        load_jars(spark, [jar])
+    return jvm.lakevision.HadoopFiles
+
+
+def check_folder(spark: SparkSession, url: str, what: str) -> None:
+    """Check that a URL can be listed.
+
+    Args:
+        spark: The session that will read it.
+        url: Folder on any Hadoop file system.
+        what: Beginning of the error message: "source is 's3a://bucket/photos'".
+
+    Raises:
+        WrongInput: No connector, no such folder, missing or rejected credentials, or a store that does not answer.
+        OSError: Any other reason.
+    """
+    load_store(spark, url)
+    jvm: Any = spark.sparkContext._jvm
+    settings = jvm.org.apache.hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
+    for name, value in FEW_RETRIES.items():
+        settings.set(name, value)
+    chain = hadoop_files(spark).problem(settings, f"{url}/")
+    if not chain:
+        return
+    logger.debug("%s cannot be listed: %s", url, chain)
+    sentence = explain_problem(chain, url)
+    if sentence is None:
+        raise OSError(f"{what}, which cannot be listed: {chain.splitlines()[0]}")
+    raise WrongInput(f"{what}, {sentence}")
+
+
+def explain_problem(chain: str, url: str) -> str | None:
+    """Return the message for a user about a chain of Java exceptions ("class: message" lines), None if unknown."""
+    scheme, place = scheme_of(url) or "", urlsplit(url).netloc
+    names = [line.split(": ", 1)[0] for line in chain.splitlines()]
+    if scheme == "s3":
+        return f"and Hadoop's name for this store is s3a: write s3a://{url.split('://', 1)[1]}"
+    fetch = f"run 'make jars-{scheme}' once" if scheme in FETCHED else "put those of its connector"
+    folder = "" if scheme in FETCHED else f" into {store_jars(scheme)}"
+    credentials = WAYS_OUT.get(scheme, CREDENTIALS)
+    sentences = (
+        (
+            ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
+            f"and the jars for {scheme}:// are not there: {fetch}{folder}",
+        ),
+        (("UnknownStoreException",), f"but the bucket '{place}' does not exist: check its name and the endpoint"),
+        (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),
+        (("FileNotFoundException",), "which does not exist: give a folder of class folders with images"),
+        (
+            ("NoAuthWithAWSException", "NoAwsCredentialsException", "KeyProviderException"),
+            f"and no credentials were found: {credentials}",
+        ),
+        (
+            ("AccessDeniedException", "AccessControlException"),
+            f"which the credentials that were found may not read: check them and their permissions, or {credentials}",
+        ),
+        (
+            (
+                *("UnknownHostException", "ConnectException", "ConnectTimeoutException", "HttpHostConnectException"),
+                *("NoRouteToHostException", "SocketTimeoutException"),
+            ),
+            "whose server does not answer: check the URL, the endpoint and the network",
+        ),
+    )
+    # The innermost cause is the reason, the outer ones are the calls. Only an outer one tells that a bucket is missing.
+    for name in ["UnknownStoreException"] * ("UnknownStoreException" in names) + names[::-1]:
+        for classes, sentence in sentences:
+            if name in classes:
+                return sentence
+    return None

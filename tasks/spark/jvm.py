@@ -1,0 +1,82 @@
+"""The JVM of Spark: the Java version, Delta's jars, and the class data archive."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+from tasks.environment import download_cache, java_command
+from tasks.errors import WrongInput
+
+DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
+DELTA_JARS = ("delta-spark_2.13-4.0.1.jar", "delta-storage-4.0.1.jar")
+"""Jars that Spark does not include (antlr4-runtime comes with Spark)."""
+
+JAVA_VERSIONS = ("17", "21")
+
+
+def jars_folder() -> Path:
+    """Return the folder of Delta's jars, which `make setup` downloads."""
+    return download_cache() / "jars" / DELTA_PACKAGE.replace(":", "-")
+
+
+def delta_jars(*, required: bool = True) -> list[str]:
+    """Return the paths of Delta's jars, or an empty list if one is missing.
+
+    Spark is never configured to download them itself: their digests would not be checked.
+
+    Raises:
+        WrongInput: A jar is missing and `required` is true.
+    """
+    found = [jars_folder() / name for name in DELTA_JARS]
+    missing = [jar.name for jar in found if not jar.is_file()]
+    if missing and required:
+        raise WrongInput(f"Delta's jars are not in '{jars_folder()}' ({', '.join(missing)}): run 'make setup' once")
+    return [] if missing else [str(jar) for jar in found]
+
+
+def class_archive(java: str) -> Path:
+    """Return the path of the class data archive (CDS), which `make setup` writes and the JVM maps into memory.
+
+    Loading and verifying classes is half of the JVM's CPU time in a short run. An archive is valid for one JVM and one
+    class path; others ignore it. It is in the virtual environment of the jars, and is removed with it.
+
+    Args:
+        java: Output of `java -version`.
+    """
+    made_for = f"{java}\n{pyspark.__version__}\n{jars_folder()}"
+    return Path(sys.prefix, "share", "lakevision", f"classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa")
+
+
+def check_java() -> str:
+    """Check that Java 17 or 21 is installed; return the output of `java -version`.
+
+    Raises:
+        WrongInput: Java is missing, or is another version.
+    """
+    command = java_command()
+    way_out = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it"
+    try:
+        printed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except OSError:
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start: {way_out}") from None
+    found = re.search(r'version "(\d+)', printed)
+    if found is None or found.group(1) not in JAVA_VERSIONS:
+        version = printed.splitlines()[0] if printed else "nothing"
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{version}': {way_out}")
+    return printed
+
+
+def java_options(java: str, scratch: Path) -> str:
+    """Return the options of a local session's JVM.
+
+    The JVM of a flow is short-lived, and the heavy work is in Python workers. Measured, the second compiler (C2) takes
+    a third of the time of the start and of the first Delta commands, and does not pay off in so short a time.
+    """
+    options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
+    archive = class_archive(java)
+    # Without the messages about an archive that it cannot use: it starts without the archive.
+    return f'{options} "-XX:SharedArchiveFile={archive}" -Xlog:cds*=off' if archive.exists() else options

@@ -1,0 +1,61 @@
+"""Temporary files of Spark and DuckDB: one folder per session, removed with it, or by the next after a kill."""
+
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import filelock
+
+from tasks.storage import Storage
+
+
+def scratch_root(storage: Storage) -> Path:
+    """Return the parent folder of all temporary files of the home."""
+    # Spark splits the name of its folder at commas.
+    return Path(tempfile.gettempdir() if "," in storage.home else storage.home) / "spark-temp"
+
+
+class Scratch:
+    """A folder for the temporary files of one session, locked as long as its process is alive."""
+
+    def __init__(self, root: Path) -> None:
+        """Create the folder in `root`, and remove the folders of dead processes.
+
+        Spark removes its own folder at the end, but none after a kill: spilled images would fill the disk.
+        """
+        root.mkdir(parents=True, exist_ok=True)
+        self._root = root
+        with self._root_lock():
+            remove_abandoned(root)
+            self.folder = root / uuid.uuid4().hex
+            self.folder.mkdir()
+            self._lock = filelock.FileLock(f"{self.folder}.lock")
+            self._lock.acquire(timeout=0)
+
+    def _root_lock(self) -> filelock.BaseFileLock:
+        # A folder exists for a moment before it is locked.
+        return filelock.FileLock(self._root / ".lock")
+
+    def remove(self) -> None:
+        """Remove the folder with its content."""
+        with self._root_lock():
+            _remove(self.folder, self._lock)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove the folders of dead processes."""
+    for folder in [path for path in root.glob("*") if path.is_dir()]:
+        lock = filelock.FileLock(f"{folder}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            continue  # Its session is alive.
+        _remove(folder, lock)
+
+
+def _remove(folder: Path, lock: filelock.BaseFileLock) -> None:
+    # A JVM that briefly outlives its driver may still add a file, which the next session removes.
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)

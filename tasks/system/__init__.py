@@ -1,0 +1,1 @@
+"""Resources of the machine and the process: cores, disks, locks, signals, the home folder."""

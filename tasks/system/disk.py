@@ -1,0 +1,63 @@
+"""Checks of the disks that a run writes to: write access, and errors of full disks."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import DiskFull, WrongInput
+from tasks.paths import local_path
+
+NO_SPACE = ("No space left on device", "Disk quota exceeded")
+"""The operating system's messages for a full disk, whether a Python worker, the JVM or Delta reports them."""
+
+
+def existing_folder(url: str) -> Path | None:
+    """Return a folder, or its nearest existing parent; None for an object store."""
+    folder = local_path(url)
+    if folder is None:
+        return None
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def check_writable(url: str, setting: str) -> None:
+    """Check that a location is writable, by writing a temporary file there.
+
+    Raises:
+        WrongInput: It is not; the message names the setting, the location and the system's reason.
+    """
+    try:
+        folder = existing_folder(url)
+        if folder is not None:
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise WrongInput(
+            f"{setting} is '{url}', where nothing can be written ({error.strerror}): fix that, or give another folder"
+        ) from None
+
+
+@contextmanager
+def translate_disk_full(*urls: str) -> Iterator[None]:
+    """Translate the errors of Spark and Python on a full disk into `DiskFull`.
+
+    Args:
+        urls: Locations that the block writes to.
+
+    Raises:
+        DiskFull: A disk is full; the message states the free space of each location.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not any(message in str(error) for message in NO_SPACE):
+            raise
+        folders = {url: existing_folder(url) for url in urls}
+        free = ", ".join(
+            f"'{url}' has {shutil.disk_usage(folder).free / 1e6:.1f} MB free"
+            for url, folder in folders.items()
+            if folder is not None
+        )
+        raise DiskFull(f"a disk was full while it was written to ({free}): make room there, then run again") from error

@@ -1,0 +1,99 @@
+"""Permissions of the home folder: accessible to its owner only."""
+
+import os
+import stat
+from pathlib import Path
+
+from tasks.errors import WrongInput
+
+PRIVATE_FOLDER = 0o700
+PRIVATE_FILE = 0o600
+
+SHARING = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWGRP | stat.S_IWOTH
+"""Mode bits of a folder that a user has set up for several users."""
+
+FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+KNOWN_ENTRIES = frozenset(
+    {
+        *("artifacts", "bench", "cache", "checkpoints", "digits", "logs", "prefect", "spark-temp", "spark-warehouse"),
+        *("studies", "summary.json", "tables"),
+        *(f"mlflow.db{suffix}" for suffix in ("", "-journal", "-wal", "-shm")),
+    }
+)
+"""Entries of the home folder of earlier versions, which left it accessible to other users."""
+
+DATABASES = ("mlflow.db", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db")
+
+
+def make_home(home: Path) -> str | None:
+    """Create the home folder for its owner only, or restrict an existing one; return a log line if that changed it.
+
+    A folder is restricted only if this user owns it, other users cannot write to it, and runs have written all of its
+    entries. Any other folder may be shared on purpose, and remains unchanged. Its databases are restricted
+    nevertheless, unless other users can write to the folder.
+    """
+    home.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    if is_shared(home):
+        return None
+    restricted = [path for name in DATABASES for path in _with_its_logs(home / name) if _restrict(path, PRIVATE_FILE)]
+    if all(entry.name in KNOWN_ENTRIES for entry in home.iterdir()) and _restrict(home, PRIVATE_FOLDER):
+        return f"'{home}' was open to other users of this machine: now only its owner has access"
+    if restricted:
+        names = ", ".join(path.relative_to(home).as_posix() for path in restricted)
+        return f"'{home}' had files open to other users of this machine: now only their owner has access ({names})"
+    return None
+
+
+def is_shared(home: Path) -> bool:
+    """Return whether a home belongs to another user, or other users may write to it."""
+    status = home.stat()
+    return status.st_uid != os.geteuid() or bool(status.st_mode & SHARING)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder for its owner only, or restrict an existing one.
+
+    Raises:
+        WrongInput: Another user owns it, or its file system cannot restrict it.
+    """
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    owners = {folder.lstat().st_uid, folder.stat().st_uid}  # a link and its target may have different owners
+    if owners == {os.geteuid()}:
+        _restrict(folder, PRIVATE_FOLDER)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & FOR_OTHERS:
+            return
+        found = f"is open to other users (mode {mode:04o})"
+    else:
+        found = "belongs to another user"
+    raise WrongInput(
+        f"'{folder}' {found}, who could read the login in it or plant one: "
+        "set LAKEVISION_HOME to a folder of your own, on a file system with permissions"
+    )
+
+
+def make_private_file(file: Path) -> None:
+    """Create an empty file that only its owner may read; SQLite turns it into a database, with logs of the same mode.
+
+    An existing file and a file in a shared home are left unchanged.
+    """
+    if not is_shared(file.parent):
+        file.touch(mode=PRIVATE_FILE, exist_ok=True)
+
+
+def _with_its_logs(database: Path) -> list[Path]:
+    paths = [database.with_name(f"{database.name}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def _restrict(path: Path, mode: int) -> bool:
+    """Remove the permissions of other users; return whether they had any."""
+    status = path.stat()
+    if not status.st_mode & FOR_OTHERS or status.st_uid != os.geteuid():
+        return False
+    try:
+        path.chmod(mode)
+    except OSError:  # Some file systems do not support modes.
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Delta tables: writing, versions, reading, and removal of rows."""

@@ -1,0 +1,173 @@
+"""Parquet files of the table `images`, written directly by Spark's Python workers.
+
+Images do not pass through the JVM. It would copy them as an Arrow batch, a row, a cached block and a Parquet page,
+which takes more CPU time than decoding.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+from uuid import uuid4
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from tasks.schema import IMAGES, IMAGES_ARROW
+from tasks.tables.rewriting import Mapper
+
+ROW_GROUP_BYTES = 16 << 20
+"""Bytes of content per row group, exceeded by at most one image: the memory of a worker, and of a reader."""
+
+PART_BYTES = 128 << 20
+"""Bytes of content per file, exceeded by at most one row group."""
+
+WRITER_OPTIONS: dict[str, Any] = {
+    # JPEG bytes do not compress, have no repeated values, and no use for minimum and maximum.
+    "compression": {name: "NONE" if name == "content" else "ZSTD" for name in IMAGES.names},
+    "use_dictionary": ["label", "split"],
+    "write_statistics": [name for name in IMAGES.names if name != "content"],
+}
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Target of the parts of one run.
+
+    Attributes:
+        folder: Path or URL of the table.
+        run: Hexadecimal id; part of the name of every part, so that uncommitted parts of the run can be found.
+        ingested_at: Value of the column `ingested_at` for every image of the run.
+    """
+
+    folder: str
+    run: str
+    ingested_at: datetime
+
+    def new_name(self) -> str:
+        """Return a unique name for a part, also if a task is retried."""
+        task = TaskContext.get()
+        return f"part-{0 if task is None else task.partitionId():05d}-{self.run}-{uuid4().hex[:12]}.parquet"
+
+
+class PartWriter:
+    """Writer of one task's images; an image with the same label and split is written once per file."""
+
+    def __init__(self, target: PartTarget) -> None:
+        self._target = target
+        self._name = ""
+        self._writer: pq.ParquetWriter | None = None
+        self._file: Any = None
+        self._written: set[tuple[str, str, str]] = set()
+        self._part_bytes = 0
+        self._rows: list[dict[str, Any]] = []
+        self._row_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        # The buffer of a failed task is dropped, since writing it could fail again; its parts are removed later.
+        self._close(flush=kind is None)
+
+    def add(self, image: dict[str, Any]) -> str:
+        """Add a row of `images` without `ingested_at`; return the name of the file that it is written to."""
+        if self._part_bytes >= PART_BYTES:
+            self._close()
+        if not self._name:
+            self._name = self._target.new_name()
+        key = (image["sha256"], image["label"], image["split"])
+        if key not in self._written:
+            self._written.add(key)
+            self._rows.append(image | {"ingested_at": self._target.ingested_at})
+            self._row_bytes += len(image["content"])
+            if self._row_bytes >= ROW_GROUP_BYTES:
+                self._flush()
+        return self._name
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows of `images` unchanged, as a row group of the open file."""
+        if self._writer is None:
+            self._name = self._name or self._target.new_name()
+            filesystem, root = fsspec.core.url_to_fs(self._target.folder)
+            self._file = filesystem.open(f"{root}/{self._name}", "wb")
+            self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
+        self._writer.write_batch(rows)
+
+    def _flush(self) -> None:
+        if self._rows:
+            self.write(pa.RecordBatch.from_pylist(self._rows, schema=IMAGES_ARROW))
+        self._part_bytes += self._row_bytes
+        self._rows, self._row_bytes = [], 0
+
+    def _close(self, *, flush: bool = True) -> None:
+        try:
+            if flush:
+                self._flush()
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._file is not None:
+                self._file.close()
+        self._name, self._writer, self._file = "", None, None
+        self._written, self._part_bytes = set(), 0
+
+    @property
+    def name(self) -> str:
+        """Name of the open file, empty if no file is open."""
+        return self._name
+
+
+REWRITE_ARROW = pa.schema(
+    {
+        "part": pa.string(),
+        "keep": pa.list_(pa.string()),
+        "reassigned": pa.list_(pa.string()),
+        "splits": pa.list_(pa.string()),
+    }
+)
+"""A part to rewrite.
+
+keep: sha256 of the rows to keep, null for all. reassigned, splits: sha256 and new split of rows whose split changes.
+"""
+
+
+REWRITTEN = "part string, rows long, was string"
+"""A rewritten part: its new name, its number of rows, and its old name."""
+
+
+def make_rewriter(target: PartTarget) -> Mapper:
+    """Return the function for `mapInArrow` that rewrites parts with fewer rows or other splits.
+
+    It maps rows of REWRITE_ARROW to rows of REWRITTEN.
+    """
+
+    def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pylist([_rewrite(target, **row) for row in batch.to_pylist()])
+
+    return rewrite
+
+
+def _rewrite(
+    target: PartTarget, part: str, keep: list[str] | None, reassigned: list[str], splits: list[str]
+) -> dict[str, Any]:
+    wanted = None if keep is None else pa.array(keep)
+    contents, new_splits = pa.array(reassigned, pa.string()), pa.array(splits, pa.string())
+    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    num_rows = 0
+    with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
+        parquet = pq.ParquetFile(file)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group).cast(IMAGES_ARROW)
+            if wanted is not None:
+                rows = rows.filter(pc.is_in(rows["sha256"], wanted))
+            split = pc.coalesce(new_splits.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
+            rows = rows.set_column(IMAGES_ARROW.get_field_index("split"), IMAGES_ARROW.field("split"), split)
+            for batch in rows.combine_chunks().to_batches():
+                writer.write(batch)
+            num_rows += rows.num_rows
+        return {"part": writer.name, "rows": num_rows, "was": part}

@@ -1,0 +1,127 @@
+"""Table properties that record the settings of the ETL, and checks of a run's settings against them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql.types import StructType
+
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.errors import WrongInput
+
+PREFIX = "lakevision."
+
+SOURCE_PROPERTY = f"{PREFIX}source"
+"""Table property with the folder or URL of the images, or the name of the built-in digits."""
+
+ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
+"""Settings whose change replaces the contents of the tables, if `replace_source` is true."""
+
+
+OTHER_TABLES = "other tables (storage.tables), or another home (storage.home or LAKEVISION_HOME)"
+"""First advice of error messages: it leaves the existing tables as they are, with their models and predictions."""
+
+
+def with_table_split(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
+    """Return the settings that a table is continued with: a table split by content keeps that split.
+
+    `stratified` is the default for new tables, so it is not an error for other ones.
+
+    Args:
+        etl: The settings of the run.
+        found: The table's properties.
+    """
+    if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
+        return etl.model_copy(update={"split_by": "content"})
+    return etl
+
+
+def source_property(location: Path | str, digits: Path, found: Mapping[str, str]) -> str:
+    """Return the property of a table's source; the built-in digits have the same one in every home.
+
+    Args:
+        location: The source.
+        digits: Folder of the built-in digits.
+        found: Properties of the existing table; older tables of the digits have their folder, and keep it.
+    """
+    if str(location) != str(digits) or found.get(SOURCE_PROPERTY) == str(digits):
+        return str(location)
+    return BUILTIN_DIGITS
+
+
+def table_source(found: Mapping[str, str]) -> str:
+    """Return the source in a table's properties; empty for a table that the flow etl did not make.
+
+    Digits with non-default splits or labels count as another source, since their test images differ.
+    """
+    source = found.get(SOURCE_PROPERTY, "")
+    if source != BUILTIN_DIGITS:
+        return source
+    default = table_properties(EtlConfig(), source)
+    others = [
+        f"{name.removeprefix(PREFIX)} {found[name] or 'none'}"
+        for name in default
+        if name != f"{PREFIX}stored_side" and found.get(name, default[name]) != default[name]
+    ]
+    return f"{source} ({', '.join(others)})" if others else source
+
+
+def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
+    """Return the properties of tables made with these settings; an unset setting is an empty string."""
+    settings = {
+        "source": str(source),
+        "labels.by": etl.labels.by,
+        "labels.pattern": etl.labels.pattern or "",
+        "labels.file": etl.labels.file or "",
+        "stored_side": str(etl.stored_side),
+        "split_by": etl.split_by,
+        "split_seed": str(etl.split_seed),
+        "val_fraction": str(etl.val_fraction),
+        "test_fraction": str(etl.test_fraction),
+    }
+    return {f"{PREFIX}{name}": value for name, value in settings.items()}
+
+
+def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: str, replace_source: bool) -> bool:
+    """Check the settings against those that the table was made with; return whether its contents are replaced.
+
+    Raises:
+        WrongInput: A setting differs; the message names it, its value, and the table's value.
+    """
+    replaced = False
+    for name, value in wanted.items():
+        if found.get(name) == value:
+            continue
+        setting, made_with = name.removeprefix(PREFIX), found.get(name) or "nothing"
+        if setting in ORIGIN and replace_source:
+            replaced = True
+        elif setting in ORIGIN:
+            raise WrongInput(
+                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give "
+                f"{OTHER_TABLES}, or set etl.replace_source to true to replace the table's contents"
+            )
+        else:
+            raise WrongInput(
+                f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}: "
+                f"use that value, or give {OTHER_TABLES}"
+            )
+    return replaced
+
+
+def check_columns(found: StructType, wanted: StructType, path: str) -> None:
+    """Check that a table has the columns that this version of the code writes; no table is altered silently.
+
+    Raises:
+        WrongInput: Columns are missing, unknown or of another type; the message names them.
+    """
+    has = {field.name: field.dataType.simpleString() for field in found}
+    needs = {field.name: field.dataType.simpleString() for field in wanted}
+    differences = [
+        *(f"lacks {name}" for name in needs if name not in has),
+        *(f"has {name}, which is unknown" for name in has if name not in needs),
+        *(f"has {name} as {has[name]} and not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind),
+    ]
+    if differences:
+        raise WrongInput(
+            f"the table '{path}' {', '.join(differences)}: it was made or changed by other code; "
+            f"ingest again into {OTHER_TABLES}"
+        )

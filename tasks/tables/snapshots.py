@@ -1,0 +1,227 @@
+"""Versions of Delta tables and their contents, read by delta-rs and Arrow if possible, else by Spark.
+
+Spark takes seconds to start, and five for its first read of a table, most of them for compilation. Tables on a local
+disk are read without it. Spark reads tables on a store, whose credentials it has, and tables to which another program
+gave newer features of the protocol.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.dataset
+from delta.tables import DeltaTable
+from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from tasks.errors import WrongInput
+from tasks.paths import local_path
+from tasks.refs import TableRef
+from tasks.spark.session import NeedsSpark
+from tasks.tables.delta import newest_commit, newest_in_log
+from tasks.tables.properties import table_source
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of a table, with its properties and columns."""
+
+    table: TableRef
+    properties: dict[str, str]
+    schema: StructType
+
+
+def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTable | None:
+    """Open an existing table at a version or the newest; return None if only Spark can read it."""
+    folder = local_path(path)
+    if folder is None or "%" in str(folder):  # delta-rs decodes a percent sign once too often
+        return None
+    try:
+        table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
+        elsewhere = any(":" in name or name.startswith("/") for name in _file_names(table))
+    except deltalake.exceptions.DeltaError:
+        return None  # Spark reads the table, or raises an error that explains the problem.
+    plain = table.protocol().min_reader_version == 1 and not table.metadata().partition_columns
+    return table if plain and not elsewhere else None
+
+
+def _file_names(table: deltalake.DeltaTable) -> list[str]:
+    """Return the table's data files: names relative to its folder, or absolute paths in a shallow clone."""
+    names: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
+    return names
+
+
+def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
+    """Return the newest version of the table, or None if `path` is not a Delta table.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the table.
+    """
+    if local_path(path) is not None and newest_commit(path) is None:
+        return None
+    table = _without_spark(path)
+    if table is not None:
+        metadata, columns = table.metadata(), json.loads(table.schema().to_json())
+        properties = dict(metadata.configuration)
+        ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id), source=table_source(properties))
+        return Snapshot(ref, properties, StructType.fromJson(columns))
+    if spark is None:
+        raise NeedsSpark
+    # Read from Delta's log directly: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
+    jvm: Any = spark._jvm
+    snapshot = newest_in_log(spark, path)
+    if snapshot.version() < 0:
+        return None
+    found = snapshot.metadata()
+    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    properties = dict(as_java(found.configuration()))
+    ref = TableRef(path=path, version=snapshot.version(), table_id=found.id(), source=table_source(properties))
+    schema = StructType.fromJson(json.loads(found.schemaString()))
+    return Snapshot(ref, properties, schema)
+
+
+def files_containing(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
+    """Return the names of the files of this version in which a text column has one of these values."""
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
+        rows = pyarrow.dataset.dataset(files, schema=pa.schema([(key, pa.string())]), format="parquet")
+        wanted = pyarrow.dataset.field(key).isin(values)
+        names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
+        return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
+    if spark is None:
+        raise NeedsSpark
+    wanted_rows = F.broadcast(spark.createDataFrame(pa.table({key: values})))
+    keys = read_version(spark, table).select(key, F.col("_metadata.file_name").alias("file"))
+    return sorted(
+        row["file"] for row in keys.join(wanted_rows, on=key, how="left_semi").select("file").distinct().collect()
+    )
+
+
+def has_table(spark: SparkSession | None, path: str) -> bool:
+    """Return whether a Delta table exists at `path`.
+
+    Raises:
+        NeedsSpark: As `newest_snapshot`, like all functions below.
+    """
+    return newest_snapshot(spark, path) is not None
+
+
+def latest(spark: SparkSession | None, path: str) -> TableRef:
+    """Return the newest version of the table, resolved once so that later reads see the same version.
+
+    Raises:
+        WrongInput: The path is not a Delta table.
+    """
+    snapshot = newest_snapshot(spark, path)
+    if snapshot is None:
+        raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
+    return snapshot.table
+
+
+def at_version(spark: SparkSession | None, path: str, version: int | None) -> TableRef:
+    """Return the requested version of the table, or the newest if `version` is None.
+
+    Raises:
+        WrongInput: The path is not a Delta table, or its log no longer has the version.
+    """
+    newest = latest(spark, path)
+    if version in {None, newest.version}:
+        return newest
+    if spark is None:
+        raise NeedsSpark
+    versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
+    if version not in versions:
+        raise WrongInput(
+            f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
+            "choose one of them, or leave it empty for the newest"
+        )
+    return newest.model_copy(update={"version": version, "source": _source_then(path, version, newest.source)})
+
+
+def _source_then(path: str, version: int, newest: str) -> str:
+    """Return the source of a version, which may have been replaced since; `newest` if only Spark can read the table."""
+    table = _without_spark(path, version)
+    return newest if table is None else table_source(table.metadata().configuration)
+
+
+def properties_of(table: TableRef) -> dict[str, str]:
+    """Return the properties of this version, read without Spark.
+
+    Raises:
+        NeedsSpark: Only Spark can read the version, or it no longer exists.
+    """
+    found = _without_spark(table.path, table.version)
+    if found is None:
+        raise NeedsSpark
+    return dict(found.metadata().configuration)
+
+
+def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
+    """Return the names of the columns of this version."""
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        return [field.name for field in found.schema().fields]
+    if spark is None:
+        raise NeedsSpark
+    return read_version(spark, table).columns
+
+
+def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
+    """Return the rows of this version as a DataFrame."""
+    return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+
+
+def _rows_of(
+    found: deltalake.DeltaTable, path: str, schema: pa.Schema, where: Mapping[str, str | int]
+) -> pyarrow.dataset.Dataset:
+    """Return a dataset of a local table with the columns of `schema` and of `where`."""
+    files = [f"{local_path(path)}/{name}" for name in _file_names(found)]
+    others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
+    # Spark writes timestamps as INT96, the older of Parquet's two types.
+    file_format = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    return pyarrow.dataset.dataset(files, schema=pa.schema([*schema, *others]), format=file_format)
+
+
+def _filter(where: Mapping[str, str | int]) -> pyarrow.dataset.Expression | None:
+    wanted = [pyarrow.dataset.field(name) == value for name, value in where.items()]
+    return reduce(and_, wanted) if wanted else None
+
+
+def read_batches(
+    table: TableRef, schema: pa.Schema, where: Mapping[str, str | int], num_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `read_columns` in batches of at most `num_rows`, read without Spark.
+
+    Raises:
+        NeedsSpark: Only Spark can read the version, or it no longer exists.
+    """
+    found = _without_spark(table.path, table.version)
+    if found is None or (table.table_id and str(found.metadata().id) != table.table_id):
+        raise NeedsSpark
+    rows = _rows_of(found, table.path, schema, where)
+    yield from rows.to_batches(
+        columns=schema.names, filter=_filter(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
+    )
+
+
+def read_columns(
+    spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int] | None = None
+) -> pa.Table:
+    """Return these columns of this version as a table in memory: all rows, or those that have the values in `where`."""
+    found, where = _without_spark(table.path, table.version), where or {}
+    if found is not None:
+        return _rows_of(found, table.path, schema, where).to_table(filter=_filter(where), columns=schema.names)
+    if spark is None:
+        raise NeedsSpark
+    rows = read_version(spark, table).select(*schema.names)
+    for name, value in where.items():
+        rows = rows.where(F.col(name) == value)
+    return rows.toArrow().cast(schema)

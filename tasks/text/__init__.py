@@ -1,0 +1,1 @@
+"""Display of external names and values in log lines, errors and Markdown."""

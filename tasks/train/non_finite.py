@@ -1,0 +1,151 @@
+"""Detection of NaN and infinite losses and gradients, and of the layer in which they first appear."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks.collectives import Reducer
+from tasks.errors import Diverged
+
+CHECK_EVERY_STEPS = 20
+"""Steps between two checks on a GPU, where each check synchronizes the device; a CPU checks every step."""
+
+WAY_OUT = "lower train.learning_rate, clip the gradients (train.max_gradient_norm), or set train.precision to fp32"
+
+
+class NonFiniteGuard:
+    """Guard that checks the losses and gradients of an epoch, and names step, layer and images of the first bad one.
+
+    On a GPU each check synchronizes the device, so it runs every CHECK_EVERY_STEPS steps. In between, a device tensor
+    keeps the number of the first step with non-finite gradients.
+    """
+
+    def __init__(self, model: nn.Module, reducer: Reducer, device: torch.device, epoch: int, num_steps: int) -> None:
+        """Start an epoch.
+
+        Args:
+            model: The trained model.
+            reducer: The other ranks.
+            device: Device of the model.
+            epoch: Number of the epoch, from 0.
+            num_steps: Steps of the epoch.
+        """
+        self._model = model
+        self._reducer = reducer
+        self._device = device
+        self._epoch = epoch
+        self._num_steps = num_steps
+        self._first = torch.full((), -1, dtype=torch.int64, device=device)
+        self._rows: deque[tuple[int, list[int]]] = deque(maxlen=CHECK_EVERY_STEPS)
+        self._step = 0
+        self._is_checked = False
+        self._problem = ""
+
+    def begin_step(self, step: int, rows: list[int]) -> None:
+        """Start a step on the given rows of the split `train`."""
+        self._step = step
+        self._rows.append((step, rows))
+        self._is_checked = should_check_finite(step, self._num_steps, self._device)
+
+    def check_loss(self, total: torch.Tensor, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the summed loss of the step, (), replaced by NaN if it is non-finite.
+
+        Args:
+            total: The summed loss.
+            replay: Recomputes the inputs of the forward pass with the same augmentation and seed.
+        """
+        if not self._is_checked or bool(total.isfinite()):
+            return total
+        self._problem = describe_loss(self._model, replay(), float(total.detach()), self._epoch, self._step)
+        # An infinite loss may have finite gradients; NaN makes the averaged gradients non-finite on every rank.
+        return total * math.nan
+
+    def check_gradients(self, norm: torch.Tensor) -> None:
+        """Check the gradients of the step, averaged over the ranks.
+
+        Args:
+            norm: Total norm of the gradients, ().
+
+        Raises:
+            Diverged: The gradients were non-finite in this step, or in one since the last check.
+        """
+        self._first.masked_fill_((self._first < 0) & ~norm.isfinite(), self._step)
+        if not self._is_checked or (first := int(self._first)) < 0:
+            return
+        rows = next((rows for number, rows in self._rows if number == first), [])
+        if first == self._step:
+            problem = describe_gradients(self._model, self._epoch, first)
+            raise agree_on_error(self._reducer, self._problem, problem, rows)
+        raise agree_on_error(self._reducer, "", describe_earlier_gradients(self._epoch, first, self._step), rows)
+
+
+def should_check_finite(step: int, num_steps: int, device: torch.device) -> bool:
+    """Return whether values are checked after this step of an epoch."""
+    return device.type == "cpu" or step % CHECK_EVERY_STEPS == CHECK_EVERY_STEPS - 1 or step == num_steps - 1
+
+
+def first_non_finite_layer(model: nn.Module, inputs: torch.Tensor) -> str:
+    """Describe the first layer with a non-finite output, and whether its inputs and weights are finite."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def check(module: nn.Module, layer_inputs: Any, output: Any) -> None:
+            if found or not isinstance(output, torch.Tensor) or bool(output.isfinite().all()):
+                return
+            weights = [key for key, value in module.named_parameters() if not bool(value.isfinite().all())]
+            state = f"non-finite {' and '.join(weights)}" if weights else "finite weights"
+            bad = any(isinstance(value, torch.Tensor) and not bool(value.isfinite().all()) for value in layer_inputs)
+            found.append(f"the layer '{name or type(model).__name__}' ({'non-finite inputs' if bad else state})")
+
+        return check
+
+    leaves = [(name, module) for name, module in model.named_modules() if next(module.children(), None) is None]
+    handles = [module.register_forward_hook(watch(name)) for name, module in leaves]
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the loss function and not from a layer"
+
+
+def describe_loss(model: nn.Module, inputs: torch.Tensor, loss: float, epoch: int, step: int) -> str:
+    """Describe a non-finite loss and the layer that it comes from."""
+    source = first_non_finite_layer(model, inputs)
+    return f"the training loss of epoch {epoch}, step {step} is {loss}, which comes from {source}"
+
+
+def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
+    """Describe which gradients are non-finite after a finite loss."""
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    bad = [name for name, value in trained if value.grad is not None and not bool(value.grad.isfinite().all())]
+    return (
+        f"the gradients of epoch {epoch}, step {step} are non-finite, those of {', '.join(bad[:3])} "
+        f"({len(bad)} of {len(trained)} parameters)"
+    )
+
+
+def describe_earlier_gradients(epoch: int, step: int, checked_at: int) -> str:
+    """Describe non-finite gradients of an earlier step, without a layer, since by now all weights are NaN."""
+    return f"the gradients of epoch {epoch}, step {step} were non-finite, as detected after step {checked_at}"
+
+
+def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, rows: list[int]) -> Diverged:
+    """Return the same error on every rank: that of the first rank with a non-finite loss, else that of rank 0.
+
+    Args:
+        reducer: The other ranks, which all call this in the same step.
+        loss_problem: Description of this rank's loss; empty if the loss is finite.
+        gradient_problem: Description of the gradients, which are non-finite on all ranks.
+        rows: Rows of the split `train` in this rank's batch.
+    """
+    has_problem = torch.zeros(reducer.num_ranks)
+    has_problem[reducer.rank] = float(bool(loss_problem))
+    first = int(reducer.sum(has_problem).argmax())
+    problem, its_rows = reducer.broadcast((loss_problem or gradient_problem, rows), first)
+    return Diverged(f"{problem}: {WAY_OUT}", its_rows)

@@ -1,0 +1,221 @@
+"""Phases of a training run: the trained layers, batches, optimizer and learning rate of each."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.rows import count_labels
+from tasks.collectives import Reducer
+from tasks.config.train import TrainConfig
+from tasks.errors import listed
+from tasks.metrics.evaluate import Loader
+from tasks.model.augmentation import make_augment
+from tasks.model.device import make_optimizer
+from tasks.model.network import Classifier
+from tasks.model.precision import choose_precision, largest_batch
+from tasks.schema import SPLITS, TEST, TRAIN, VAL
+from tasks.train.batches import check_data
+from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.progress import Progress
+from tasks.train.schedule import learning_rate
+from tasks.train.spec import TrainingSpec
+from tasks.train.step import StepSettings
+
+logger = logging.getLogger("lakevision.train")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Settings of a phase."""
+
+    number: int
+    unfreeze_from: str | None
+    """First trained layer; None: only the head, or all layers if the backbone is not frozen."""
+    learning_rate: float
+    max_epochs: int
+
+
+def phases_of(train: TrainConfig) -> list[Phase]:
+    """Return the phases in order."""
+    first = Phase(0, None, train.learning_rate, train.max_epochs)
+    return [first] + [
+        Phase(number, phase.unfreeze_from, phase.learning_rate, phase.max_epochs)
+        for number, phase in enumerate(train.fine_tune, 1)
+    ]
+
+
+@dataclass
+class TrainingContext:
+    """State shared by the phases of a training run, on one rank."""
+
+    spec: TrainingSpec
+    manifest: CacheManifest
+    classifier: Classifier
+    device: torch.device
+    reducer: Reducer
+
+    @cached_property
+    def precision(self) -> torch.dtype | None:
+        """Number format of the network's computations; None is that of its weights."""
+        return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
+
+    @cached_property
+    def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
+        """Images of each class by split."""
+        return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
+
+    def images(self, split: str, batch_size: int) -> CacheLoader:
+        """Return this rank's loader of the images of a split; `train` is shuffled."""
+        return CacheLoader(
+            self.spec.cache.url,
+            self.manifest,
+            split,
+            batch_size,
+            seed=self.spec.train.seed if split == TRAIN else None,
+            rank=self.reducer.rank,
+            num_ranks=self.reducer.num_ranks,
+        )
+
+    def check(self) -> None:
+        """Check the data, and log a warning for classes without training images.
+
+        Raises:
+            WrongInput: As for `check_data`.
+        """
+        check_data(self.spec.train, self.manifest, self.reducer.num_ranks)
+        if self.reducer.rank != 0:
+            return
+        for split in (VAL, TEST):
+            untrained = [
+                name
+                for name, num_images, num_trained in zip(
+                    self.manifest.classes, self.counts[split], self.counts[TRAIN], strict=True
+                )
+                if num_images and not num_trained
+            ]
+            if untrained:
+                logger.warning(
+                    "the split 'train' has no image of %s, so those in '%s' cannot be recognised: add some",
+                    listed(untrained[:5], len(untrained)),
+                    split,
+                )
+
+    def class_weights(self) -> torch.Tensor | None:
+        """Return the class weights of the loss, float32 (K,), or None for equal weights.
+
+        balanced: n / (K n_k) over the classes with images, so that the mean weight of the images is 1 (King and Zeng,
+        "Logistic Regression in Rare Events Data", 2001, section 4.2).
+        """
+        if self.spec.train.class_weights == "none":
+            return None
+        counts = torch.from_numpy(self.counts[TRAIN]).double()
+        weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
+        return (weights * (counts > 0)).float().to(self.device)
+
+    def batch_size(self, model: nn.Module) -> int:
+        """Return the images per step on each rank, the same on all ranks."""
+        if self.spec.train.batch_size != "auto":
+            return self.spec.train.batch_size
+        size = largest_batch(
+            model,
+            self._example(model),
+            self.manifest.splits[TRAIN].rows,
+            self.reducer.num_ranks,
+            self.device,
+        )
+        return int(self.reducer.broadcast(size))
+
+    def _example(self, model: nn.Module) -> torch.Tensor:
+        """Return a zero input of the model for one image: pixels, or features."""
+        if isinstance(model, Classifier):
+            return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
+        assert isinstance(model, nn.Linear), "a model on features is a linear head"
+        return torch.zeros(model.in_features)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Model, data and optimizer of a phase."""
+
+    model: nn.Module
+    """Whole network on images, or only its head on features."""
+    loaders: dict[str, Loader]
+    optimizer: torch.optim.Optimizer
+    learning_rate: Callable[[int], float]
+    settings: StepSettings
+
+
+def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
+    """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
+    train, classifier = context.spec.train, context.classifier
+    if phase.unfreeze_from is not None:
+        classifier.unfreeze_from(phase.unfreeze_from)
+    classifier.precision = context.precision
+    takes_features = _takes_features(context, phase)
+    model = classifier.head if takes_features else classifier
+    # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
+    batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)
+    loaders: dict[str, Loader]
+    if takes_features:
+        loaders = _feature_loaders(context, batch_size)
+    else:
+        loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
+        if train.compile:
+            classifier.network.compile()
+    rate = learning_rate(
+        train,
+        context.spec.distributed,
+        loaders[TRAIN].num_steps,
+        batch_size=batch_size,
+        base=phase.learning_rate,
+        max_epochs=phase.max_epochs,
+        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
+        first_epoch=progress.first_epoch,
+    )
+    settings = StepSettings(
+        label_smoothing=train.label_smoothing,
+        max_gradient_norm=train.max_gradient_norm,
+        class_weights_K=context.class_weights(),
+        augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
+        seed=train.seed,
+    )
+    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), rate, settings)
+
+
+def _takes_features(context: TrainingContext, phase: Phase) -> bool:
+    if phase.unfreeze_from is not None or not context.spec.train.makes_features:
+        return False
+    return ends_in_head(context.classifier, sample_images(context.manifest.image_size).to(context.device))
+
+
+def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loader]:
+    url, features = materialize_features(
+        context.spec.train.model,
+        context.classifier,
+        context.spec.cache,
+        context.manifest,
+        (TRAIN, VAL),
+        context.spec.storage.cache,
+        context.device,
+        context.precision,
+        context.reducer,
+    )
+    return {
+        split: feature_loader(
+            url,
+            features,
+            split,
+            batch_size,
+            seed=context.spec.train.seed if split == TRAIN else None,
+            rank=context.reducer.rank,
+            num_ranks=context.reducer.num_ranks,
+        )
+        for split in (TRAIN, VAL)
+    }

@@ -1,0 +1,49 @@
+"""The specification of a training run, passed from the flow to the ranks.
+
+This module does not import torch, since flows, workers and the registration of deployments import it.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tasks.train.identity import decisive_settings, run_key
+
+
+class TrainingSpec(BaseModel):
+    """Specification of a training run, written to a file by the launcher and read by each rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: TrainConfig
+    cache: CacheRef
+    storage: Storage
+    distributed: DistributedConfig | None = None
+    """Settings of distributed training; None for a single process."""
+    tags: dict[str, str] = {}
+    """Tags of the MLflow run."""
+    repetition: str | None = None
+    """Id of a repetition of a finished run, which makes it a run of its own."""
+    slot: int = 0
+    """Number of this run among the concurrent runs on this machine, from 0."""
+    num_slots: int = 1
+    """Number of concurrent runs on this machine, which share its cores and get its GPUs round-robin."""
+
+    @property
+    def key(self) -> str:
+        """Key of the training run, a digest of everything that decides its result."""
+        return run_key(self.train, self.cache, self.distributed, self.repetition)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings and data that decide the result; a checkpoint must have the same."""
+        return decisive_settings(self.train, self.cache, self.distributed, self.repetition)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of training processes."""
+        return self.distributed.num_ranks if self.distributed else 1

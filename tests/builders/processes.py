@@ -1,0 +1,71 @@
+"""Subprocesses of tests and benchmarks, which run the project's modules."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plain_environment(**variables: str) -> dict[str, str]:
+    """Return the environment without Prefect's variables, as without a Prefect server, with these variables set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | variables
+
+
+def run_python(
+    *arguments: str, environment: dict[str, str], timeout: float, cwd: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """Run this interpreter to completion, and capture its output."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def bare_environment(home: Path, *packages: str) -> dict[str, str]:
+    """Return a minimal environment with a home folder and the import path of packages."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(packages),
+        # Without its cache matplotlib scans all fonts.
+        "MPLCONFIGDIR": mpl.get_cachedir(),
+    }
+
+
+def rank_processes(home: str) -> list[psutil.Process]:
+    """Return the rank processes of a home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if "tasks.launch.start_rank" in command and home in Path(command[-1]).read_text():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def server_errors(home: Path) -> list[str]:
+    """Return the errors in the log of a stack's Prefect server; a healthy server logs none."""
+    lines = (home / "logs" / "prefect-server.log").read_text(errors="replace").splitlines()
+    return [
+        line for line in lines if "| ERROR" in line or "| CRITICAL" in line or line.startswith(("ERROR:", "Traceback"))
+    ]

@@ -1,0 +1,58 @@
+"""Short training runs, and what they logged to MLflow."""
+
+from pathlib import Path
+
+import mlflow
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tasks import tracking
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.launch.launcher import launch_ranks
+from tasks.model.package import FILE_LIMITS, WEIGHTS_FILE
+from tasks.refs import CacheRef, RunRef
+from tasks.storage import Storage
+from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
+
+SMALL = TrainConfig(
+    model="squeezenet1_1",
+    weights="none",
+    freeze_backbone=False,
+    batch_size=8,
+    max_epochs=2,
+    learning_rate=1e-3,
+    schedule="constant",
+    seed=3,
+)
+
+
+def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
+    """Train with the tests' settings."""
+    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
+    return launch_ranks(
+        TrainingSpec(train=SMALL.model_copy(update=settings), distributed=distributed, cache=cache, storage=storage),
+        on_event,
+    )
+
+
+def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **settings) -> RunRef:
+    """Train as `train`, but a single process in this one, which saves imports and gives the same result."""
+    if num_ranks is not None:
+        return train(cache, storage, num_ranks, **settings)
+    return train_model(TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=storage))
+
+
+def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that the run logged."""
+    model = tracking.register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
+    package = tracking.fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
+    return torch.load(package / WEIGHTS_FILE, weights_only=True)
+
+
+def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:
+    """Return the steps of the training loss as TensorBoard shows them."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    events = EventAccumulator(client.download_artifacts(run.run_id, "tensorboard", str(folder))).Reload()
+    return [event.step for event in events.Scalars("loss/train")]

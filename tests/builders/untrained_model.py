@@ -1,0 +1,61 @@
+"""MLflow runs with an untrained model, for tests of promotion and prediction."""
+
+from pathlib import Path
+
+import torch
+
+from tasks import tracking
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
+from tasks.model.classifier import save_classifier
+from tasks.model.network import build_classifier
+from tasks.predict.batch import predict_batch
+from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
+from tasks.storage import Storage
+from tasks.tables.snapshots import newest_snapshot
+
+CLASSES = ("blue", "green", "red")
+
+PHOTOS = TableRef(path="/tables/photos/images", version=3, table_id="photos", source="/data/photos")
+"""A table that does not exist."""
+
+
+def log_run(
+    storage: Storage,
+    tmp_path: Path,
+    seed: int,
+    accuracy: float,
+    table: TableRef | None = None,
+    content: str = "content",
+    cache: CacheRef | None = None,
+    image_size: int = 32,
+) -> RunRef:
+    """Log a run as training does, on the table `images` if it exists."""
+    torch.manual_seed(seed)
+    classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
+    folder = tmp_path / f"classifier-{seed}"
+    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, image_size)
+    found = newest_snapshot(None, storage.table("images"))
+    table = table or (PHOTOS if found is None else found.table)
+    config = {
+        "cache": {"digest": "one"} if cache is None else cache.model_dump(),
+        "data": {
+            "table": table.path,
+            "version": table.version,
+            "table_id": table.table_id,
+            "source": table.source,
+            "content_digest": content,
+            "rows": {"test": 10},
+        },
+    }
+    with tracking.tracked_run(storage, "test", f"key-{seed}", config, {}, None) as tracked:
+        tracked.log_metrics({"test_accuracy": accuracy}, step=0)
+        tracked.log_model(folder)
+        return RunRef(run_id=tracked.run_id)
+
+
+def predict(storage: Storage, model_name: str | None = None, **settings) -> PredictReport:
+    """Run batch inference."""
+    promote = PromoteConfig(model_name=model_name)
+    return predict_batch(PredictConfig(batch_size=8, **settings), promote, storage, SparkConfig())

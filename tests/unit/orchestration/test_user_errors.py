@@ -1,0 +1,31 @@
+"""Tests of the transfer of user errors from a submitted run to its parent run."""
+
+import pytest
+
+from tasks.errors import (
+    DiskFull,
+    Diverged,
+    RunDeleted,
+    TimeLimitExceeded,
+    TrackingUnavailable,
+    WrongInput,
+    parse_user_error,
+)
+from tasks.orchestration.failure import state_message
+
+
+@pytest.mark.parametrize("kind", [Diverged, WrongInput, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted])
+def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
+    """It has the same type, which decides about retries, and the same sentence, whatever its content."""
+    restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
+
+    assert type(restored) is kind
+    # On one line, so that a value in the sentence cannot begin a new line of a log.
+    assert str(restored) == r"train.lr is 1: it\nis (WrongInput), no"
+
+
+def test_other_failures_are_not_restored_as_user_errors() -> None:
+    """The name of a user error in a message is not enough."""
+    assert parse_user_error("Flow run encountered an exception: RuntimeError: WrongInput") is None
+    assert parse_user_error(state_message(RuntimeError("WrongInput"))) is None
+    assert parse_user_error("") is None

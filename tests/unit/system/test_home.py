@@ -1,0 +1,88 @@
+"""Permissions of the home folder and of its databases."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.config.storage import StorageConfig
+from tasks.storage import resolve_storage
+from tasks.system.home import is_shared, make_home, make_private_file
+from tasks.tracking import prepare_tracking
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a file or folder."""
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    """Let files be readable by all unless they are made otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def old_home(tmp_path: Path) -> Path:
+    """Return a home as written by versions that left everything open to other users."""
+    home = tmp_path / "home"
+    for file in ("mlflow.db", "mlflow.db-wal", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db"):
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).touch()
+    (home / "tables").mkdir()
+    home.chmod(0o755)
+    return home
+
+
+def test_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
+    """A new home has mode 0700 regardless of the umask, and returns no log line."""
+    home = tmp_path / "work" / "home"
+    assert make_home(home) is None
+    assert mode(home) == 0o700
+    assert make_home(home) is None
+
+
+def test_open_home_is_restricted_and_logged(tmp_path: Path) -> None:
+    """A home of an earlier version is restricted once, both the folder and its databases."""
+    home = old_home(tmp_path)
+    assert make_home(home) == f"'{home}' was open to other users of this machine: now only its owner has access"
+    assert mode(home) == 0o700
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
+    assert len(list(home.rglob("*.db*"))) == 5
+    assert make_home(home) is None
+
+
+def test_folder_with_other_files_stays_open_but_its_databases_do_not(tmp_path: Path) -> None:
+    """A folder that holds other files is the user's own and keeps its mode; its databases are restricted."""
+    home = old_home(tmp_path)
+    (home / "thesis.tex").touch()
+    line = make_home(home)
+    assert mode(home) == 0o755
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o600}
+    assert line is not None
+    assert "mlflow.db, mlflow.db-wal, prefect/prefect.db" in line
+
+
+@pytest.mark.parametrize("shared", [0o775, 0o2755, 0o1777])
+def test_shared_home_is_unchanged(tmp_path: Path, shared: int) -> None:
+    """A home that other users may write to keeps its mode, as they use the same tables and tracking."""
+    home = old_home(tmp_path)
+    home.chmod(shared)
+    assert is_shared(home)
+    assert make_home(home) is None
+    assert mode(home) == shared
+    assert {mode(file) for file in home.rglob("*.db*")} == {0o644}
+    make_private_file(home / "new.db")
+    assert not (home / "new.db").exists()
+
+
+def test_tracking_database_of_a_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
+    """The database has mode 0600 even if only tracking is used, and so have the files that SQLite writes beside it."""
+    home = tmp_path / "home"
+    storage = resolve_storage(StorageConfig(home=str(home), tracking=f"sqlite:///{home}/mlflow.db"))
+    prepare_tracking(storage)
+    assert mode(home) == 0o700
+    assert {mode(file) for file in home.glob("mlflow.db*")} == {0o600}
+    assert (home / "mlflow.db").stat().st_size > 0

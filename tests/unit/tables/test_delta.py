@@ -1,0 +1,47 @@
+"""Clean-up after a run that was killed while it created a table."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import WrongInput
+from tasks.tables.delta import check_table_path, clear_uncommitted
+
+PART = "part-00000-ca6d2c32-15d2-441f-859d-8b8f1bfc8df4-c000.zstd.parquet"
+
+
+def write(folder: Path, *names: str) -> None:
+    """Write empty files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("names", "is_table", "left"),
+    [
+        (["_delta_log/.tmp"], False, []),
+        (["_delta_log/_staged_commits/.tmp", PART, f".{PART}.crc"], False, []),
+        (["_delta_log/.tmp", PART, "mine.parquet"], False, ["mine.parquet"]),
+        ([f"_delta_log/{0:020}.json", PART], True, [f"_delta_log/{0:020}.json", PART]),
+        ([f"_delta_log/{10:020}.checkpoint.parquet", PART], True, [f"_delta_log/{10:020}.checkpoint.parquet", PART]),
+    ],
+)
+def test_table_without_a_commit_is_removed(tmp_path: Path, names, is_table, left) -> None:
+    """Delta's files are removed if the log has no commits; a table with a commit keeps all files, and so do others."""
+    table = tmp_path / "images"
+    write(table, *names)
+
+    assert check_table_path(str(table)) is is_table
+    clear_uncommitted(str(table))
+
+    assert sorted(path.relative_to(table).as_posix() for path in table.rglob("*") if path.is_file()) == sorted(left)
+
+
+def test_parquet_files_without_a_delta_log_are_refused_and_kept(tmp_path: Path) -> None:
+    """Spark's Parquet files have the same names as Delta's, but without a log they are not touched."""
+    write(tmp_path / "images", PART)
+    with pytest.raises(WrongInput, match="is not a Delta table"):
+        check_table_path(str(tmp_path / "images"))
+    clear_uncommitted(str(tmp_path / "images"))
+    assert (tmp_path / "images" / PART).exists()

@@ -1,0 +1,244 @@
+"""Model, batches, optimizer and settings of a phase, and the checks before it."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tasks.collectives import SingleProcess
+from tasks.config.train import AugmentationConfig, FineTunePhase
+from tasks.errors import WrongInput
+from tasks.refs import CacheRef
+from tasks.schema import TEST, TRAIN, VAL
+from tasks.train.loop import train_one_epoch
+from tasks.train.phases import phases_of, prepare_phase
+from tasks.train.step import StepSettings
+from tests.builders.finished_training import history_of
+from tests.builders.phases import context_of, labelled_cache, prepare, start_progress
+from tests.fakes.tiny_training import loop_of
+
+ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
+
+# petastorm does not close its Parquet files: reference counting does.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
+    """A cache of noise of 32x32 pixels, with balanced classes."""
+    return make_cache(ROWS, image_size=32)
+
+
+def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRef) -> None:
+    """The error has both sizes in one line, and a batch of the whole split is accepted."""
+    with pytest.raises(
+        WrongInput, match=r"^train.batch_size is 46, but the split 'train' has 45 images, .*: give at most 45, or 4 for"
+    ) as rejected:
+        context_of(cache, batch_size=46).check()
+    assert "\n" not in str(rejected.value)
+
+    context_of(cache, batch_size=45).check()
+    context_of(cache, batch_size="auto").check()
+
+
+def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
+    """The batches of all ranks together must fit the split, and each rank needs an image."""
+
+    class Many(SingleProcess):
+        def __init__(self, num_ranks: int) -> None:
+            self.num_ranks = num_ranks
+
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 16 on each of 3 ranks, .* most 15, or 1 for 10 steps"):
+        replace(context_of(cache, batch_size=16), reducer=Many(3)).check()
+    replace(context_of(cache, batch_size=15), reducer=Many(3)).check()
+    with pytest.raises(WrongInput, match=r"^distributed.num_ranks is 46, .* give at most 45$"):
+        replace(context_of(cache, batch_size=1), reducer=Many(46)).check()
+
+
+def test_class_without_training_images_is_logged(tmp_path: Path, messages_of: Callable[[str], list[str]]) -> None:
+    """The warning names each class that has images only in another split, and that split."""
+    cache = labelled_cache(tmp_path / "cache", train=[0] * 6, val=[0, 2, 1], test=[0, 0, 0])
+    context_of(cache).check()
+
+    assert messages_of("lakevision.train") == [
+        "the split 'train' has no image of bee, cat, so those in 'val' cannot be recognised: add some"
+    ]
+
+
+def test_no_warning_if_all_classes_have_training_images(
+    cache: CacheRef, messages_of: Callable[[str], list[str]]
+) -> None:
+    """Nothing is logged if each class has training images."""
+    context_of(cache).check()
+    assert not messages_of("lakevision.train")
+
+
+def test_balanced_class_weights_are_inverse_frequencies(tmp_path: Path) -> None:
+    """The weights are n / (K n_k) over the classes with images, and 0 for a class without any."""
+    cache = labelled_cache(tmp_path / "cache", train=[0] * 5 + [1], val=[0, 1, 2], test=[0])
+
+    weights = context_of(cache, class_weights="balanced").class_weights()
+
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([6 / (2 * 5), 6 / (2 * 1), 0.0])
+    assert context_of(cache, class_weights="none").class_weights() is None
+
+
+@pytest.mark.parametrize("feature_cache", [True, False])
+def test_class_with_one_image_is_trained_on(tmp_path: Path, *, feature_cache: bool) -> None:
+    """Class weights, loss and weights stay finite after an epoch, on features and on images."""
+    cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
+    made = prepare(context_of(cache, class_weights="balanced", feature_cache=feature_cache))
+    before = nn.utils.parameters_to_vector(made.model.parameters()).detach().clone()
+
+    trained = train_one_epoch(
+        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0
+    )
+
+    assert made.settings.class_weights_K is not None
+    assert made.settings.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
+    after = nn.utils.parameters_to_vector(made.model.parameters())
+    assert 0.0 < trained.loss < float("inf")
+    assert bool(after.isfinite().all())
+    assert not torch.equal(after, before)
+
+
+def test_head_of_a_frozen_backbone_is_trained_on_features(cache: CacheRef) -> None:
+    """By default the model is only the head, and a batch has features of the backbone."""
+    context = context_of(cache)
+    made = prepare(context)
+
+    assert made.model is context.classifier.head
+    assert {split: next(iter(loader.epoch(0))).inputs.shape for split, loader in made.loaders.items()} == {
+        TRAIN: (6, 1024),
+        VAL: (6, 1024),
+    }
+    assert made.settings.augment is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"feature_cache": False},
+        {"freeze_backbone": False},
+        {"augmentation": AugmentationConfig(flip=True)},
+        {"augmentation": AugmentationConfig(resized_crop=0.5)},
+        {"augmentation": AugmentationConfig(rand_augment=2)},
+        {"augmentation": AugmentationConfig(mixup=0.2)},
+        {"augmentation": AugmentationConfig(cutmix=1.0)},
+    ],
+    ids=["no-feature-cache", "not-frozen", "flip", "crop", "rand-augment", "mixup", "cutmix"],
+)
+def test_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[str, object]) -> None:
+    """No features are cached if the settings exclude them, or if they would differ per epoch."""
+    context = context_of(cache, **settings)
+    made = prepare(context)
+
+    assert made.model is context.classifier
+    for loader in made.loaders.values():
+        batch = next(iter(loader.epoch(0)))
+        assert (batch.inputs.dtype, batch.inputs.shape) == (torch.uint8, (6, 32, 32, 3))
+    assert not Path(context.spec.storage.cache).exists()
+    assert (made.settings.augment is not None) == ("augmentation" in settings)
+
+
+def test_fine_tuning_phase_trains_the_layers_from_the_named_one(cache: CacheRef) -> None:
+    """Only those layers change in an epoch, and batch norm before them stays in evaluation mode."""
+    phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=2)
+    context = context_of(cache, fine_tune=[phase])
+    network = context.classifier.network
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+
+    made = prepare(context, 1)
+    assert made.model is context.classifier
+    train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0)
+
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith(("conv5.", "fc."))}
+    norms = {name: module for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert {name for name, norm in norms.items() if norm.training} == {"conv5.1"}
+    assert len(norms) > 1
+
+
+def test_later_phase_has_its_own_learning_rate_and_schedule(cache: CacheRef) -> None:
+    """Although epochs count over all phases, the schedule starts and ends with the phase."""
+    phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=2)
+    made = prepare(context_of(cache, fine_tune=[phase], learning_rate=0.5), 1, first_epoch=3)
+    steps = made.loaders[TRAIN].num_steps
+
+    rates = [made.learning_rate(step) for step in range(3 * steps, 5 * steps)]
+    assert rates[0] == pytest.approx(0.01, rel=0.01)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.001
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
+)
+def test_optimizer_is_fused_and_has_the_trained_parameters(cache: CacheRef, name: str, kind: type) -> None:
+    """The optimizer has the learning rate and weight decay of the settings."""
+    context = context_of(cache, optimizer=name, learning_rate=0.25, weight_decay=0.125, feature_cache=False)
+    (group,) = prepare(context).optimizer.param_groups
+
+    assert type(prepare(context).optimizer) is kind
+    assert (group["fused"], group["lr"], group["weight_decay"]) == (True, 0.25, 0.125)
+    assert [id(value) for value in group["params"]] == [id(value) for value in context.classifier.head.parameters()]
+
+
+def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
+    """The chosen size is part of the progress, so that a resumed run keeps it."""
+    progress = start_progress()
+    context = context_of(cache, batch_size="auto")
+    made = prepare_phase(context, phases_of(context.spec.train)[0], progress)
+    # The largest power of two with 20 steps per epoch of 45 images.
+    assert progress.batch_size == 2
+    assert len(next(iter(made.loaders[TRAIN].epoch(0))).labels_B) == 2
+
+    progress.batch_size = 5
+    resumed = prepare_phase(context, phases_of(context.spec.train)[0], progress)
+    assert progress.batch_size == 5
+    assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
+
+
+def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
+    """No field of StepSettings keeps its default when the settings change it."""
+    cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
+    chosen = prepare(
+        context_of(
+            cache,
+            label_smoothing=0.125,
+            max_gradient_norm=0.5,
+            class_weights="balanced",
+            augmentation=AugmentationConfig(flip=True),
+            seed=7,
+        )
+    ).settings
+
+    assert chosen.class_weights_K is not None
+    assert chosen.augment is not None
+    assert (chosen.label_smoothing, chosen.max_gradient_norm, chosen.seed) == (0.125, 0.5, 7)
+    assert chosen.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
+    # Covers fields that are added later.
+    for field in fields(StepSettings):
+        assert getattr(chosen, field.name) is not field.default, field.name
+
+
+def test_plateau_of_a_later_phase_is_relative_to_earlier_phases(cache: CacheRef) -> None:
+    """The rate falls after epochs of the phase that do not improve on the best of all phases."""
+    phase = FineTunePhase(unfreeze_from="conv5", learning_rate=0.01, max_epochs=5)
+    context = context_of(cache, fine_tune=[phase], schedule="plateau", plateau_epochs=2, patience=3)
+    accuracies = [0.9, 0.8, 0.5, 0.6, 0.95]
+    history = [
+        replace(metrics, val_accuracy=accuracy) for metrics, accuracy in zip(history_of(5), accuracies, strict=True)
+    ]
+
+    rates = []
+    for seen in range(2, 6):
+        made = prepare(context, 1, first_epoch=2, history=history[:seen])
+        rates.append(made.learning_rate(seen * made.loaders[TRAIN].num_steps))
+
+    # Two epochs of the phase below 0.9, the best of the phase before; then one above it.
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
