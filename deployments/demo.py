@@ -166,7 +166,9 @@ def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> bool:
     # Only the newest page: it holds far more lines than arrive within a second.
     newest = client.read_logs(wanted, limit=200, sort=LogSort.TIMESTAMP_DESC)
     # Prefect logs failed and cancelled states with the same words.
-    has_ended = any(line.flow_run_id == flow_run_id and line.message.startswith("Finished in state") for line in newest)
+    # The lines of its stages have the run's id as well.
+    own = [line for line in newest if line.flow_run_id == flow_run_id and line.task_run_id is None]
+    has_ended = any(line.message.startswith("Finished in state") for line in own)
     for record in reversed(newest):
         if record.id in shown:
             continue

@@ -562,7 +562,9 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
         (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
     assert artifact.key == "predictions"
-    assert "photos version 3, errors first; all predictions are in `/tables/predictions` version 2" in artifact.description
+    assert (
+        "photos version 3, errors first; all predictions are in `/tables/predictions` version 2" in artifact.description
+    )
     assert json.loads(artifact.data) == [
         {
             "path": r"cat/\[x\](javascript:1).png",
