@@ -69,6 +69,7 @@ def ingest_a_third(source: Path, storage: Storage) -> TableRef:
     images = ingest_images(settings(source), storage, SPARK).images
     for file in later:
         (aside / f"{file.parent.name}-{file.name}").rename(file)
+    aside.rmdir()
     return images
 
 
