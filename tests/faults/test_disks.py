@@ -50,7 +50,7 @@ def test_disk_too_small_for_new_tables_keeps_no_part_of_them(disk, undisturbed, 
 def test_disk_too_small_for_more_images_keeps_the_tables(disk, undisturbed, tmp_path, draw) -> None:
     """Tables stay at their version; with more room, ETL ends like undisturbed runs on the same files."""
     source, roomy = shutil.copytree(undisturbed.source, tmp_path / "grown"), make_storage(tmp_path / "roomy")
-    # Splits depend on which images a run finds: two runs are compared with two.
+    # Splits depend on what each run finds in the source: two runs are compared with two.
     ingest_a_third(source, roomy)
     expected = run_and_read(source, roomy)
     images = ingest_a_third(source, disk.storage)
