@@ -31,32 +31,23 @@ def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
     return run
 
 
-def existing_run_key(
-    train: TrainConfig, cache: CacheRef, storage: Storage, distributed: DistributedConfig | None
-) -> str | None:
+def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     """Return a cache key if the finished MLflow run exists, else None."""
-    if not tracking.is_available(storage):
+    if not tracking.is_available(parameters["storage"]):
         return None  # The stage itself waits for the server, and logs it.
-    found = tracking.find_finished_run(storage, run_key(train, cache, distributed))
+    key = run_key(parameters["train"], parameters["cache"], parameters.get("distributed"))
+    found = tracking.find_finished_run(parameters["storage"], key)
     return None if found is None else f"train-{found.run_id}"
 
 
-def _single_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    return existing_run_key(parameters["train"], parameters["cache"], parameters["storage"], None)
-
-
-@stage("train", timeout_seconds=None, cache_key=_single_key)
+@stage("train", timeout_seconds=None, cache_key=_key)
 def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRef:
     """Train in one process, unless the same run is already finished."""
-    if found := tracking.find_finished_run(storage, run_key(train, cache, None)):
+    spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
+    if found := tracking.find_finished_run(storage, spec.key):
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
-    spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     return train_with_artifacts(spec, "train")
-
-
-def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    return existing_run_key(parameters["train"], parameters["cache"], parameters["storage"], parameters["distributed"])
 
 
 def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunRef:
@@ -79,13 +70,12 @@ def submit_train_distributed(
     train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage
 ) -> RunRef:
     """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
-    key = run_key(train, cache, distributed)
-    if found := tracking.find_finished_run(storage, key):
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+    if found := tracking.find_finished_run(storage, spec.key):
         publish_run(found, storage, "train-distributed")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(distributed) == "in_place":
         get_run_logger().info("no Prefect server is configured: %d ranks train in place", distributed.num_ranks)
-        spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
         return train_with_artifacts(spec, "train-distributed")
     parameters = {
         "config": TrainDistributedRun(storage=storage.as_config(), train=train, distributed=distributed).model_dump(),
@@ -93,7 +83,7 @@ def submit_train_distributed(
     }
     submitted = submit(distributed, "distributed", "training", parameters)
     submitted.wait()
-    return trained_on_pool(submitted, storage, key)
+    return trained_on_pool(submitted, storage, spec.key)
 
 
 @stage("train-ranks", timeout_seconds=None)

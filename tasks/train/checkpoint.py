@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import pickle
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +58,7 @@ class Checkpoints:
         Batch norm's running statistics and the sums of the running epoch differ between ranks until the end of the
         epoch.
         """
-        running = asdict(replace(progress.running, takes_no_step=False)) | {
+        running = asdict(progress.running) | {
             "totals": reducer.sum(progress.running.totals.cpu()),
             "gradient_norms": progress.running.gradient_norms.cpu(),
         }

@@ -6,7 +6,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -105,10 +105,11 @@ def train_one_epoch(
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
     start, first_step = running.position, running.steps
     guard = NonFiniteGuard(model, reducer, device, epoch, loader.num_steps)
-    clip_gradients = partial(_clip_gradients, optimizer, settings.max_gradient_norm, guard, running)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
     with defer_signals():  # Signals interrupt between steps, never within one.
-        for step, batch in enumerate(() if running.takes_no_step else loader.epoch(epoch, start), first_step):
+        for step, batch in enumerate(loader.epoch(epoch, start), first_step):
             timer.batch_arrived()
             set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
             # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
@@ -129,18 +130,17 @@ def train_one_epoch(
             reducer.step(optimizer, clip_gradients)
             running.position, running.steps = running.position + num_global_rows, step + 1
             timer.stop()
-            running.takes_no_step = loop.step_callback.after_step()
+            is_over = loop.step_callback.after_step()
             timer.restart()  # The time of writing a checkpoint is not counted.
-            if running.takes_no_step:
+            if is_over:
                 break
-    return _reduced(running, reducer)
+    return reduce_epoch(running, reducer)
 
 
 def _clip_gradients(
-    optimizer: torch.optim.Optimizer, max_norm: float | None, guard: NonFiniteGuard, running: RunningEpoch
+    parameters: Sequence[nn.Parameter], max_norm: float | None, guard: NonFiniteGuard, running: RunningEpoch
 ) -> None:
     """Add the total gradient norm to that of the epoch, check it, and clip the gradients to `max_norm`."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     running.gradient_norms += norm
     guard.check_gradients(norm)
@@ -148,8 +148,8 @@ def _clip_gradients(
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
 
 
-def _reduced(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
-    """Return the metrics of an epoch over all ranks."""
+def reduce_epoch(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
+    """Return the metrics of an epoch whose steps are done, over all ranks."""
     # Read once per epoch, since reading a value synchronizes the GPU.
     totals = reducer.sum(running.totals.cpu())
     # From here on rank 0 has the sums of all ranks, so that it can write a checkpoint without the others.
@@ -212,9 +212,11 @@ def fit(
     # An epoch with at least one step is validated, even if the budget was used up before this process started.
     while (progress.running.steps or not is_over) and has_epochs_left(progress, loop.max_epochs):
         epoch, running = progress.next_epoch, progress.running
-        running.takes_no_step = is_over or running.is_trained
         with defer_signals():  # An interrupt after the last step is deferred until the epoch can be saved as trained.
-            trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
+            if is_over or running.is_trained:
+                trained = reduce_epoch(running, reducer)  # No step is left to this process.
+            else:
+                trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:
                 average_buffers(model, reducer)
                 running.is_trained = True

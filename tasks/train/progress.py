@@ -32,8 +32,6 @@ class RunningEpoch:
     """Training time."""
     waited: float = 0.0
     """Part of `seconds` spent waiting for batches."""
-    takes_no_step: bool = False
-    """True if this process takes no further step: the time budget is used up, or the epoch is trained."""
     is_trained: bool = False
     """True if all images were trained on, or the budget is used up, and only the validation is missing."""
 
