@@ -22,7 +22,7 @@ from rich.console import Console
 
 from flows.options import HELP_ALL, Options
 from tasks.config.run import Run
-from tasks.errors import UserError, WrongInput, explain, shown
+from tasks.errors import UserError, WrongInput, explain, loggable
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 from tasks.system.home import make_home
@@ -129,7 +129,7 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     except Exception as error:
-        print(f"{program}: {type(error).__name__}: {shown(error)} (full log: {log})", file=sys.stderr)
+        print(f"{program}: {type(error).__name__}: {loggable(error)} (full log: {log})", file=sys.stderr)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
     # Fields with one entry per image are not printed: the artifacts have them.

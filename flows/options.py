@@ -27,13 +27,13 @@ class Options:
         """
         self._model, self._show_all = model, show_all
         self._names: list[str] = []
-        self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first.items()}
+        self._short_names = {f"{group}.{field}": name for name, (group, field) in model.first_screen.items()}
         groups = {
             name: f"{name} ({(field.description or field.annotation.__doc__ or name).rstrip('.')})"
             for name, field in model.model_fields.items()
             if _is_group(field.annotation)
         }
-        shown = {group for group, _field_name in model.first.values()}
+        shown = {group for group, _field_name in model.first_screen.values()}
         others = [f"  {title}" for name, title in groups.items() if name not in shown]
         self.parser = argparse.ArgumentParser(
             prog=program,

@@ -14,10 +14,10 @@ from tasks.storage import resolve_storage
 def repeat(config: RepeatRun = RepeatRun()) -> RepeatReport:
     """Train again with the settings and data of a run, and report whether metrics and weights are equal."""
     storage = resolve_storage(config.storage)
-    first = run_stage(read_original_run, config.run_id, storage)
-    images = run_stage(choose_trained_images, first, storage, config.spark)
-    cache = run_stage(materialize, first.cache_config, images, storage, config.spark)
-    return run_stage(repeat_original_run, first, cache, storage)
+    original = run_stage(read_original_run, config.run_id, storage)
+    images = run_stage(choose_trained_images, original, storage, config.spark)
+    cache = run_stage(materialize, original.cache_config, images, storage, config.spark)
+    return run_stage(repeat_original_run, original, cache, storage)
 
 
 if __name__ == "__main__":

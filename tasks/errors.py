@@ -10,7 +10,7 @@ from tasks.credentials import without_credentials
 from tasks.text.printable import printable
 
 
-def shown(value: object) -> str:
+def loggable(value: object) -> str:
     """Return an external value as a string for log lines and errors: on one line, without credentials."""
     return printable(without_credentials(str(value)))
 
@@ -22,7 +22,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(shown(message))
+        super().__init__(loggable(message))
 
 
 class NotRetried(UserError):
@@ -48,7 +48,7 @@ class Diverged(WrongInput):
         super().__init__(message)
         self.rows = rows or []
 
-    def naming(self, name: Callable[[list[int]], str]) -> "Diverged":
+    def with_image_names(self, name: Callable[[list[int]], str]) -> "Diverged":
         """Return the same error with the names of its batch's images in the message, if it has a batch."""
         return Diverged(f"{self}; its images: {name(self.rows)}") if self.rows else self
 
@@ -96,7 +96,7 @@ def user_error_name(error: UserError) -> str:
     return next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
 
 
-def listed(shown: Sequence[str], total: int) -> str:
+def join_names(shown: Sequence[str], total: int) -> str:
     """Join the first names of `total` for a sentence, followed by the number of the others."""
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
@@ -163,4 +163,4 @@ def explain(error: ValidationError) -> str:
             continue
         line_of_field[field] = len(lines)
         lines.append(_sentence(item, field))
-    return shown("; ".join(lines))
+    return loggable("; ".join(lines))

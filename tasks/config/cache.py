@@ -50,7 +50,7 @@ IMAGE_SIZE = {"image_size": ("cache", "image_size")}
 class CacheRun(SparkRun):
     """Parameters of the flow `cache`."""
 
-    first = IMAGE_SIZE
+    first_screen = IMAGE_SIZE
 
     cache: CacheConfig = CacheConfig()
     table_version: TableVersion | None = Field(None, description="Version of the table `images`; empty: the latest")

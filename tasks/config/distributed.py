@@ -56,6 +56,6 @@ class DistributedConfig(FrozenConfig):
 class TrainDistributedRun(TrainRun):
     """Parameters of the flow `train-distributed`, which runs the ranks in place."""
 
-    first = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
+    first_screen = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
 
     distributed: DistributedConfig = DistributedConfig()

@@ -9,7 +9,7 @@ from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
 from tasks.credentials import Url
-from tasks.errors import MAX_SHOWN, shown
+from tasks.errors import MAX_SHOWN, loggable
 from tasks.system.remote_file import check_remote_file, is_url
 
 BUILTIN_DIGITS = "builtin:digits"
@@ -86,7 +86,7 @@ class LabelConfig(FrozenConfig):
 
 
 def _truncated(value: str) -> str:
-    return shown(value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}...")
+    return loggable(value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}...")
 
 
 class EtlConfig(FrozenConfig):
@@ -191,7 +191,7 @@ REQUIRED_SOURCE = ("source", "your folder of class folders, or builtin:digits")
 class EtlRun(SparkRun):
     """Parameters of the flow `etl`."""
 
-    first = SOURCE | TABLES
+    first_screen = SOURCE | TABLES
     required = REQUIRED_SOURCE
 
     etl: EtlConfig = EtlConfig()

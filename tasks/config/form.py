@@ -112,15 +112,15 @@ def folded(name: str, reference: Schema, group: Schema, elsewhere: frozenset[str
             {"title": FOLDED, "type": "object", "properties": {}},
             {"title": OPEN, "type": "object", "properties": shown},
         ],
-        # The alternatives accept any value, so that an error concerns the field and not the group.
+        # Both alternatives accept any value, so that errors come from the reference and name the field, not the group.
         **always({"$ref": reference["$ref"]}),
     }
 
 
-def first_screen(
+def form_properties(
     properties: Mapping[str, Schema],
     groups: Mapping[str, Schema],
-    first: Mapping[str, tuple[str, str]],
+    first_screen: Mapping[str, tuple[str, str]],
     required: Container[str],
 ) -> dict[str, Schema]:
     """Return a flow's properties in the order of its form: frequently changed settings, other single ones, groups.
@@ -128,11 +128,11 @@ def first_screen(
     Args:
         properties: Properties of the flow's model.
         groups: Definitions of the properties that are groups.
-        first: Settings shown first, by their name in the form, with their group and their name in it.
+        first_screen: Settings shown first, by their name in the form, with their group and their name in it.
         required: Names of those settings that a flow run must give.
     """
     shown = {}
-    for name, (group, field) in first.items():
+    for name, (group, field) in first_screen.items():
         schema = deepcopy(groups[group]["properties"][field])
         default = schema.pop("default", None)
         schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
@@ -144,7 +144,7 @@ def first_screen(
         shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):
-        moved = frozenset(field for group, field in first.values() if group == name)
+        moved = frozenset(field for group, field in first_screen.values() if group == name)
         shown[name] = folded(name, properties[name], groups[name], moved)
     return {name: schema | {"position": position} for position, (name, schema) in enumerate(shown.items())}
 

@@ -22,6 +22,6 @@ class MaintainConfig(FrozenConfig):
 class MaintainRun(SparkRun):
     """Parameters of the flow `maintain`."""
 
-    first = TABLES | {name: ("maintain", name) for name in ("vacuum_hours", "file_megabytes")}
+    first_screen = TABLES | {name: ("maintain", name) for name in ("vacuum_hours", "file_megabytes")}
 
     maintain: MaintainConfig = MaintainConfig()

@@ -17,7 +17,7 @@ from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainC
 class PipelineConfig(SparkRun):
     """Parameters of the whole DAG."""
 
-    first = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
+    first_screen = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
     required = REQUIRED_SOURCE
     rules = (
         *NETWORK_RULES,

@@ -28,7 +28,7 @@ class PredictConfig(FrozenConfig):
 class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
-    first = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
+    first_screen = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
 
     promote: PromoteConfig = Field(
         PromoteConfig(), description="Registered model to use; empty: the model trained from the table"

@@ -31,7 +31,7 @@ MODEL_NAME = {"model_name": ("promote", "model_name")}
 class PromoteRun(Run):
     """Parameters of the flow `promote`."""
 
-    first = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
+    first_screen = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
 
     run_ids: list[RunId] = Field(
         default_factory=list,

@@ -6,19 +6,19 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from tasks.config.form import Schema, first_screen, require_setting
+from tasks.config.form import Schema, form_properties, require_setting
 from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 
 
 class Run(FrozenConfig):
-    """Parameters of a flow: groups of settings; those in `first` may also be given without their group's name."""
+    """Parameters of a flow: groups of settings; those in `first_screen` may also be given without their group."""
 
-    first: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    first_screen: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Frequently changed settings, by their name in the form, with their group and their name in it."""
 
     required: ClassVar[tuple[str, str] | None] = None
-    """The setting in `first` that a deployment's run must give, as its default is never intended; its description."""
+    """The setting in `first_screen` without a useful default, which runs of a deployment must give; its description."""
 
     @model_validator(mode="before")
     @classmethod
@@ -26,7 +26,7 @@ class Run(FrozenConfig):
         if not isinstance(values, Mapping):
             return values
         placed = dict(values)
-        for name, (group, field) in cls.first.items():
+        for name, (group, field) in cls.first_screen.items():
             given, settings = placed.pop(name, None), placed.get(group, {})
             if isinstance(settings, BaseModel):
                 settings = settings.model_dump(exclude_unset=True)
@@ -44,10 +44,10 @@ class Run(FrozenConfig):
         schema = handler.resolve_ref_schema(reference)
         properties: dict[str, Schema] = schema["properties"]
         groups = {name: handler.resolve_ref_schema(group) for name, group in properties.items() if "$ref" in group}
-        schema["properties"] = first_screen(properties, groups, cls.first, cls.required or ())
+        schema["properties"] = form_properties(properties, groups, cls.first_screen, cls.required or ())
         if cls.required:
             name, description = cls.required
-            schema.update(require_setting(name, description, *cls.first[name]))
+            schema.update(require_setting(name, description, *cls.first_screen[name]))
         return reference
 
 

@@ -178,7 +178,7 @@ class TrainConfig(FrozenConfig):
         0,
         ge=0,
         le=MAX_THREADS,
-        description="Compute threads per rank; 0: divide the machine's cores among its ranks and concurrent trials",
+        description="Compute threads per rank; 0: divide the available cores among the ranks and concurrent trials",
     )
 
     @model_validator(mode="after")
@@ -258,7 +258,7 @@ NETWORK_RULES: tuple[Schema, ...] = (
 class TrainRun(CacheRun):
     """Parameters of the flow `train`."""
 
-    first = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
+    first_screen = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
     rules: ClassVar[tuple[Schema, ...]] = NETWORK_RULES
 
     train: TrainConfig = TrainConfig()

@@ -214,7 +214,7 @@ def _check_setting(name: str, space: Space) -> None:
 class TuneRun(TrainRun):
     """Parameters of the flow `tune`."""
 
-    first = (
+    first_screen = (
         {"num_trials": ("tune", "num_trials"), "parallel": ("tune", "parallel")}
         | NETWORK
         | IMAGE_SIZE

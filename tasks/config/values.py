@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tasks.credentials import check_url
-from tasks.errors import shown
+from tasks.errors import loggable
 
 MAX_CHARACTERS = 4096
 """Maximum length of a string, that of a path on Linux."""
@@ -54,7 +54,9 @@ def check_no_control(text: str) -> str:
         ValueError: It has one, which is not allowed in a path (NUL) or would start a new line (a line break).
     """
     if found := _CONTROL.search(text):
-        raise ValueError(f"it is '{shown(text)}', which has the control character {found[0]!r} in it: leave that out")
+        raise ValueError(
+            f"it is '{loggable(text)}', which has the control character {found[0]!r} in it: leave that out"
+        )
     return text
 
 
@@ -68,8 +70,8 @@ def check_master(master: str) -> str:
     local = re.fullmatch(_LOCAL_MASTER, master)
     if local is None and not re.fullmatch(_CLUSTER_MASTER, master):
         raise ValueError(
-            f"it is '{shown(master)}', which is not a Spark master: give local[*], local[4], spark://host:7077, yarn "
-            "or k8s://https://host:443"
+            f"it is '{loggable(master)}', which is not a Spark master: give local[*], local[4], spark://host:7077, "
+            "yarn or k8s://https://host:443"
         )
     cores = local[2] if local else None
     if cores not in {None, "*"} and not 1 <= int(cores) <= MAX_THREADS:
@@ -90,7 +92,7 @@ def check_memory(memory: str) -> str:
     """
     if not re.fullmatch(r"[0-9]{1,15}[kmgt]", memory):
         raise ValueError(
-            f"it is '{shown(memory)}', which is not a size of memory: write a number with k, m, g or t, as 3g"
+            f"it is '{loggable(memory)}', which is not a size of memory: write a number with k, m, g or t, as 3g"
         )
     if not MIN_HEAP_BYTES <= memory_bytes(memory) <= MAX_HEAP_BYTES:
         raise ValueError(f"it is '{memory}', with which Spark cannot run: give 512m to 16t")
@@ -106,7 +108,7 @@ def check_model_name(name: str) -> str:
     check_url(name)
     if len(name) > 250 or not re.fullmatch(_MODEL_NAME, name):
         raise ValueError(
-            f"it is '{shown(name[:MAX_CHARACTERS])}', which is not a name for a registered model: use at most 250 "
+            f"it is '{loggable(name[:MAX_CHARACTERS])}', which is not a name for a registered model: use at most 250 "
             "letters, digits, spaces and _ . - ( ), beginning with a letter or digit, not ending with a space or dot"
         )
     return name

@@ -26,7 +26,7 @@ IMAGES_PROPERTIES = {"delta.enableChangeDataFeed": "true", **KEEP_LOG}
 def write_images(
     spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
 ) -> None:
-    """Insert new images, and delete those that neither a file of the source nor a kept image refers to.
+    """Insert new images, and delete those that no file of the source contains and that `etl.deleted` does not keep.
 
     The parts that the workers wrote are committed without a copy. Rows are deleted in a separate commit before it,
     which rewrites only the files that contain them. A single commit for both would copy every new image into the

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tasks.config.etl import EtlConfig
-from tasks.errors import WrongInput, listed
+from tasks.errors import WrongInput, join_names
 from tasks.interval import wilson_interval
 from tasks.schema import QUARANTINED, SPLITS, STORED, TEST
 
@@ -87,7 +87,7 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
     """
     small = sorted((number, label) for label, number in counts.images.items() if number < etl.min_images_per_class)
     if small:
-        named = listed([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
+        named = join_names([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         raise WrongInput(
             f"{len(small)} of {len(counts.images)} classes have fewer usable images than etl.min_images_per_class "
             f"{etl.min_images_per_class} ({named}): add images, remove the classes from the source, or lower "
@@ -111,7 +111,7 @@ def small_split_warnings(counts: FileCounts, etl: EtlConfig) -> list[str]:
     bound = etl.min_images_per_class * len(SPLITS)
     small = sorted((number, label) for label, number in counts.images.items() if number < bound)
     if small:
-        named = listed([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
+        named = join_names([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         fewest = min(test[label] for _, label in small)
         warnings.append(
             f"{len(small)} of {len(counts.images)} classes have fewer images than etl.min_images_per_class "

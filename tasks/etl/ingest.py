@@ -63,7 +63,7 @@ class _Tables:
         images: Path of the table `images`.
         files: Path of the table `files`.
         ledger: All rows of `files`.
-        held: sha256, label and split of the rows of `images`.
+        existing: sha256, label and split of the rows of `images`.
         versions: Version of each table, None if the table does not exist.
         replaced: Whether the contents come from another source or other labels, and are replaced.
         etl: Settings of the run; those that existing tables determine have the tables' values.
@@ -73,7 +73,7 @@ class _Tables:
     images: str
     files: str
     ledger: pa.Table
-    held: pa.Table
+    existing: pa.Table
     versions: list[int | None]
     replaced: bool
     etl: EtlConfig
@@ -202,14 +202,14 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
             relations,
             source.listing,
             tables.ledger,
-            tables.held,
+            tables.existing,
             replaced=tables.replaced,
             keep_deleted=etl.deleted == "keep",
             rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
         )
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
-        # Files of a killed run are removed only after its JVM has ended, which takes a JVM of this run to find out.
+        # The JVM of a killed run may still write for a moment, and has ended by the time that this run's has started.
         if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)

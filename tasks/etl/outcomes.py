@@ -31,18 +31,18 @@ paths AS (
                   -- If the split follows from the content, the listing has none and the ledger's is valid.
                   AND coalesce(l.split, k.split) IS NOT DISTINCT FROM k.split THEN 'unchanged'
              ELSE 'new' END AS found,
-        EXISTS (FROM held h WHERE (h.sha256, h.label, h.split) = (k.sha256, k.label, k.split)) AS is_held
+        EXISTS (FROM existing h WHERE (h.sha256, h.label, h.split) = (k.sha256, k.label, k.split)) AS is_existing
     FROM listing l FULL OUTER JOIN known k ON l.path = k.path
 )
 SELECT path,
-    CASE WHEN found = 'unchanged' AND k.outcome = $stored AND NOT is_held THEN 'new'
+    CASE WHEN found = 'unchanged' AND k.outcome = $stored AND NOT is_existing THEN 'new'
          WHEN found = 'unchanged' AND k.reason IN $read_again THEN 'again'
          ELSE found END AS status,
     -- Files to read have the listing's values, others the ledger's, which has the split that follows from the content.
     CASE WHEN status IN ('new', 'again') THEN l.label ELSE k.label END AS label,
     CASE WHEN status IN ('new', 'again') THEN l.split ELSE k.split END AS split,
     coalesce(l.size, k.size) AS size, coalesce(l.modified_at, k.modified_at) AS modified_at,
-    k.sha256, k.outcome, k.reason, k.detail, is_held
+    k.sha256, k.outcome, k.reason, k.detail, is_existing
 FROM paths
 """
 
@@ -83,7 +83,7 @@ CREATE OR REPLACE TABLE known_splits AS
 -- The table takes precedence; the ledger has the splits of deleted images and of images in conflict. A content that is
 -- in neither is usually an edited image: it gets the split of its path, so that the original keeps it when restored.
 SELECT sha256, arg_min(split, rank || split) AS split FROM (
-    SELECT sha256, split, '0' AS rank FROM held
+    SELECT sha256, split, '0' AS rank FROM existing
     UNION ALL
     SELECT sha256, split, '1' FROM ledger WHERE split IS NOT NULL
     UNION ALL
@@ -127,7 +127,7 @@ STORED_IMAGES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FR
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS
-FROM held SEMI JOIN (
+FROM existing SEMI JOIN (
     FROM ledger ANTI JOIN listing USING (path) ANTI JOIN live ON ledger.sha256 = live.sha256
 ) USING (sha256, label, split)
 WHERE $keep
@@ -147,7 +147,7 @@ SELECT *, $seen_at::TIMESTAMPTZ AS seen_at FROM (
 
 ALL_ARE_INSERTED = """
 SELECT (SELECT count(*) FROM staged WHERE part IS NOT NULL)
-    = (SELECT count(*) FROM stored ANTI JOIN held USING (sha256, label, split))
+    = (SELECT count(*) FROM stored ANTI JOIN existing USING (sha256, label, split))
 """
 
 WHOLE_PARTS = "SELECT part, count(*), NULL FROM staged WHERE part IS NOT NULL GROUP BY part ORDER BY part"
@@ -156,7 +156,7 @@ PARTS = """
 -- A content with two predefined splits is in conflict and not stored, so sha256 and label identify an image.
 WITH images AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
 firsts AS (SELECT sha256, label, min(part) AS part FROM images GROUP BY ALL),
-missing AS (FROM stored ANTI JOIN held USING (sha256, label, split)),
+missing AS (FROM stored ANTI JOIN existing USING (sha256, label, split)),
 wanted AS (FROM firsts SEMI JOIN missing USING (sha256, label))
 SELECT part, count(*),
     CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
@@ -172,7 +172,7 @@ SELECT part, list(sha256), list(split) FROM (
 """
 
 
-MOVED = "SELECT sha256 FROM held ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
+MOVED = "SELECT sha256 FROM existing ANTI JOIN stored USING (sha256, label, split) SEMI JOIN stored USING (sha256)"
 """Query of the sha256 of rows of `images` whose label or split changes."""
 
 
@@ -184,7 +184,7 @@ class Comparison:
         relations: Relations,
         listing: pa.Table,
         ledger: pa.Table,
-        held: pa.Table,
+        existing: pa.Table,
         *,
         replaced: bool,
         keep_deleted: bool,
@@ -198,8 +198,8 @@ class Comparison:
             relations: Database for the queries.
             listing: Columns of LISTING_ARROW. A file is new if its label or predefined split differs from the ledger's.
             ledger: Columns of FILES_ARROW; empty if the table does not exist.
-            held: sha256, label and split of every row of `images`. A file with outcome stored whose image is missing
-                is new: a run was killed between its two commits, or the table was lost.
+            existing: sha256, label and split of every row of `images`. A file with outcome stored whose image is
+                missing is new: a run was killed between its two commits, or the table was lost.
             replaced: Whether the ledger belongs to another source, so that equal paths and times have no meaning.
             keep_deleted: Whether the images of deleted files are kept.
             rule: Assignment of images without a split; None if splits follow from the content or the listing.
@@ -208,7 +208,7 @@ class Comparison:
         self._replaced = replaced
         self._keep = keep_deleted and not replaced
         self._relations = relations
-        for name, rows in (("listing", listing), ("ledger", ledger), ("held", held)):
+        for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
             self._relations.add(name, rows)
         names = {"deleted": DELETED, "stored": STORED, "read_again": list(READ_AGAIN)}
         self._relations.run(COMPARE, names | {"replaced": replaced})
@@ -223,8 +223,8 @@ class Comparison:
         """Return whether all files are unchanged and `images` has exactly the rows of the stored and kept images."""
         query = """
             SELECT (SELECT count(*) FROM compared WHERE status <> 'unchanged') = 0
-               AND (SELECT count(*) FROM compared WHERE outcome = $stored AND is_held)
-                   + (SELECT count(*) FROM kept) = (SELECT count(*) FROM held)
+               AND (SELECT count(*) FROM compared WHERE outcome = $stored AND is_existing)
+                   + (SELECT count(*) FROM kept) = (SELECT count(*) FROM existing)
         """
         return bool(self._relations.rows(query, {"stored": STORED})[0][0])
 
@@ -267,10 +267,10 @@ class Comparison:
         new = dict(self._relations.rows("SELECT label, count(*) FROM unassigned GROUP BY label"))
         if not new:
             return
-        held: dict[str, Counts] = {}
+        existing: dict[str, Counts] = {}
         for label, split, number in self._relations.rows(SPLIT_COUNTS):
-            held.setdefault(label, {})[split] = number
-        assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in apportion_classes(held, new, rule)]
+            existing.setdefault(label, {})[split] = number
+        assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in apportion_classes(existing, new, rule)]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
         self._relations.run(ASSIGN)
 
@@ -300,7 +300,7 @@ class Comparison:
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""
-        query = "SELECT sha256 FROM held ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
+        query = "SELECT sha256 FROM existing ANTI JOIN (FROM stored UNION ALL FROM kept) USING (sha256, label, split)"
         return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
     def moved(self) -> pa.Table:

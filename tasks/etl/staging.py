@@ -77,7 +77,13 @@ def sweep_killed_runs(path: str) -> None:
 
 
 def _sweep(path: str, own: str | None, *, done: bool) -> None:
-    """Remove uncommitted parts of this run and, on a local disk, of other runs; if done, also their markers."""
+    """Remove uncommitted parts of this run and, on a local disk, of other runs.
+
+    Args:
+        path: Path or URL of the table.
+        own: Name of this run; None if it writes no parts.
+        done: Whether this run writes no more parts; if so, the markers are removed, too.
+    """
     filesystem, root = fsspec.core.url_to_fs(path)
     for marker in _markers(path):
         version, run = marker.removeprefix(MARKER).rsplit("-", 1)

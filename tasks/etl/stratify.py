@@ -34,27 +34,27 @@ class SplitRule:
         return cls(etl.split_seed, {TEST: test, VAL: val, TRAIN: 1 - val - test})
 
 
-def _deficits(held: Counts, total: int, rule: SplitRule) -> dict[str, Fraction]:
+def _deficits(existing: Counts, total: int, rule: SplitRule) -> dict[str, Fraction]:
     """Return the number of images that each split lacks to have its exact share of `total` images."""
-    return {split: rule.shares[split] * total - held.get(split, 0) for split in ORDER}
+    return {split: rule.shares[split] * total - existing.get(split, 0) for split in ORDER}
 
 
 def apportion_classes(
-    held: Mapping[str, Counts], new: Mapping[str, int], rule: SplitRule
+    existing: Mapping[str, Counts], new: Mapping[str, int], rule: SplitRule
 ) -> Iterator[tuple[str, str, int, int]]:
     """Yield label, split, and first and last rank (excluded) of the split's new images, for every class.
 
     Args:
-        held: By label, the numbers of images that have a split already and keep it.
+        existing: By label, the numbers of images that have a split already and keep it.
         new: By label, the number of images without a split.
         rule: The shares.
     """
     deficits = dict.fromkeys(ORDER, Fraction(0))  # over the whole table
-    for counts in held.values():
+    for counts in existing.values():
         own = _deficits(counts, sum(counts.values()), rule)
         deficits = {split: deficits[split] + own[split] for split in ORDER}
     for label, num_new in sorted(new.items()):
-        counts = held.get(label, {})
+        counts = existing.get(label, {})
         before = _deficits(counts, sum(counts.values()), rule)
         deficits = {split: deficits[split] - before[split] for split in ORDER}
         assigned = apportion_class(counts, num_new, rule, deficits)
@@ -67,21 +67,21 @@ def apportion_classes(
             first += assigned[split]
 
 
-def apportion_class(held: Counts, num_new: int, rule: SplitRule, deficits: Mapping[str, Fraction]) -> Counts:
+def apportion_class(existing: Counts, num_new: int, rule: SplitRule, deficits: Mapping[str, Fraction]) -> Counts:
     """Return the number of a class's new images that each split gets.
 
     If each split had its exact share of the class, rounded down or up, it has so afterwards. A split may have more
     than its share after deletions: then the others get the new images, first those with the largest deficit.
 
     Args:
-        held: The class's images in each split.
+        existing: The class's images in each split.
         num_new: Number of images to assign.
         rule: The shares.
         deficits: The deficit of each split over all other classes.
     """
-    due = _deficits(held, sum(held.values()) + num_new, rule)
+    due = _deficits(existing, sum(existing.values()) + num_new, rule)
     if sum(max(0, floor(images)) for images in due.values()) > num_new:
-        due, deficits = _due_below_share(held, num_new, rule), dict.fromkeys(ORDER, Fraction(0))
+        due, deficits = _due_below_share(existing, num_new, rule), dict.fromkeys(ORDER, Fraction(0))
     assigned = {split: max(0, floor(due[split])) for split in ORDER}
     # At most one more image each, and only if the share is not an integer: it is rounded up.
     short = [split for split in ORDER if assigned[split] < due[split]]
@@ -92,14 +92,14 @@ def apportion_class(held: Counts, num_new: int, rule: SplitRule, deficits: Mappi
     return assigned
 
 
-def _due_below_share(held: Counts, num_new: int, rule: SplitRule) -> dict[str, Fraction]:
+def _due_below_share(existing: Counts, num_new: int, rule: SplitRule) -> dict[str, Fraction]:
     """Return the images due to each split if one has more than its share: the others are filled to the same level."""
     filling = [split for split in ORDER if rule.shares[split]]
     while True:
-        has = num_new + sum(held.get(split, 0) for split in filling)
+        has = num_new + sum(existing.get(split, 0) for split in filling)
         level = has / sum((rule.shares[split] for split in filling), Fraction(0))
-        below = [split for split in filling if held.get(split, 0) <= level * rule.shares[split]]
+        below = [split for split in filling if existing.get(split, 0) <= level * rule.shares[split]]
         if below == filling:
-            due = {split: level * rule.shares[split] - held.get(split, 0) for split in filling}
+            due = {split: level * rule.shares[split] - existing.get(split, 0) for split in filling}
             return dict.fromkeys(ORDER, Fraction(0)) | due
         filling = below

@@ -87,7 +87,7 @@ def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> 
 
 
 def _terminate(ranks: list[_Rank], grace_seconds: float) -> None:
-    """Terminate all running ranks, and wait until they have ended."""
+    """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended."""
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
         rank.process.terminate()

@@ -12,7 +12,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.commits import KEEP_LOG
-from tasks.maintenance.kept import SAFE_AGE, list_files, removable_files, versions_to_keep
+from tasks.maintenance.retention import SAFE_AGE, list_files, removable_files, versions_to_keep
 from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
 from tasks.spark.session import spark_session
 from tasks.storage import Storage

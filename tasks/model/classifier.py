@@ -36,7 +36,7 @@ class ImageClassifier:
         self._device = device
 
     def predict(self, contents: Sequence[bytes]) -> list[Prediction]:
-        """Predict each image; an image that cannot be decoded gets an error and does not affect the others.
+        """Decode and predict each image; an image that cannot be decoded gets an error and affects no other.
 
         Args:
             contents: Contents of image files.

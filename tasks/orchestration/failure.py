@@ -31,7 +31,7 @@ _FIRST = re.compile(r"(?:config\.)?([a-z]\w*(?:\.\w+)*)(?=:| is | has | and | ar
 def _settings() -> frozenset[str]:
     """Return the names of all settings: of flows, of their groups, and on the first screen of their forms."""
     runs = [model for model in all_models() if issubclass(model, Run)]
-    short = {name for run in runs for name in run.first}
+    short = {name for run in runs for name in run.first_screen}
     return frozenset(short.union(*(_names(run) for run in runs)))
 
 

@@ -1,4 +1,4 @@
-"""Batch inference: the model package in a Spark iterator pandas UDF, over images without a prediction."""
+"""Batch inference: a Spark iterator pandas UDF decodes and predicts the images without a prediction."""
 
 import logging
 import os

@@ -7,7 +7,7 @@ from tasks import tracking
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
-from tasks.errors import WrongInput, listed
+from tasks.errors import WrongInput, join_names
 from tasks.model.package import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
@@ -53,7 +53,7 @@ def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
 
 def _candidates(alias: str, storage: Storage) -> str:
     names = tracking.names_with_alias(storage, alias)
-    return f" (there is '{alias}' of {listed(names[:NUM_NAMED], len(names))})" if names else ""
+    return f" (there is '{alias}' of {join_names(names[:NUM_NAMED], len(names))})" if names else ""
 
 
 def check_model(

@@ -12,7 +12,7 @@ ROUNDING = 1e-6
 def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) -> str:
     """Return the run with the highest test accuracy, of equal runs the first.
 
-    The split `test` is not used for any decision before this one.
+    This is the first decision that uses the split `test`: training stops by the split `val`.
 
     Args:
         test_accuracies: Accuracy (0-1) by MLflow run id.
@@ -25,8 +25,8 @@ def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) 
     if test_accuracies[best] < min_test_accuracy:
         raise WrongInput(
             f"the best of {len(test_accuracies)} runs has test accuracy {test_accuracies[best]:.4f}, below "
-            f"promote.min_test_accuracy {min_test_accuracy}: train a better model or lower the gate; the champion is "
-            "unchanged"
+            f"promote.min_test_accuracy {min_test_accuracy}: train a better model or lower that minimum; the "
+            "champion is unchanged"
         )
     return best
 

@@ -26,25 +26,25 @@ COMPARED = ("val_", "test_", "best_val_")
 """Prefixes of the compared metrics."""
 
 
-def check_same_data(first: OriginalRun, cache: CacheRef) -> list[str]:
+def check_same_data(original: OriginalRun, cache: CacheRef) -> list[str]:
     """Return the difference between the original cache and this one of the same content, as a list of sentences.
 
     Raises:
         WrongInput: The content of the cache differs from the original.
     """
     manifest = open_cache(cache)
-    if manifest.content_digest != first.content_digest:
+    if manifest.content_digest != original.content_digest:
         raise WrongInput(
-            f"'{first.table}' version {first.version} has the content {manifest.content_digest}, but MLflow run "
-            f"{first.run_id} was trained on {first.content_digest}: the table was recreated since, and the data of "
-            "that run is lost; train on the current data with the flow train"
+            f"'{original.table}' version {original.version} has the content {manifest.content_digest}, but MLflow run "
+            f"{original.run_id} was trained on {original.content_digest}: the table was recreated since, and the data "
+            "of that run is lost; train on the current data with the flow train"
         )
-    if manifest.digest == first.cache_digest:
+    if manifest.digest == original.cache_digest:
         return []
-    return [f"the cache was {first.cache_digest} and is {manifest.digest}: images are decoded to different pixels"]
+    return [f"the cache was {original.cache_digest} and is {manifest.digest}: images are decoded to different pixels"]
 
 
-def differences_now(first: OriginalRun) -> list[str]:
+def differences_now(original: OriginalRun) -> list[str]:
     """Return the differences from the original run that are known before training, as a list of sentences.
 
     They cover device, processor, precision, threads, code, packages, weights and settings.
@@ -52,16 +52,16 @@ def differences_now(first: OriginalRun) -> list[str]:
     Raises:
         WrongInput: The device or precision of the settings is not available.
     """
-    num_ranks = 1 if first.distributed is None else first.distributed.num_ranks
-    now = expected_provenance(first.train, first.cache_config.image_size, num_ranks, _gpu_obstacle(num_ranks))
-    found = provenance_changes(_original_provenance(first), now)
-    if first.resumed_with_changes is not None:
-        found.append(f"MLflow run {first.run_id} was resumed with changes: {first.resumed_with_changes}")
-    digest = weights_digest(first.train.model, first.train.weights)
+    num_ranks = 1 if original.distributed is None else original.distributed.num_ranks
+    now = expected_provenance(original.train, original.cache_config.image_size, num_ranks, _gpu_obstacle(num_ranks))
+    found = provenance_changes(_original_provenance(original), now)
+    if original.resumed_with_changes is not None:
+        found.append(f"MLflow run {original.run_id} was resumed with changes: {original.resumed_with_changes}")
+    digest = weights_digest(original.train.model, original.train.weights)
     # Older runs logged DEFAULT and not the file that it stands for.
-    if first.weights_digest not in (digest, "DEFAULT"):
-        found.append(f"train.weights '{first.train.weights}' were {first.weights_digest} and are {digest}")
-    found += [f"train.{name} did not exist then, and has its default" for name in first.new_settings]
+    if original.weights_digest not in (digest, "DEFAULT"):
+        found.append(f"train.weights '{original.train.weights}' were {original.weights_digest} and are {digest}")
+    found += [f"train.{name} did not exist then, and has its default" for name in original.new_settings]
     return found
 
 
@@ -85,12 +85,12 @@ def _gpu_obstacle(num_ranks: int) -> str | None:
     return gpu_obstacle(hvd.nccl_built(), num_ranks, torch.cuda.device_count())
 
 
-def differences_of(first: OriginalRun, second: OriginalRun) -> list[str]:
+def differences_of(original: OriginalRun, repetition: OriginalRun) -> list[str]:
     """Return the differences between two finished runs as logged, as a list of sentences."""
-    found = provenance_changes(_original_provenance(first), _original_provenance(second))
-    if second.resumed_with_changes is not None:
-        found.append(f"MLflow run {second.run_id} was resumed with changes: {second.resumed_with_changes}")
-    before, now = first.batch_sizes, second.batch_sizes
+    found = provenance_changes(_original_provenance(original), _original_provenance(repetition))
+    if repetition.resumed_with_changes is not None:
+        found.append(f"MLflow run {repetition.run_id} was resumed with changes: {repetition.resumed_with_changes}")
+    before, now = original.batch_sizes, repetition.batch_sizes
     return found + [
         f"the batch size of phase {phase} was {before.get(phase, 'not chosen')} and is {now.get(phase, 'not chosen')}"
         for phase in sorted(before.keys() | now.keys())
@@ -98,18 +98,18 @@ def differences_of(first: OriginalRun, second: OriginalRun) -> list[str]:
     ]
 
 
-def _repetition_id(first: OriginalRun, differences: list[str]) -> str:
+def _repetition_id(original: OriginalRun, differences: list[str]) -> str:
     """Return an id of run and differences, so that a repetition is trained once for the same differences."""
-    return hashlib.sha256(json.dumps([first.run_id, differences]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([original.run_id, differences]).encode()).hexdigest()[:16]
 
 
-def repeat_training(first: OriginalRun, cache: CacheRef, storage: Storage, tags: dict[str, str]) -> RepeatReport:
+def repeat_training(original: OriginalRun, cache: CacheRef, storage: Storage, tags: dict[str, str]) -> RepeatReport:
     """Train again with the same settings, and compare metrics and weights with those of the original run.
 
     On the same machine with the same packages both are bit-identical.
 
     Args:
-        first: The run to repeat.
+        original: The run to repeat.
         cache: A cache of the same table version.
         storage: Locations of checkpoints and tracking.
         tags: Tags of the new MLflow run.
@@ -118,32 +118,32 @@ def repeat_training(first: OriginalRun, cache: CacheRef, storage: Storage, tags:
         WrongInput: The data has changed.
         RankFailed, TimeoutError: As `launch_ranks`.
     """
-    differences = check_same_data(first, cache) + differences_now(first)
+    differences = check_same_data(original, cache) + differences_now(original)
     for sentence in differences:
         logger.warning("changed since the original run: %s", sentence)
     spec = TrainingSpec(
-        train=first.train,
-        distributed=first.distributed,
+        train=original.train,
+        distributed=original.distributed,
         cache=cache,
         storage=storage,
-        tags=tags | {tracking.REPEAT_TAG: first.run_id},
-        repetition=_repetition_id(first, differences),
+        tags=tags | {tracking.REPEAT_TAG: original.run_id},
+        repetition=_repetition_id(original, differences),
     )
     run = launch_ranks(spec)
-    second = read_training(run.run_id, storage)
-    differences += [sentence for sentence in differences_of(first, second) if sentence not in differences]
-    pairs = compare_metrics(first.metrics, second.metrics)
+    repetition = read_training(run.run_id, storage)
+    differences += [sentence for sentence in differences_of(original, repetition) if sentence not in differences]
+    pairs = compare_metrics(original.metrics, repetition.metrics)
     report = RepeatReport(
         run_id=run.run_id,
-        repeat_of=first.run_id,
+        repeat_of=original.run_id,
         differences=differences,
         metrics=pairs,
         metrics_agree=all(pair.agrees for pair in pairs),
-        weights_equal=_same_weights(storage, run, RunRef(run_id=first.run_id)),
+        weights_equal=_same_weights(storage, run, RunRef(run_id=original.run_id)),
     )
     logger.info(
         "MLflow run %s repeats %s: metrics %s, weights %s",
-        *(run.run_id, first.run_id),
+        *(run.run_id, original.run_id),
         "agree" if report.metrics_agree else "differ",
         "are equal" if report.weights_equal else "differ",
     )

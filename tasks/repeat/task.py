@@ -24,18 +24,20 @@ def read_original_run(run_id: str | None, storage: Storage) -> OriginalRun:
 
 
 @stage("choose-trained-images", timeout_seconds=1800)
-def choose_trained_images(first: OriginalRun, storage: Storage, spark_config: SparkConfig) -> TableRef:
+def choose_trained_images(original: OriginalRun, storage: Storage, spark_config: SparkConfig) -> TableRef:
     """Return the table version that a run was trained on."""
-    check_table_path(first.table)
-    return try_without_spark(lambda session: at_version(session, first.table, first.version), spark_config, storage)
+    check_table_path(original.table)
+    return try_without_spark(
+        lambda session: at_version(session, original.table, original.version), spark_config, storage
+    )
 
 
 @stage("repeat-training", timeout_seconds=None)
-def repeat_original_run(first: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
+def repeat_original_run(original: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
     """Repeat a training run, and publish a comparison with the original."""
     from tasks.repeat.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
 
-    report = repeat_training(first, cache, storage, flow_run_tags())
+    report = repeat_training(original, cache, storage, flow_run_tags())
     rows = [in_cells(pair.model_dump() | {"agrees": pair.agrees}) for pair in report.metrics]
     weights = "equal" if report.weights_equal else "not equal"
     about = f"MLflow run {report.run_id} repeats {report.repeat_of}; the weights are {weights}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tasks.cache.manifest import CacheManifest
-from tasks.errors import listed
+from tasks.errors import join_names
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
@@ -37,5 +37,5 @@ def name_images(manifest: CacheManifest, split: str, rows: list[int], storage: S
     shown = rows[:NUM_NAMED]
     files = image_files(manifest, split, shown, storage)
     if files is None:
-        return f"rows {listed([str(row) for row in shown], len(rows))} of the split '{split}' in the cache"
-    return listed(files, len(rows))
+        return f"rows {join_names([str(row) for row in shown], len(rows))} of the split '{split}' in the cache"
+    return join_names(files, len(rows))

@@ -16,7 +16,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import listed
+from tasks.errors import join_names
 from tasks.interval import wilson_interval
 from tasks.metrics.calibration import NUM_BINS
 from tasks.metrics.epoch import EpochMetrics
@@ -138,7 +138,7 @@ def _weakest(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
 
 def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     classes, size = facts.manifest.classes, facts.manifest.image_size
-    names = listed([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
+    names = join_names([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
     points = [
         f"It distinguishes these classes: {names}. Every image is assigned to one of them, even if it shows none.",
@@ -154,7 +154,7 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     if few:
         points.append(
             f"Classes with fewer than {FEW_IMAGES} test images, whose metrics are therefore uncertain: "
-            f"{listed(few[:NUM_LISTED_CLASSES], len(few))}."
+            f"{join_names(few[:NUM_LISTED_CLASSES], len(few))}."
         )
     return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
 

@@ -6,7 +6,7 @@ import torch
 
 from tasks.config.sanity import GradientConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import WrongInput, listed
+from tasks.errors import WrongInput, join_names
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.sanity.first_batches import first_batches
 from tasks.train.non_finite import WAY_OUT
@@ -67,7 +67,7 @@ def not_finite(parameters: list[ParameterGradient]) -> list[str]:
 
 
 def _shown(names: list[str]) -> str:
-    return listed(names[:NUM_NAMED], len(names))
+    return join_names(names[:NUM_NAMED], len(names))
 
 
 def check_gradients(report: GradientReport) -> None:

@@ -30,19 +30,19 @@ import org.apache.spark.util.TaskCompletionListener;
  */
 public final class HadoopFiles implements FlatMapFunction {
     /** Maximum number of concurrent reads per task: an object store answers a request in tens of milliseconds. */
-    private static final int MOST_FILES = 16;
+    private static final int MAX_FILES = 16;
     /** Maximum number of bytes of the concurrent reads, not counting the last. */
-    private static final long MOST_BYTES = 64L << 20;
+    private static final long MAX_BYTES = 64L << 20;
 
     private final SerializableConfiguration settings;
     private final String root;
-    private final long mostBytes;
+    private final long maxBytes;
 
-    /** Creates a reader of the files below the root; files of more than mostBytes bytes are not read. */
-    public HadoopFiles(Configuration settings, String root, long mostBytes) {
+    /** Creates a reader of the files below the root; files of more than maxBytes bytes are not read. */
+    public HadoopFiles(Configuration settings, String root, long maxBytes) {
         this.settings = new SerializableConfiguration(settings);
         this.root = root;
-        this.mostBytes = mostBytes;
+        this.maxBytes = maxBytes;
     }
 
     /** Returns why the folder cannot be listed, as "class: message" lines, outermost cause first; empty if it can. */
@@ -99,10 +99,10 @@ public final class HadoopFiles implements FlatMapFunction {
             this.files = system.listFiles(folder, true);
         }
 
-        /** Returns "size TAB milliseconds TAB path" of up to `most` files, each terminated by NUL; empty at the end. */
-        public String page(int most) throws java.io.IOException {
+        /** Returns "size TAB milliseconds TAB path" of up to `maxFiles` files, each terminated by NUL; empty at the end. */
+        public String page(int maxFiles) throws java.io.IOException {
             StringBuilder text = new StringBuilder();
-            for (int count = 0; count < most && files.hasNext();) {
+            for (int count = 0; count < maxFiles && files.hasNext();) {
                 FileStatus file = (FileStatus) files.next();
                 String path = file.getPath().toUri().getPath();
                 // Hadoop resolves a key with /../ to a path outside the root.
@@ -117,7 +117,7 @@ public final class HadoopFiles implements FlatMapFunction {
 
     /** Adds the columns content and unreadable (the reason) to rows with path and size; keeps their order. */
     public Iterator call(Object rows) {
-        return new Reading((Iterator) rows, settings.value(), root, mostBytes);
+        return new Reading((Iterator) rows, settings.value(), root, maxBytes);
     }
 
     /** Reads ahead: the next files are read while Python processes the previous ones. */
@@ -125,18 +125,18 @@ public final class HadoopFiles implements FlatMapFunction {
         private final Iterator rows;
         private final Configuration settings;
         private final String root;
-        private final long mostBytes;
+        private final long maxBytes;
         private final ExecutorService threads;
         private final ArrayDeque underWay = new ArrayDeque();
         private final ArrayDeque sizes = new ArrayDeque();
         private long bytes = 0;
 
-        Reading(Iterator rows, Configuration settings, String root, long mostBytes) {
+        Reading(Iterator rows, Configuration settings, String root, long maxBytes) {
             this.rows = rows;
             this.settings = settings;
             this.root = root;
-            this.mostBytes = mostBytes;
-            final ExecutorService pool = Executors.newFixedThreadPool(MOST_FILES, new ThreadFactory() {
+            this.maxBytes = maxBytes;
+            final ExecutorService pool = Executors.newFixedThreadPool(MAX_FILES, new ThreadFactory() {
                 public Thread newThread(Runnable work) {
                     Thread thread = new Thread(work, "lakevision-read");
                     thread.setDaemon(true);
@@ -152,10 +152,10 @@ public final class HadoopFiles implements FlatMapFunction {
         }
 
         public boolean hasNext() {
-            while (rows.hasNext() && underWay.size() < MOST_FILES && (underWay.isEmpty() || bytes < MOST_BYTES)) {
+            while (rows.hasNext() && underWay.size() < MAX_FILES && (underWay.isEmpty() || bytes < MAX_BYTES)) {
                 Row row = (Row) rows.next();
                 long size = ((Long) row.getAs("size")).longValue();
-                FutureTask task = new FutureTask(new Read(row, settings, root, mostBytes));
+                FutureTask task = new FutureTask(new Read(row, settings, root, maxBytes));
                 threads.execute(task);
                 underWay.add(task);
                 sizes.add(Long.valueOf(size));
@@ -183,10 +183,10 @@ public final class HadoopFiles implements FlatMapFunction {
         private final Row row;
         private final Configuration settings;
         private final String root;
-        private final long mostBytes;
+        private final long maxBytes;
 
-        Read(Row row, Configuration settings, String root, long mostBytes) {
-            this.mostBytes = mostBytes;
+        Read(Row row, Configuration settings, String root, long maxBytes) {
+            this.maxBytes = maxBytes;
             this.row = row;
             this.settings = settings;
             this.root = root;
@@ -197,7 +197,7 @@ public final class HadoopFiles implements FlatMapFunction {
             for (int i = 0; i < row.size(); i++) values[i] = row.get(i);
             try {
                 long size = ((Long) row.getAs("size")).longValue();
-                if (size > mostBytes) throw new java.io.IOException("the file has more than " + mostBytes + " bytes");
+                if (size > maxBytes) throw new java.io.IOException("the file has more than " + maxBytes + " bytes");
                 values[row.size()] = content(new Path(root, "./" + row.getAs("path")), size);
             } catch (Exception error) {
                 Throwable cause = error;

@@ -21,7 +21,7 @@ from http.client import HTTPConnection, HTTPMessage, HTTPResponse, HTTPSConnecti
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from tasks.errors import shown
+from tasks.errors import loggable
 
 SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "webhdfs", "ftp", "sftp")
 """Schemes of URLs that name one file on one server; other fsspec schemes follow references or open archives."""
@@ -101,11 +101,13 @@ def check_remote_file(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if "::" in scheme or "::" in _chain(rest) or not rest:
         raise ValueError(
-            f"it is '{shown(url)}', a chain of several URLs: copy the file itself to a folder, and give its path or URL"
+            f"it is '{loggable(url)}', a chain of several URLs: copy the file itself to a folder, and give its "
+            "path or URL"
         )
     if scheme.lower() not in SCHEMES:
         raise ValueError(
-            f"it is '{shown(url)}', whose scheme '{shown(scheme)}' is not one of {', '.join(SCHEMES)}: use one of them"
+            f"it is '{loggable(url)}', whose scheme '{loggable(scheme)}' is not one of {', '.join(SCHEMES)}: use "
+            "one of them"
         )
     host = _host(url)
     address = _parse_address(host)
@@ -121,7 +123,7 @@ def _chain(rest: str) -> str:
 
 def _forbidden(url: str) -> str:
     return (
-        f"it is '{shown(url)}', an address of this machine's own network or of a cloud's metadata, which is not "
+        f"it is '{loggable(url)}', an address of this machine's own network or of a cloud's metadata, which is not "
         "allowed: give the file's path, or the URL of its server"
     )
 

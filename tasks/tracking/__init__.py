@@ -17,7 +17,6 @@ from tasks.tracking.models import (
     to_json,
     version_tags,
 )
-from tasks.tracking.retained import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
     FLOW_RUN_TAG,
@@ -62,6 +61,7 @@ from tasks.tracking.trained import (
     logged_training,
     newest_training,
 )
+from tasks.tracking.trained_tables import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 
 __all__ = [
     "BATCH_SIZE_TAG",

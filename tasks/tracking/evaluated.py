@@ -9,8 +9,8 @@ from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.models import SOURCE_TAG, version_tags
 from tasks.tracking.registry_values import share, whole_number
-from tasks.tracking.retained import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
 from tasks.tracking.server import client_of
+from tasks.tracking.trained_tables import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
 
 CONTENT_TAG = "lakevision.content_digest"
 IMAGES_TAG = "lakevision.test_images"

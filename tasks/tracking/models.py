@@ -17,8 +17,8 @@ from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.registry_values import checked_run_id
-from tasks.tracking.retained import table_tags
 from tasks.tracking.server import client_of
+from tasks.tracking.trained_tables import table_tags
 
 SOURCE_TAG = "lakevision.source"
 """Tag of a registered version with the source of the images in its table."""

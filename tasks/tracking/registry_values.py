@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.config.values import RunId
-from tasks.errors import WrongInput, shown
+from tasks.errors import WrongInput, loggable
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -57,10 +57,10 @@ def checked_run_id(run_id: str | None, of: str) -> str:
         return _RUN_ID.validate_python(run_id)
     except ValidationError:
         raise WrongInput(
-            f"{of} names the MLflow run {shown(repr(run_id))}, which is not a valid run id, so it was not registered "
-            "by this project's flow promote: set the alias to another version in MLflow, or remove it there"
+            f"{of} names the MLflow run {loggable(repr(run_id))}, which is not a valid run id, so it was not "
+            "registered by this project's flow promote: set the alias to another version in MLflow, or remove it there"
         ) from None
 
 
 def _warn(name: str, value: str, of: str, wanted: str) -> None:
-    logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is ignored", name, of, shown(value), wanted)
+    logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is ignored", name, of, loggable(value), wanted)

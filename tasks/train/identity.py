@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import WrongInput, listed
+from tasks.errors import WrongInput, join_names
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.tracking.runs import flat_params
@@ -53,7 +53,7 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
         WrongInput: Settings, data or classes differ; names the differences with both values.
     """
     different = [
-        f"classes only in the {where}: {listed(sorted(names)[:5], len(names))}"
+        f"classes only in the {where}: {join_names(sorted(names)[:5], len(names))}"
         for where, names in (
             ("checkpoint", set(content["classes"]) - set(classes)),
             ("data", set(classes) - set(content["classes"])),

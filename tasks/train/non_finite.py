@@ -54,6 +54,8 @@ class NonFiniteGuard:
     def check_loss(self, total: torch.Tensor, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the summed loss of the step, (), replaced by NaN if it is non-finite.
 
+        `check_gradients` raises the error, on every rank in the same step.
+
         Args:
             total: The summed loss.
             replay: Recomputes the inputs of the forward pass with the same augmentation and seed.

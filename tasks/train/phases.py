@@ -14,7 +14,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.cache.rows import count_labels
 from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
-from tasks.errors import listed
+from tasks.errors import join_names
 from tasks.metrics.evaluate import Loader
 from tasks.model.augmentation import make_augment
 from tasks.model.device import make_optimizer
@@ -103,7 +103,7 @@ class TrainingContext:
             if untrained:
                 logger.warning(
                     "the split 'train' has no image of %s, so those in '%s' cannot be recognised: add some",
-                    listed(untrained[:5], len(untrained)),
+                    join_names(untrained[:5], len(untrained)),
                     split,
                 )
 

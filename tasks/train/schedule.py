@@ -59,7 +59,7 @@ PLATEAU_FACTOR = 0.1
 """Factor of the learning rate on a plateau, as in torch's ReduceLROnPlateau."""
 
 REFERENCE_BATCH = 32
-"""Images per step that a scaled `train.learning_rate` refers to."""
+"""Images per step on each rank for which `train.learning_rate` is meant: linear scaling doubles the rate for 64."""
 
 SCALED_WARMUP_EPOCHS = 5.0
 """Default epochs of the warm-up to a rate that the batch size scales up, as in Goyal et al., who train for 90."""
@@ -129,13 +129,13 @@ def learning_rate(
         first_epoch: Number of the phase's first epoch, counted over all phases.
     """
     base = train.learning_rate if base is None else base
-    by_batch = peak = scale_rate(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
+    peak = batch_rate = scale_rate(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
     epochs, warmup_epochs = max_epochs or train.max_epochs, train.warmup_epochs
     if warmup_epochs is None:
-        warmup_epochs = min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * epochs) if by_batch > base else 0.0
+        warmup_epochs = min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * epochs) if batch_rate > base else 0.0
     if distributed is not None:
-        peak = scale_rate(by_batch, distributed.scale_learning_rate, float(distributed.num_ranks))
-        if peak > max(base, by_batch):  # No warm-up for one rank, or for a rate that ranks do not scale up.
+        peak = scale_rate(batch_rate, distributed.scale_learning_rate, float(distributed.num_ranks))
+        if peak > max(base, batch_rate):  # No warm-up for one rank, or for a rate that ranks do not scale up.
             warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
     rate = LearningRate(
         start=base if peak > base else WARMUP_START * peak,

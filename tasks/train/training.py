@@ -211,7 +211,9 @@ class Training:
         try:
             return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
         except Diverged as diverged:
-            raise diverged.naming(lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)) from None
+            raise diverged.with_image_names(
+                lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)
+            ) from None
         except KeyboardInterrupt:
             # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.
             if self._run is not None and progress.running.is_trained:

@@ -113,10 +113,10 @@ def test_every_deployment_sets_the_switches_shown_first_in_its_form():
     for name, deployment in DEPLOYMENTS.items():
         model = load(deployment).fn.__annotations__["config"]
         settings = deployment["parameters"]["config"]
-        assert settings.keys() <= model.first.keys(), name
+        assert settings.keys() <= model.first_screen.keys(), name
         switches = {
             first
-            for first, (group, field) in model.first.items()
+            for first, (group, field) in model.first_screen.items()
             if model.model_fields[group].annotation.model_fields[field].annotation is bool
         }
         assert switches <= settings.keys(), name

@@ -43,7 +43,7 @@ from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
-from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed, parse_user_error
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names, parse_user_error
 from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
 from tasks.launch.task import train_single, train_with_artifacts
@@ -309,7 +309,7 @@ def test_unexpected_error_keeps_its_traceback_and_its_location_is_in_the_artifac
 
     @stage("break", retries=0)
     def break_down() -> None:
-        listed(["a"], None)
+        join_names(["a"], None)
 
     @dag_flow("breaking")
     def breaking(config: EtlRun) -> None:

@@ -24,7 +24,7 @@ from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
-from tasks.tracking.retained import table_tags
+from tasks.tracking.trained_tables import table_tags
 from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.config.etl import EtlConfig
 from tasks.config.pipeline import PipelineConfig
-from tasks.errors import WrongInput, explain, listed
+from tasks.errors import WrongInput, explain, join_names
 
 
 def sentence(model: type[BaseModel], values: dict[str, Any]) -> str:
@@ -78,4 +78,4 @@ def test_wrong_input_is_a_value_error() -> None:
 @pytest.mark.parametrize(("total", "expected"), [(2, "a, b"), (3, "a, b and 1 more"), (9, "a, b and 7 more")])
 def test_list_of_names_ends_with_the_number_of_the_others(total: int, expected: str) -> None:
     """The number of names that are not listed is appended if it is not zero."""
-    assert listed(["a", "b"], total) == expected
+    assert join_names(["a", "b"], total) == expected

@@ -90,13 +90,15 @@ def test_form_begins_with_frequently_changed_settings(model: type[Run]) -> None:
     order = sorted(properties, key=lambda name: properties[name]["position"])
     groups = [name for name in order if "anyOf" in properties[name] and "then" in properties[name]]
 
-    assert order[: len(model.first)] == list(model.first)
+    assert order[: len(model.first_screen)] == list(model.first_screen)
     assert groups
     assert order[-len(groups) :] == groups
     for name in groups:
         folded, settings = properties[name]["anyOf"]
         assert (folded["title"], folded["properties"], settings["title"]) == (FOLDED, {}, OPEN)
-        assert not settings["properties"].keys() & {field for group, field in model.first.values() if group == name}
+        assert not settings["properties"].keys() & {
+            field for group, field in model.first_screen.values() if group == name
+        }
         assert "default" not in properties[name]
 
 
@@ -168,14 +170,14 @@ def test_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert len(lines) <= 30
     options = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert sorted(options) == sorted(["--help-all", *(f"--{name}" for name in PipelineConfig.first)])
+    assert sorted(options) == sorted(["--help-all", *(f"--{name}" for name in PipelineConfig.first_screen)])
     assert any("--image_size int" in line and "(16 to 1024) (default: 224)" in line for line in lines)
     # Under the group of its stage; groups without such a setting follow.
     further = lines.index("further groups:")
     headings = [line.split()[0] for line in lines[:further] if line.endswith("):")]
     others = [line.split()[0] for line in lines[further + 1 :]]
     assert headings == [name for name in PipelineConfig.model_fields if name not in others]
-    assert set(headings) == {group for group, _field in PipelineConfig.first.values()}
+    assert set(headings) == {group for group, _field in PipelineConfig.first_screen.values()}
     assert lines.index(next(line for line in lines if line.startswith("cache ("))) + 1 == lines.index(
         next(line for line in lines if "--image_size" in line)
     )

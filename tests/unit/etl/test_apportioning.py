@@ -53,13 +53,15 @@ class Tables:
             {"path": path, "label": path.split("/")[0], "split": None, "size": len(content), "modified_at": THEN}
             for path, content in source.items()
         ]
-        held = [{"sha256": sha256, "label": label, "split": split} for sha256, (label, split) in self.images.items()]
+        existing = [
+            {"sha256": sha256, "label": label, "split": split} for sha256, (label, split) in self.images.items()
+        ]
         with Relations(self._storage) as relations:
             comparison = Comparison(
                 relations,
                 pa.Table.from_pylist(listing, schema=LISTING_ARROW),
                 pa.Table.from_pylist(list(self._ledger.values()), schema=FILES_ARROW),
-                pa.Table.from_pylist(held, schema=IMAGE_KEYS_ARROW),
+                pa.Table.from_pylist(existing, schema=IMAGE_KEYS_ARROW),
                 replaced=False,
                 keep_deleted=self._etl.deleted == "keep",
                 rule=SplitRule.of(self._etl),
@@ -68,7 +70,7 @@ class Tables:
             comparison.resolve(pa.Table.from_pylist(read[::-1] if backwards else read, schema=READ_ARROW))
             for row in comparison.surplus().to_pylist():
                 del self.images[row["sha256"]]
-            for sha256, label, split in relations.rows("FROM stored ANTI JOIN held USING (sha256, label, split)"):
+            for sha256, label, split in relations.rows("FROM stored ANTI JOIN existing USING (sha256, label, split)"):
                 assert sha256 not in self.images
                 self.images[sha256] = (label, split)
             if not killed:

@@ -42,7 +42,7 @@ def read(path: str, sha256: str | None, part: str | None = "a", **values: Any) -
     return row | values
 
 
-def held(sha256: str, label: str, split: str = "train") -> Row:
+def existing(sha256: str, label: str, split: str = "train") -> Row:
     """Return a row of `images`."""
     return {"sha256": sha256, "label": label, "split": split}
 
@@ -109,7 +109,7 @@ def test_first_run_reads_all_files_ordered_by_path(compare) -> None:
 def test_file_that_differs_from_the_ledger_is_read_again(compare, change: Row) -> None:
     """A changed file has the values of the listing, and not the split of its former content."""
     row = listed("cat/a.jpg", **change)
-    with compare([row], [known("cat/a.jpg", "1")], [held("1", "cat")]) as comparison:
+    with compare([row], [known("cat/a.jpg", "1")], [existing("1", "cat")]) as comparison:
         assert to_read(comparison) == [row]
         assert comparison.num_new() == 1
 
@@ -117,7 +117,7 @@ def test_file_that_differs_from_the_ledger_is_read_again(compare, change: Row) -
 @pytest.mark.parametrize("split", [None, "train"], ids=["decided by content", "predefined"])
 def test_unchanged_file_is_not_read(compare, split: str | None) -> None:
     """With an unchanged file the tables are up to date, and its outcome stays the same."""
-    with compare([listed("cat/a.jpg", split=split)], [known("cat/a.jpg", "1")], [held("1", "cat")]) as comparison:
+    with compare([listed("cat/a.jpg", split=split)], [known("cat/a.jpg", "1")], [existing("1", "cat")]) as comparison:
         assert comparison.is_up_to_date()
         assert to_read(comparison) == []
         assert resolve(comparison) == {}
@@ -129,7 +129,7 @@ def test_stored_file_without_its_image_is_new(compare) -> None:
     """An image under another label does not count, and a duplicate needs no image."""
     rows = [listed("cat/a.jpg"), listed("cat/b.jpg"), listed("cat/c.jpg")]
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2"), known("cat/c.jpg", "3", "duplicate")]
-    with compare(rows, ledger, [held("2", "dog")]) as comparison:
+    with compare(rows, ledger, [existing("2", "dog")]) as comparison:
         assert [row["path"] for row in to_read(comparison)] == ["cat/a.jpg", "cat/b.jpg"]
         assert comparison.num_new() == 2
 
@@ -184,7 +184,7 @@ def test_deleted_file_is_recorded_once_and_its_image_is_surplus(compare) -> None
         known("cat/c.jpg", "2"),
         known("cat/d.jpg", "3", "deleted"),
     ]
-    with compare([listed("cat/b.jpg")], ledger, [held("1", "cat"), held("2", "cat")]) as comparison:
+    with compare([listed("cat/b.jpg")], ledger, [existing("1", "cat"), existing("2", "cat")]) as comparison:
         assert not comparison.is_up_to_date()
         assert resolve(comparison) == {
             "cat/a.jpg": ("deleted", None),
@@ -197,7 +197,7 @@ def test_deleted_file_is_recorded_once_and_its_image_is_surplus(compare) -> None
 def test_existing_files_take_precedence_over_kept_images(compare) -> None:
     """A kept image whose content is back under another label gets that label."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted"), known("cat/c.jpg", "3")]
-    images = [held("1", "cat"), held("2", "cat"), held("3", "cat")]
+    images = [existing("1", "cat"), existing("2", "cat"), existing("3", "cat")]
     with compare([listed("dog/c.jpg")], ledger, images, keep_deleted=True) as comparison:
         resolve(comparison, read("dog/c.jpg", "3"))
         assert comparison.kept_groups() == [("cat", "train", 2)]
@@ -209,7 +209,7 @@ def test_tables_with_kept_images_are_up_to_date(compare) -> None:
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted")]
     for keep in (True, False):
         with compare(
-            [listed("cat/a.jpg")], ledger, [held("1", "cat"), held("2", "cat")], keep_deleted=keep
+            [listed("cat/a.jpg")], ledger, [existing("1", "cat"), existing("2", "cat")], keep_deleted=keep
         ) as comparison:
             assert comparison.is_up_to_date() is keep
 
@@ -217,7 +217,7 @@ def test_tables_with_kept_images_are_up_to_date(compare) -> None:
 def test_another_source_replaces_all_images(compare) -> None:
     """Files with paths and times of the former source are new; its images are surplus, also with keep_deleted."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2")]
-    images = [held("1", "cat"), held("2", "cat")]
+    images = [existing("1", "cat"), existing("2", "cat")]
     with compare([listed("cat/a.jpg")], ledger, images, replaced=True, keep_deleted=True) as comparison:
         assert [row["path"] for row in to_read(comparison)] == ["cat/a.jpg"]
         assert resolve(comparison, read("cat/a.jpg", "9")) == {
@@ -239,7 +239,7 @@ def test_parts_have_the_rows_to_insert(compare) -> None:
         read("cat/f.jpg", "5", "d"),
         read("cat/g.jpg", None, None, reason="unreadable", detail="no"),
     ]
-    with compare([listed(row["path"]) for row in rows], [], [held("5", "cat")]) as comparison:
+    with compare([listed(row["path"]) for row in rows], [], [existing("5", "cat")]) as comparison:
         resolve(comparison, *rows)
         assert comparison.parts() == [("a", 2, None), ("b", 2, ["3"])]
 
@@ -248,7 +248,7 @@ def test_ledger_changes_report_whether_all_paths_are_new(compare) -> None:
     """A path that was deleted and restored has a row already."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "2", "deleted")]
     for path, adds in (("cat/c.jpg", True), ("cat/b.jpg", False)):
-        with compare([listed("cat/a.jpg"), listed(path)], ledger, [held("1", "cat")]) as comparison:
+        with compare([listed("cat/a.jpg"), listed(path)], ledger, [existing("1", "cat")]) as comparison:
             comparison.resolve(pa.Table.from_pylist([read(path, "2")], schema=READ_ARROW))
             changes, only_new = comparison.ledger_changes(NOW)
             assert changes.column("path").to_pylist() == [path]

@@ -20,11 +20,11 @@ rules = st.tuples(st.integers(0, 49), st.integers(0, 50)).map(
 increments = st.lists(st.dictionaries(st.sampled_from(LABELS), st.integers(1, 40), max_size=5), max_size=8)
 
 
-def assign(held: dict[str, Counts], new: dict[str, int], rule: SplitRule) -> dict[str, Counts]:
+def assign(existing: dict[str, Counts], new: dict[str, int], rule: SplitRule) -> dict[str, Counts]:
     """Assign new images; return the new counts, and check that every rank is assigned to exactly one split."""
-    after = {label: dict(counts) for label, counts in held.items()}
+    after = {label: dict(counts) for label, counts in existing.items()}
     ranks: dict[str, list[int]] = {}
-    for label, split, first, last in apportion_classes(held, new, rule):
+    for label, split, first, last in apportion_classes(existing, new, rule):
         ranks.setdefault(label, []).extend(range(first, last))
         counts = after.setdefault(label, {})
         counts[split] = counts.get(split, 0) + last - first
@@ -32,9 +32,9 @@ def assign(held: dict[str, Counts], new: dict[str, int], rule: SplitRule) -> dic
     return after
 
 
-def check_shares(held: dict[str, Counts], rule: SplitRule) -> None:
+def check_shares(existing: dict[str, Counts], rule: SplitRule) -> None:
     """Assert that each split of each class has its exact share, rounded down or up."""
-    for counts in held.values():
+    for counts in existing.values():
         for split in ORDER:
             assert abs(counts.get(split, 0) - rule.shares[split] * sum(counts.values())) < 1
 
@@ -42,20 +42,20 @@ def check_shares(held: dict[str, Counts], rule: SplitRule) -> None:
 @given(increments, rules)
 def test_fractions_hold_to_one_image_in_every_class_after_every_increment(steps, rule) -> None:
     """Each split of each class has its share, rounded down or up, after any sequence of new images."""
-    held: dict[str, Counts] = {}
+    existing: dict[str, Counts] = {}
     for new in steps:
-        held = assign(held, new, rule)
-        check_shares(held, rule)
+        existing = assign(existing, new, rule)
+        check_shares(existing, rule)
 
 
 @given(increments, rules)
 def test_fractions_hold_over_the_whole_table(steps, rule) -> None:
     """Rounding errors of classes cancel out over the table, also with classes smaller than a split's share."""
-    held: dict[str, Counts] = {}
+    existing: dict[str, Counts] = {}
     for new in steps:
-        held = assign(held, new, rule)
+        existing = assign(existing, new, rule)
     total: Counter[str] = Counter()
-    for counts in held.values():
+    for counts in existing.values():
         total.update(counts)
     # Rounding is by class, and assigned images keep their split: five classes are off by at most 2.5 images.
     for split in ORDER:
@@ -64,15 +64,15 @@ def test_fractions_hold_over_the_whole_table(steps, rule) -> None:
 
 def test_thirty_images_in_each_of_six_classes() -> None:
     """Each class of 30 images has 3 in val and 3 in test."""
-    held = assign({}, dict.fromkeys("abcdef", 30), TENTHS)
-    assert set(map(str, held.values())) == {str({TEST: 3, VAL: 3, TRAIN: 24})}
+    existing = assign({}, dict.fromkeys("abcdef", 30), TENTHS)
+    assert set(map(str, existing.values())) == {str({TEST: 3, VAL: 3, TRAIN: 24})}
 
 
 def test_classes_smaller_than_a_share_have_test_images_together() -> None:
     """A hundred classes of three images give 30 images to val and to test, and at least 2 per class to train."""
-    held = assign({}, {f"{number:03}": 3 for number in range(100)}, TENTHS)
+    existing = assign({}, {f"{number:03}": 3 for number in range(100)}, TENTHS)
     total: Counter[str] = Counter()
-    for counts in held.values():
+    for counts in existing.values():
         total.update(counts)
         assert counts[TRAIN] >= 2
     assert total == {TRAIN: 240, VAL: 30, TEST: 30}
@@ -83,11 +83,11 @@ def test_classes_smaller_than_a_share_have_test_images_together() -> None:
     st.dictionaries(st.sampled_from(LABELS), st.integers(1, 60)),
     rules,
 )
-def test_after_deletions_new_images_go_to_the_splits_with_a_deficit(held, new, rule) -> None:
+def test_after_deletions_new_images_go_to_the_splits_with_a_deficit(existing, new, rule) -> None:
     """A split that gets an image was not fuller, relative to its share, than any other split is afterwards."""
-    after = assign(held, new, rule)
+    after = assign(existing, new, rule)
     for label in new:
-        got = [split for split in ORDER if after[label].get(split, 0) > held.get(label, {}).get(split, 0)]
+        got = [split for split in ORDER if after[label].get(split, 0) > existing.get(label, {}).get(split, 0)]
         for split, other in ((split, other) for split in got for other in ORDER if rule.shares[other]):
             fullness = (after[label][split] - 1) / rule.shares[split]
             assert fullness <= (after[label].get(other, 0) + 1) / rule.shares[other]
@@ -102,7 +102,7 @@ def test_split_with_a_share_of_zero_gets_no_images() -> None:
 
 def test_millions_of_images_are_apportioned_at_once() -> None:
     """The time does not depend on the number of images, also if a split has far too few or too many."""
-    held = {"cat": {TRAIN: 5_000_000, VAL: 1, TEST: 0}, "dog": {TRAIN: 0, VAL: 0, TEST: 4_000_000}}
-    after = assign(held, {"cat": 3_000_000, "dog": 3_000_000}, TENTHS)
+    existing = {"cat": {TRAIN: 5_000_000, VAL: 1, TEST: 0}, "dog": {TRAIN: 0, VAL: 0, TEST: 4_000_000}}
+    after = assign(existing, {"cat": 3_000_000, "dog": 3_000_000}, TENTHS)
     assert after["cat"] == {TRAIN: 6_400_001, VAL: 800_000, TEST: 800_000}
     assert after["dog"] == {TRAIN: 2_666_667, VAL: 333_333, TEST: 4_000_000}

@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, listed
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.orchestration.failure import (
     EngineLogFilter,
     failure_markdown,
@@ -111,11 +111,11 @@ def test_sentence_is_escaped_in_the_artifact() -> None:
 def test_unexpected_error_is_shown_with_its_location_in_the_code() -> None:
     """The location is the innermost frame in the project's code, not in a library or a test."""
     with pytest.raises(TypeError) as raised:
-        listed(["a"], None)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
+        join_names(["a"], None)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
     text = failure_markdown(raised.value, None)
     assert "**TypeError: " in text
     assert "`tasks/errors.py, line " in text
-    assert ", in listed`" in text
+    assert ", in join_names`" in text
     assert "the log below has its traceback" in text
 
 

@@ -7,7 +7,7 @@ import pytest
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
 from tasks.tracking.registry_values import checked_run_id, share, whole_number
-from tasks.tracking.retained import served_tables, serving_tags
+from tasks.tracking.trained_tables import served_tables, serving_tags
 
 MessagesOf = Callable[[str], list[str]]
 

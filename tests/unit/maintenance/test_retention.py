@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.maintenance.kept import list_files, loadable_versions, versions_to_keep
+from tasks.maintenance.retention import list_files, loadable_versions, versions_to_keep
 from tasks.refs import TableRef
 
 
