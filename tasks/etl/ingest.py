@@ -209,7 +209,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
         )
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
-        # The JVM of a killed run may still write for a moment, and has ended by the time that this run's has started.
+        # The JVM of a killed run may still write. `exclusive_lock` waits for it only if this run has a JVM, too.
         if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
