@@ -111,7 +111,9 @@ def _log_console() -> Console:
 
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
-    program = f"python -m {sys.modules['__main__'].__spec__.name}"  # type: ignore[union-attr]  # a module run with -m has a spec
+    # Only a module run with -m has a spec; spark-submit runs a file.
+    module = sys.modules["__main__"].__spec__
+    program = f"python -m {module.name}" if module else Path(sys.argv[0]).name
     try:
         config = parse_arguments(model, program, sys.argv[1:])
     except ValidationError as error:

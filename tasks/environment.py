@@ -8,6 +8,10 @@ MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
 
 
+SPARK_SECRET = "_SPARK_AUTH_SECRET"  # noqa: S105  # the name of a variable
+"""The variable from which Spark's own processes read the secret of a standalone cluster."""
+
+
 def lakevision_home() -> Path:
     """Return the folder for all output of a run: $LAKEVISION_HOME, or ./.lakevision."""
     return Path(os.environ.get("LAKEVISION_HOME") or ".lakevision").expanduser().absolute()
@@ -24,6 +28,26 @@ def java_command() -> str:
     """Return the java command that Spark starts: $JAVA_HOME/bin/java, or java on PATH."""
     java_home = os.environ.get("JAVA_HOME")
     return str(Path(java_home) / "bin" / "java") if java_home else "java"
+
+
+def runs_under_spark_submit() -> bool:
+    """Return whether spark-submit started this process, and before it the JVM ($PYSPARK_GATEWAY_PORT)."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def worker_python() -> str | None:
+    """Return the Python interpreter of Spark's executors: $PYSPARK_PYTHON, or None."""
+    return os.environ.get("PYSPARK_PYTHON") or None
+
+
+def spark_address() -> str | None:
+    """Return the address that Spark binds to on this machine: $SPARK_LOCAL_IP, or None if Spark may choose one."""
+    return os.environ.get("SPARK_LOCAL_IP") or None
+
+
+def has_spark_secret() -> bool:
+    """Return whether the secret of a standalone cluster is in the environment, where Spark's JVM reads it."""
+    return bool(os.environ.get(SPARK_SECRET))
 
 
 def cxx_compiler() -> str:

@@ -72,6 +72,10 @@ class TrackingUnavailable(UserError, RuntimeError):
     """
 
 
+class ClusterUnavailable(UserError, RuntimeError):
+    """The Spark master does not answer; the message names it. Retried, since it may come back."""
+
+
 class RunDeleted(UserError, RuntimeError):
     """The MLflow run was deleted during training; run again, the training run resumes in a new MLflow run."""
 

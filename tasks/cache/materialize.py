@@ -29,6 +29,7 @@ from tasks.errors import WrongInput
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
+from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks, num_tasks
 from tasks.spark.session import BROADCAST_ROWS, spark_session
 from tasks.storage import Storage
@@ -177,7 +178,7 @@ def _build(
 ) -> CacheManifest:
     groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
     writer = make_writer(url, cache_config, groups, count_ended_tasks(spark.sparkContext))
-    total, cores = sum(content.rows.values()), spark.sparkContext.defaultParallelism
+    total, cores = sum(content.rows.values()), num_task_slots(spark)
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     numbered = (
         _number_rows(spark, images, content, cache_config)

@@ -20,7 +20,7 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     return None if found is None else f"cache-{hashlib.sha256(f'{found.url}|{found.digest}'.encode()).hexdigest()}"
 
 
-@stage("cache", cache_key=_key)
+@stage("cache", timeout_in="cache_config", cache_key=_key)
 def materialize(cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig) -> CacheRef:
     """Build the training cache of one Delta version unless it exists."""
     ref, built = materialize_cache(cache_config, table, storage, spark_config)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import SparkRun
-from tasks.config.values import KeepDays, TableVersion
+from tasks.config.values import KeepDays, StageTimeout, TableVersion
 
 
 class CacheConfig(FrozenConfig):
@@ -31,6 +31,9 @@ class CacheConfig(FrozenConfig):
         ge=1,
         le=1_000_000,
         description="Maximum size of all caches, in GB; above it, the least recently used are removed. Empty: no limit",
+    )
+    timeout_seconds: StageTimeout = Field(
+        86_400, description="Timeout of the build, in seconds; it is retried twice, each time with this timeout"
     )
 
     @property

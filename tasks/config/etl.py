@@ -8,6 +8,7 @@ from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
+from tasks.config.values import StageTimeout
 from tasks.credentials import Url
 from tasks.errors import MAX_SHOWN, loggable
 from tasks.system.remote_file import check_remote_file, is_url
@@ -161,6 +162,9 @@ class EtlConfig(FrozenConfig):
     )
     replace_source: bool = Field(
         False, description="Allow a source or labels that the tables were not created from to replace their contents"
+    )
+    timeout_seconds: StageTimeout = Field(
+        86_400, description="Timeout of ETL, in seconds; it is retried twice, each time with this timeout"
     )
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import TABLES, SparkRun
+from tasks.config.values import StageTimeout
 
 
 class MaintainConfig(FrozenConfig):
@@ -17,6 +18,9 @@ class MaintainConfig(FrozenConfig):
         "trained from are always retained",
     )
     file_megabytes: int = Field(256, ge=1, le=4096, description="Target size of compacted data files, in MB")
+    timeout_seconds: StageTimeout = Field(
+        86_400, description="Timeout of maintenance, in seconds; it is retried twice, each time with this timeout"
+    )
 
 
 class MaintainRun(SparkRun):

@@ -5,6 +5,7 @@ from pydantic import Field
 from tasks.config.frozen import FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
+from tasks.config.values import StageTimeout
 from tasks.credentials import Url
 
 
@@ -23,6 +24,9 @@ class PredictConfig(FrozenConfig):
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
     batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
+    timeout_seconds: StageTimeout = Field(
+        86_400, description="Timeout of inference, in seconds; it is retried twice, each time with this timeout"
+    )
 
 
 class PredictRun(SparkRun):

@@ -5,7 +5,7 @@ from pydantic import Field
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import Run
 from tasks.config.storage import StorageConfig
-from tasks.config.values import ModelName, RunId
+from tasks.config.values import ModelName, RunId, StageTimeout
 
 
 class PromoteConfig(FrozenConfig):
@@ -22,6 +22,9 @@ class PromoteConfig(FrozenConfig):
         le=1.0,
         description="Minimum accuracy on the split `test` for promotion; a run that is not better than the champion is "
         "never promoted",
+    )
+    timeout_seconds: StageTimeout = Field(
+        86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"
     )
 
 

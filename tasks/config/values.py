@@ -129,6 +129,9 @@ Memory = Annotated[str, AfterValidator(check_memory), Field(json_schema_extra={"
 KeepDays = Annotated[int, BeforeValidator(lambda given: 0 if given is None else given), Field(ge=0, le=36_500)]
 """Days after which something unused is removed, 0 for never; older deployments and runs have None for that."""
 
+StageTimeout = Annotated[int, Field(ge=1, le=YEAR_SECONDS)]
+"""The time limit of one attempt of a stage, in seconds."""
+
 TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 """A version of a Delta table; a form's numbers are exact up to 2^53."""
 

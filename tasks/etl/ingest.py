@@ -32,6 +32,7 @@ from tasks.schema import (
     READ_ARROW,
     STORED,
 )
+from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.storage import Storage
@@ -108,7 +109,7 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
     if not listing.num_rows:
         return READ_ARROW.empty_table()
     # Images are decoded only once, when they are written into parts; both tables are committed from the returned rows.
-    cores = spark.sparkContext.defaultParallelism
+    cores = num_task_slots(spark)
     rounds = -(-listing.num_rows // (FILES_PER_TASK * cores))
     tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core is idle while another runs its last task
     files = spark.createDataFrame(listing).repartition(tasks)

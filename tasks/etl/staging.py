@@ -49,8 +49,9 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
         _sweep(path, target.run, done=True)
         raise
     except BaseException:
-        # Tasks of a failed job may still write for a moment: the marker stays for the next run.
-        _sweep(path, target.run, done=False)
+        # Tasks of a failed job may still write for a moment: the marker stays for the next run. If the lock was lost,
+        # another run may be writing parts of its own.
+        _sweep(path, target.run, done=False, others=False)
         raise
     _sweep(path, target.run, done=True)
 
@@ -76,18 +77,19 @@ def sweep_killed_runs(path: str) -> None:
         _sweep(path, None, done=True)
 
 
-def _sweep(path: str, own: str | None, *, done: bool) -> None:
-    """Remove uncommitted parts of this run and, on a local disk, of other runs.
+def _sweep(path: str, own: str | None, *, done: bool, others: bool = True) -> None:
+    """Remove uncommitted parts of this run and, on a local disk with `others`, of other runs.
 
     Args:
         path: Path or URL of the table.
         own: Name of this run; None if it writes no parts.
         done: Whether this run writes no more parts; if so, the markers are removed, too.
+        others: Whether this run has the exclusive lock, so that parts of other runs are those of killed ones.
     """
     filesystem, root = fsspec.core.url_to_fs(path)
     for marker in _markers(path):
         version, run = marker.removeprefix(MARKER).rsplit("-", 1)
-        if run != own and local_path(path) is None:
+        if run != own and (not others or local_path(path) is None):
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
         for folder in ("", f"{CHANGE_FOLDER}/"):

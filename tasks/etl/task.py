@@ -18,7 +18,7 @@ from tasks.text.markup import in_cells
 from tasks.tracking import check_tracking
 
 
-@stage("etl")
+@stage("etl", timeout_in="etl")
 def ingest(etl: EtlConfig, storage: Storage, spark_config: SparkConfig) -> EtlReport:
     """Synchronize the tables `images` and `files` with the source, and publish their contents as artifacts."""
     with keep_spark():  # the session that lists a URL also reads its files

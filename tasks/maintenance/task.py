@@ -11,7 +11,7 @@ from tasks.storage import Storage
 from tasks.text.markup import in_cells
 
 
-@stage("maintain")
+@stage("maintain", timeout_in="config")
 def maintain(config: MaintainConfig, storage: Storage, spark_config: SparkConfig) -> MaintenanceReport:
     """Compact the tables and remove files that no kept version needs."""
     report = maintain_tables(config, storage, spark_config)

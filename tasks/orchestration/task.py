@@ -1,5 +1,6 @@
 """The decorator of all Prefect tasks: retries, the run's log, and final states."""
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from tasks.credentials import without_credentials
 from tasks.errors import NotRetried, UserError
 from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_message, without_secrets
 from tasks.progress.task import progress_artifacts
+from tasks.server_lock.task import server_locks
 from tasks.storage import Storage
 from tasks.system.home import make_home
 from tasks.text.log_lines import SingleLineFilter
@@ -36,8 +38,6 @@ R = TypeVar("R")
 
 SKIPPED = "Skipped"
 """Name of the state of a stage whose work was already done."""
-
-DAY_SECONDS = 86_400
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
@@ -97,12 +97,23 @@ def skipped(value: R, why: str) -> R:
 
 
 class Stage(Task[P, R]):
-    """A task that may return a state; a direct call returns the value, or raises the error, that the state holds."""
+    """A task that may return a state; a direct call returns the value, or raises the error, that the state holds.
+
+    Attributes:
+        timeout_in: Name of the parameter whose setting `timeout_seconds` is the time limit of the task, or None.
+    """
+
+    timeout_in: str | None = None
 
     if not TYPE_CHECKING:  # A type checker sees the call of Prefect's task, with all its overloads.
 
         def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
             """Run the stage in this process."""
+            if self.timeout_in is not None:
+                given = inspect.signature(self.fn).bind(*args, **kwargs).arguments[self.timeout_in]
+                limited = self.with_options(timeout_seconds=given.timeout_seconds)
+                limited.timeout_in = None
+                return limited(*args, return_state=return_state, **kwargs)
             with cancelled_task_run():
                 state: State[R] = super().__call__(*args, return_state=True, **kwargs)
             return state if return_state else state.result()
@@ -112,6 +123,7 @@ class Stage(Task[P, R]):
         changed = super().with_options(**options)
         # Prefect creates a `Task`, whatever the class of the original.
         changed.__class__ = Stage
+        changed.timeout_in = self.timeout_in  # type: ignore[attr-defined]  # as above
         return changed  # type: ignore[return-value]  # with_options keeps the class
 
 
@@ -150,7 +162,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     """
     note_task_run()
     try:
-        with run_log(), progress_artifacts():
+        with run_log(), progress_artifacts(), server_locks():
             make_homes(*args, *kwargs.values())
             return function(*args, **kwargs)
     except (Exception, TerminationSignal) as error:
@@ -170,7 +182,8 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
 def stage(
     name: str,
     *,
-    timeout_seconds: float | None = DAY_SECONDS,
+    timeout_seconds: float | None = None,
+    timeout_in: str | None = None,
     retries: int = 2,
     cache_key: Callable[[TaskRunContext, dict[str, Any]], str | None] | None = None,
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
@@ -180,7 +193,8 @@ def stage(
 
     Args:
         name: Name of the stage.
-        timeout_seconds: Time limit of the task; None if the work has its own limit.
+        timeout_seconds: Time limit of the task; None if the work or a setting has it.
+        timeout_in: Name of the parameter whose setting `timeout_seconds` is the time limit of the task.
         retries: Number of retries after a failure; 0 if they are decided elsewhere.
         cache_key: Returns the cache key of the result, from the versions of its inputs, or None if the cached result
             cannot be used.
@@ -191,7 +205,7 @@ def stage(
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             return _run_in_task(function, *args, **kwargs)
 
-        return Stage(
+        created = Stage(
             run,
             name=name,
             retries=retries,
@@ -204,6 +218,8 @@ def stage(
             # JSON, not pickle: a result may come from another machine.
             result_serializer="json",
         )
+        created.timeout_in = timeout_in
+        return created
 
     return decorate
 

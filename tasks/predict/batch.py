@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +26,11 @@ from tasks.predict.least_confident import SHA256_ARROW, least_confident
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
+from tasks.spark.cluster import num_task_slots, task_threads, threads_per_task
 from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
-from tasks.system.cores import num_cores
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
@@ -41,14 +42,14 @@ KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PRE
 
 
 def make_predictor(
-    package: str, batch_size: int, num_threads: int, ended: Accumulator[EndedParts] | None = None
+    package: str, batch_size: int, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
 ) -> Callable[[str], Column]:
     """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
 
     Args:
-        package: Name under which SparkContext.addFile distributed the model package.
+        package: Name of the folder into which executors unpack the model package.
         batch_size: Number of images per forward pass.
-        num_threads: Number of compute threads per Python worker.
+        num_threads: Number of compute threads per Python worker; None for the cores that Spark reserves for a task.
         ended: Accumulator of the tasks that ended.
     """
     driver = os.getpid()
@@ -61,7 +62,7 @@ def make_predictor(
         count = WorkerCount("predict", driver, ended)
 
         # Spark already runs one worker per core: more threads would oversubscribe the cores.
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(num_threads or task_threads())
         began = time.perf_counter()
         model = ImageClassifier.load(Path(SparkFiles.get(package)))
         log_from_worker(f"model loaded in {time.perf_counter() - began:.1f} s")
@@ -185,11 +186,10 @@ def _predict(
             chosen = spark.createDataFrame(pending)
             chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
             contents = contents.join(chosen, on="sha256", how="left_semi")
-        with TemporaryDirectory(prefix="lakevision-model-") as scratch:
-            package = _send_package(spark, storage, model, Path(scratch))
-            num = pending.num_rows
-            with counted("predict", num):
-                errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size, num)
+        package = _send_package(spark, storage, model)
+        num = pending.num_rows
+        with counted("predict", num):
+            errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size, num)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
@@ -204,13 +204,20 @@ def _predict(
     )
 
 
-def _send_package(spark: SparkSession, storage: Storage, model: ModelRef, scratch: Path) -> str:
+def _send_package(spark: SparkSession, storage: Storage, model: ModelRef) -> str:
     """Send the model package to every executor, none of which needs the registry; return its folder's name there."""
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
-    folder = fetch_classifier(storage, model, scratch / name)
-    spark.sparkContext.addFile(str(folder), recursive=True)
-    return folder.name
+    # The driver serves the archive as long as the session: an executor that starts later fetches it, too.
+    archive = Path(spark.sparkContext._temp_dir) / f"{name}.zip"
+    with TemporaryDirectory(prefix="lakevision-model-") as scratch:
+        folder = fetch_classifier(storage, model, Path(scratch) / name)
+        # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
+            for file in sorted(folder.rglob("*")):
+                packed.write(file, file.relative_to(folder))
+    spark.sparkContext.addArchive(f"{archive}#{name}")
+    return name
 
 
 def _predict_pending(
@@ -223,12 +230,11 @@ def _predict_pending(
     num_pending: int,
 ) -> int:
     """Predict and merge in one commit; return the number of images with an error instead of a label."""
-    parallelism = spark.sparkContext.defaultParallelism
-    num_threads = max(1, num_cores() // parallelism)
-    predictor = make_predictor(package, batch_size, num_threads, count_ended_tasks(spark.sparkContext))
+    slots = num_task_slots(spark)
+    predictor = make_predictor(package, batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
     rows = (
         # A worker loads the model once per task: few tasks, not one per file.
-        pending.repartition(num_tasks(num_pending, parallelism, least=parallelism))
+        pending.repartition(num_tasks(num_pending, slots, least=slots))
         .select("sha256", predictor("content").alias("prediction"))
         .select(
             "sha256",

@@ -28,7 +28,7 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     return f"predict-{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()}"
 
 
-@stage("predict", cache_key=_key)
+@stage("predict", timeout_in="predict", cache_key=_key)
 def predict_images(
     predict: PredictConfig,
     promote: PromoteConfig,

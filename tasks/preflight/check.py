@@ -17,6 +17,7 @@ from tasks.spark.jvm import check_java
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable
+from tasks.system.locks import unlocked_warning
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import read_columns
 from tasks.train.batches import check_batches
@@ -66,6 +67,9 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_java()
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
+    for location in (storage.tables, storage.cache):
+        if warning := unlocked_warning(location):
+            logger.warning("%s", warning)
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows

@@ -22,7 +22,7 @@ def check_promotable(promote: PromoteConfig, storage: Storage, table: TableRef, 
     check_promotion(promote, storage, table, cache)
 
 
-@stage("promote")
+@stage("promote", timeout_in="promote")
 def promote_run(
     runs: list[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
 ) -> ModelRef:

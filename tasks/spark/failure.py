@@ -1,14 +1,15 @@
 """Conversion of Spark's failures to readable messages."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 
 from tasks.errors import DiskFull, WrongInput
+from tasks.spark.gateway import failed_with_jvm
 
 
 class SparkFailed(RuntimeError):
@@ -34,6 +35,17 @@ def shorten_exception(text: str) -> str:
     return first
 
 
+def _missing_project(text: str) -> str | None:
+    """Return the message for executors whose Python cannot import this project, or None for another exception."""
+    found = re.search(r"ModuleNotFoundError: No module named '(tasks|flows)\b", text)
+    if found is None:
+        return None
+    return (
+        f"Python on a Spark executor has no module '{found[1]}': install lakevision there "
+        "(deployments/README.md, 'On a Spark cluster')"
+    )
+
+
 @contextmanager
 def failures_as_text(log: Path) -> Iterator[None]:
     """Convert exceptions of Spark raised inside to SparkFailed while the JVM is running.
@@ -49,11 +61,11 @@ def failures_as_text(log: Path) -> Iterator[None]:
     except (WrongInput, DiskFull):
         raise
     except Exception as error:
-        gateway = SparkContext._gateway
-        if gateway is not None and (status := gateway.proc.poll()) is not None:
+        if message := failed_with_jvm(log):
             # The exception of a closed socket depends on the moment.
-            message = f"the JVM of Spark exited unexpectedly (status {status}), see {log}: run again"
             raise SparkFailed(message) from error
+        if isinstance(error, (Py4JJavaError, CapturedException)) and (message := _missing_project(str(error))):
+            raise SparkFailed(message) from None
         if isinstance(error, Py4JJavaError):
             raise SparkFailed(_root_message(error)) from None
         if isinstance(error, CapturedException):

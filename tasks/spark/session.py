@@ -2,20 +2,33 @@
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
+from tasks.spark.cluster import (
+    cluster_settings,
+    is_authenticated_by_secret,
+    is_local,
+    python_of_workers,
+    session_master,
+)
 from tasks.spark.failure import failures_as_text
+from tasks.spark.gateway import (
+    add_to_class_path,
+    forget_dead_jvm,
+    has_class,
+    jvm_is_alive,
+    start_authenticated_jvm,
+    stop_jvm,
+    submitted_settings,
+)
 from tasks.spark.jvm import check_java, delta_jars, java_options
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.worker_log import forward_worker_lines, stderr_into
@@ -29,19 +42,34 @@ Result = TypeVar("Result")
 BROADCAST_ROWS = 1_000_000
 """Tables of up to this many rows without images (about 100 bytes each) are broadcast: no image is shuffled."""
 
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+
 SPARE_HEAPS = 4
 """Free memory from which an idle JVM is kept during a training run, in multiples of its maximum heap."""
 
-STOP_SECONDS = 120
-"""Time after which a JVM that does not exit is killed; writing its class archive takes twenty seconds."""
 
+def _settings(
+    config: SparkConfig, storage: Storage, scratch: Path | None, java: str, submitted: dict[str, str]
+) -> dict[str, str]:
+    """Return the settings of a new session; those of the user and of spark-submit take precedence.
 
-def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java: str) -> dict[str, str]:
+    Args:
+        config: As `spark_session`.
+        storage: As `spark_session`.
+        scratch: Folder for the temporary files of a local session; None on a cluster.
+        java: Output of `java -version`.
+        submitted: As `submitted_settings`.
+
+    Raises:
+        WrongInput: Delta's jars are missing, or as `cluster_settings`.
+        ClusterUnavailable: As `cluster_settings`.
+    """
     cores = num_cores()
     settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.extensions": DELTA_EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
         "spark.driver.memory": config.driver_memory,
         "spark.ui.showConsoleProgress": "false",
         # The workers' results per file are collected, about 230 bytes each: bounded by the heap instead of 1 GB.
@@ -60,7 +88,9 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",
     }
-    if scratch is not None:
+    if scratch is None:
+        settings |= cluster_settings(session_master(config, submitted), submitted | config.conf)
+    else:
         settings |= {
             # The defaults are for clusters: on one machine, empty tasks would take most of a minute.
             "spark.sql.shuffle.partitions": str(cores),
@@ -72,20 +102,23 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
-            "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
             # Other users of the machine reach the driver's port, which deserializes its input. The secret is generated
             # in the JVM and stays there; executors in other processes (local-cluster) would need it as well.
             "spark.authenticate": str(not config.master.startswith("local-cluster")).lower(),
         }
     # A user may set Delta's jars in spark.conf; nothing is downloaded without being configured.
     set_by_user = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
-    jars = delta_jars(required=not set_by_user)
+    jars = [] if submitted and has_class(DELTA_EXTENSION) else delta_jars(required=not set_by_user)
     if jars:
         settings["spark.jars"] = ",".join(jars)
         if scratch is not None:
             # On the class path as well: a class data archive has no classes of Spark's own class loader.
             settings["spark.driver.extraClassPath"] = ":".join(jars)
-    return settings | config.conf
+    merged = settings | submitted
+    if submitted and jars:
+        add_to_class_path(jars)
+        merged["spark.jars"] = ",".join([*filter(None, [submitted.get("spark.jars")]), *jars])
+    return merged | config.conf
 
 
 @dataclass
@@ -122,7 +155,7 @@ def release_memory_for_training(config: SparkConfig) -> None:
     if _state.session is None:
         return
     is_roomy = free_memory() >= SPARE_HEAPS * memory_bytes(config.driver_memory)
-    if is_roomy and config.master.startswith("local"):
+    if is_roomy and is_local(str(_state.session.sparkContext.master)):
         return
     logger.info("Spark is stopped until it is needed again")
     _stop_kept_session()
@@ -157,7 +190,8 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     A retry after the JVM was killed starts another JVM.
 
     Raises:
-        WrongInput: No Java 17 or 21.
+        WrongInput: No Java 17 or 21, or as `cluster_settings`.
+        ClusterUnavailable: As `cluster_settings`.
         SparkFailed: Work inside failed in the JVM or in a Python worker.
     """
     log = storage.logs / "spark.log"
@@ -167,20 +201,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         with _forwarded(log), failures_as_text(log):
             yield active
         return
-    java = check_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    if config.master.startswith("local"):  # On a cluster, executors have their own temporary folders.
-        _state.scratch = Scratch(scratch_root(storage))
-    builder = SparkSession.builder.master(config.master).appName("lakevision")
-    scratch = None if _state.scratch is None else _state.scratch.folder
-    for name, value in _settings(config, storage, scratch, java).items():
-        builder = builder.config(name, value)
-    try:
-        with stderr_into(log):
-            session = builder.getOrCreate()
-    except BaseException:
-        _stop_jvm()  # It may be running without a session; a retry starts another.
-        raise
+    session = _start(config, storage, log)
     session.sparkContext.setLogLevel("ERROR")
     try:
         with _forwarded(log), failures_as_text(log):
@@ -190,6 +211,28 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
             _state.session = session
         else:
             _stop(session)
+
+
+def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
+    submitted = submitted_settings()
+    master = session_master(config, submitted)
+    java = "" if submitted else check_java()
+    os.environ["PYSPARK_PYTHON"] = python_of_workers(config, master)
+    if is_local(master):  # On a cluster, executors have their own temporary folders.
+        _state.scratch = Scratch(scratch_root(storage))
+    scratch = None if _state.scratch is None else _state.scratch.folder
+    try:
+        settings = _settings(config, storage, scratch, java, submitted)
+        builder = SparkSession.builder.master(master).appName("lakevision")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        with stderr_into(log):
+            if is_authenticated_by_secret(master):
+                start_authenticated_jvm(settings)
+            return builder.getOrCreate()
+    except BaseException:
+        _stop_jvm()  # It may be running without a session; a retry starts another.
+        raise
 
 
 class NeedsSpark(Exception):
@@ -208,6 +251,7 @@ def try_without_spark(work: Callable[[SparkSession | None], Result], config: Spa
 
     Raises:
         WrongInput: As `spark_session`.
+        ClusterUnavailable: As `spark_session`.
         SparkFailed: As `spark_session`.
     """
     _forget_dead_jvm()
@@ -221,53 +265,20 @@ def try_without_spark(work: Callable[[SparkSession | None], Result], config: Spa
 
 
 def _stop(session: SparkSession) -> None:
-    if _jvm_is_alive():
+    if jvm_is_alive():
         session.stop()
         _stop_jvm()
     else:
         _forget_dead_jvm()
 
 
-def _jvm_is_alive() -> bool:
-    gateway = SparkContext._gateway
-    return gateway is not None and gateway.proc.poll() is None
-
-
 def _forget_dead_jvm() -> None:
-    """Reset pyspark's state of a JVM that was killed, which pyspark would keep connecting to."""
-    gateway = SparkContext._gateway
-    if gateway is None or _jvm_is_alive():
-        return
-    status = gateway.proc.poll()
-    logger.warning("the JVM of Spark exited unexpectedly (status %d): the next session starts another", status)
-    gateway.close()
-    _forget_gateway()
+    if forget_dead_jvm():
+        _remove_scratch()
 
 
 def _stop_jvm() -> None:
-    """Shut down the JVM of the stopped session: pyspark keeps it, with all its memory, until this process ends."""
-    gateway = SparkContext._gateway
-    if gateway is None:
-        _remove_scratch()
-        return
-    gateway.shutdown()
-    process = gateway.proc
-    process.stdin.close()
-    try:
-        process.wait(timeout=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _forget_gateway()
-
-
-def _forget_gateway() -> None:
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    # After a kill during the start of a session, pyspark keeps a partial session that later ones would reuse.
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    SparkSession._activeSession = None
+    stop_jvm()
     _remove_scratch()
 
 

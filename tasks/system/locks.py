@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,66 @@ import filelock
 from pyspark.sql import SparkSession
 
 from tasks.paths import local_path
+from tasks.system.mounts import mount_of
 
 logger = logging.getLogger("lakevision.locks")
+
+ServerLock = Callable[[str], AbstractContextManager[None]]
+"""A function that returns a context in which this process has the exclusive lock of a folder or URL on all machines."""
+
+_SERVER_LOCK: ContextVar[ServerLock | None] = ContextVar("lock of locations that several machines share", default=None)
+
+
+@contextmanager
+def locking_with(server_lock: ServerLock) -> Iterator[None]:
+    """Let `exclusive_lock` acquire `server_lock` too within the block, for locations that several machines share."""
+    token = _SERVER_LOCK.set(server_lock)
+    try:
+        yield
+    finally:
+        _SERVER_LOCK.reset(token)
 
 
 @contextmanager
 def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None]:
-    """Acquire the exclusive lock of a local folder for the duration of the block, waiting for other processes.
+    """Acquire the exclusive lock of a folder or URL for the duration of the block, waiting for other processes.
 
-    Data read before may have changed once the lock is acquired. The lock file beside the folder is never removed: a
-    file that another process waits for must not be replaced. An object store has no lock: its writers must tolerate
-    concurrent ones.
+    Data read before may have changed once the lock is acquired. The lock file beside a local folder is never removed: a
+    file that another process waits for must not be replaced. File locks may not hold between machines, and an object
+    store has none. There, the lock is the one given to `locking_with`; without it, writers must tolerate other ones.
 
     Args:
         url: Folder or URL, which need not exist.
         spark: Session whose JVM writes; the JVM outlives a killed driver for a moment, and so holds a lock, too.
     """
-    path = local_path(url)
-    if path is None:
+    path, server_lock = local_path(url), _SERVER_LOCK.get()
+    with ExitStack() as held:
+        if path is not None:
+            held.enter_context(_file_lock(path, url))
+        if path is None or mount_of(path).is_shared():
+            if server_lock is not None:
+                held.enter_context(server_lock(url))
+            elif warning := unlocked_warning(url):
+                logger.warning("%s", warning)
+        if path is not None and spark is not None:
+            held.enter_context(_held_by_jvm(spark, path))
         yield
-        return
+
+
+def unlocked_warning(url: str) -> str | None:
+    """Return the warning about a folder whose locks may not exclude other machines, or None."""
+    path = local_path(url)
+    mount = None if path is None or _SERVER_LOCK.get() is not None else mount_of(path)
+    if mount is None or not mount.is_shared() or mount.has_shared_locks():
+        return None
+    return (
+        f"'{url}' is on a file system ({mount.kind}) whose locks may hold on this machine only: run one driver at a "
+        "time, or set PREFECT_API_URL to a Prefect server, which then has the locks"
+    )
+
+
+@contextmanager
+def _file_lock(path: Path, url: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(f"{path}.lock")
     try:
@@ -39,8 +80,7 @@ def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None
         logger.info("another run writes to %s: waiting until it ends", url)
         lock.acquire()
     try:
-        with nullcontext() if spark is None else _held_by_jvm(spark, path):
-            yield
+        yield
     finally:
         lock.release()
 

@@ -4,9 +4,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.system.locks import exclusive_lock
+from tasks.system import locks
+from tasks.system.locks import exclusive_lock, locking_with, unlocked_warning
+from tasks.system.mounts import Mount
 from tests.builders.processes import ROOT
 
 HOLDER = """
@@ -38,3 +42,45 @@ def test_object_store_has_no_lock(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with exclusive_lock("s3a://bucket/tables/images"), exclusive_lock("s3a://bucket/tables/images"):
         assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def note(held: list[str], url: str) -> Iterator[None]:
+    """Note the URL as long as its lock is held."""
+    held.append(url)
+    yield
+    held.remove(url)
+
+
+def test_server_lock_is_held_for_a_store_and_not_for_a_local_disk(tmp_path: Path) -> None:
+    """On a local disk the file lock excludes every other run, and ends with its process."""
+    held: list[str] = []
+    with locking_with(lambda url: note(held, url)):
+        with exclusive_lock("s3a://bucket/tables/images"):
+            assert held == ["s3a://bucket/tables/images"]
+        assert held == []
+        with exclusive_lock(str(tmp_path / "images")):
+            assert held == []
+    with exclusive_lock("s3a://bucket/tables/images"):
+        assert held == []
+
+
+def test_shared_file_system_has_the_server_lock_or_a_warning(tmp_path: Path, messages_of, monkeypatch) -> None:
+    """Without a server, another machine's driver cannot be detected, and the log says so before work starts."""
+    monkeypatch.setattr(locks, "mount_of", lambda path: Mount("/mnt", "fuse.sshfs", frozenset({"rw"})))
+    place, held = str(tmp_path / "images"), []
+    with locking_with(lambda url: note(held, url)), exclusive_lock(place):
+        assert held == [place]
+        assert unlocked_warning(place) is None
+    assert messages_of("lakevision.locks") == []
+    with exclusive_lock(place):
+        pass
+    (message,) = messages_of("lakevision.locks")
+    assert message == unlocked_warning(place)
+    assert "(fuse.sshfs) whose locks may hold on this machine only: run one driver at a time, or set PREFECT" in message
+
+
+def test_nfs_with_locks_of_its_server_has_no_warning(tmp_path: Path, monkeypatch) -> None:
+    """NFS sends file locks to its server."""
+    monkeypatch.setattr(locks, "mount_of", lambda path: Mount("/mnt", "nfs4", frozenset({"rw", "local_lock=none"})))
+    assert unlocked_warning(str(tmp_path / "images")) is None

@@ -1,0 +1,1 @@
+"""Exclusive locks on the Prefect server, for locations that several machines share."""

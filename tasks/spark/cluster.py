@@ -1,0 +1,154 @@
+"""Sessions on a Spark cluster: its master, the driver's address, authentication, and the executors' cores."""
+
+import logging
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from tasks.config.storage import SparkConfig
+from tasks.environment import has_spark_secret, spark_address, worker_python
+from tasks.errors import ClusterUnavailable, WrongInput
+from tasks.system.cores import num_cores
+
+logger = logging.getLogger("lakevision.spark")
+
+MASTER_PORT = 7077
+"""Port of a standalone master whose URL has none."""
+
+CONNECT_SECONDS = 10
+"""Timeout of the connection to a standalone master, in seconds."""
+
+SETTLE_SECONDS = 2.0
+"""Executors that do not register within this time after the previous one are not waited for."""
+
+
+def is_local(master: str) -> bool:
+    """Return whether the executors of a Spark master are in the driver's JVM, or beside it on this machine."""
+    return master.startswith("local")
+
+
+def session_master(config: SparkConfig, submitted: Mapping[str, str]) -> str:
+    """Return the Spark master of a new session: that of spark-submit if it started this process, else the setting.
+
+    Args:
+        config: Settings of the session.
+        submitted: As `submitted_settings`.
+
+    Raises:
+        WrongInput: The setting and spark-submit name different masters.
+    """
+    given = submitted.get("spark.master", config.master)
+    if config.master not in {given, SparkConfig().master}:
+        raise WrongInput(
+            f"spark.master is '{config.master}', but spark-submit started this process with the master '{given}': "
+            "leave spark.master out, or give it to spark-submit as --master"
+        )
+    return given
+
+
+def python_of_workers(config: SparkConfig, master: str) -> str:
+    """Return the Python that executors start: this interpreter, unless another one is set for a cluster."""
+    chosen = config.conf.get("spark.pyspark.python")
+    if chosen or is_local(master):
+        return str(chosen or sys.executable)
+    return worker_python() or sys.executable
+
+
+def cluster_settings(master: str, conf: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings of a session on a cluster; those of the user take precedence.
+
+    Args:
+        master: The Spark master.
+        conf: Spark's settings given by the user.
+
+    Raises:
+        WrongInput: The master's host is unknown.
+        ClusterUnavailable: No master answers.
+    """
+    # The driver's UI has no login, shows all settings, and can end jobs.
+    settings = {"spark.ui.enabled": "false"}
+    if not master.startswith("spark://"):
+        return settings
+    reached_from = _address_towards(master)
+    if spark_address() is None and "spark.driver.host" not in conf:
+        # Spark would choose an address by the host's name, which executors often cannot reach.
+        settings |= {"spark.driver.host": reached_from, "spark.driver.bindAddress": reached_from}
+    if is_authenticated_by_secret(master):
+        settings |= {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    elif str(conf.get("spark.authenticate")).lower() != "true":
+        logger.warning(
+            "'%s' is used without authentication: any client that reaches a port of the driver or an executor can "
+            "run code as this user (deployments/README.md, 'On a Spark cluster')",
+            master,
+        )
+    return settings
+
+
+def is_authenticated_by_secret(master: str) -> bool:
+    """Return whether the master is a standalone one, and the environment has the secret of its cluster."""
+    return master.startswith("spark://") and has_spark_secret()
+
+
+def _address_towards(master: str) -> str:
+    """Return the address of this machine from which a standalone master is reached."""
+    problems = []
+    for place in master.removeprefix("spark://").split(","):
+        found = re.fullmatch(r"\[?(.*?)\]?(?::(\d+))?", place)
+        assert found is not None
+        host, port = found[1], int(found[2] or MASTER_PORT)
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+                return str(connection.getsockname()[0])
+        except socket.gaierror as error:
+            raise WrongInput(
+                f"spark.master is '{master}', whose host '{host}' is unknown ({error.strerror}): check its name"
+            ) from None
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror or error}")
+    raise ClusterUnavailable(
+        f"the Spark master '{master}' does not answer ({'; '.join(problems)}): start it, or correct spark.master"
+    )
+
+
+def num_task_slots(spark: SparkSession) -> int:
+    """Return the number of tasks that run at once; on a cluster, once the executors that are starting have registered.
+
+    A session on a cluster is there before its executors: the first jobs would be split for the two cores that Spark
+    assumes then.
+    """
+    context = spark.sparkContext
+    if not is_local(str(context.master)):
+        _wait_for_executors(spark)
+    return max(1, context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1") or 1))
+
+
+def _wait_for_executors(spark: SparkSession) -> None:
+    registered: Any = spark.sparkContext._jsc.sc().getExecutorMemoryStatus  # one entry is the driver's
+    if registered().size() < 2:
+        spark.sparkContext.parallelize([0], 1).count()  # waits until there is one, and logs a warning meanwhile
+        found, since = registered().size(), time.monotonic()
+        while time.monotonic() - since < SETTLE_SECONDS:
+            time.sleep(0.1)
+            if registered().size() > found:
+                found, since = registered().size(), time.monotonic()
+
+
+def threads_per_task(spark: SparkSession) -> int | None:
+    """Return the number of compute threads of a task if the driver can know it, else None for `task_threads`.
+
+    Only local tasks run on the driver's cores.
+    """
+    context = spark.sparkContext
+    return max(1, num_cores() // context.defaultParallelism) if is_local(str(context.master)) else None
+
+
+def task_threads() -> int:
+    """Return the number of cores that Spark reserved for the current task (spark.task.cpus), in its Python worker."""
+    task = TaskContext.get()
+    return 1 if task is None else task.cpus()

@@ -1,0 +1,87 @@
+"""All Spark stages on a standalone cluster, whose executors see the shared folder only."""
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tasks.refs import CacheRef
+from tasks.storage import resolve_storage
+from tests.builders.etl_and_cache import make_storage
+from tests.builders.killed_runs import read_contents, run_and_read
+from tests.builders.spark_cluster import SparkCluster, run_stages, start_cluster
+from tests.conftest import write_images
+
+PER_CLASS = 10
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    """Start a cluster with a source in its shared folder."""
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        write_images(started.shared / "source", PER_CLASS, side=128)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def done(cluster: SparkCluster) -> dict[str, Any]:
+    """Return what one driver reported that ran ETL, cache, inference and maintenance."""
+    finished = run_stages(cluster, cluster.shared / "source")
+    assert finished.returncode == 0, finished.stderr
+    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return found
+
+
+def test_tables_and_cache_of_a_cluster_equal_those_of_this_machine(spark, cluster, done, tmp_path) -> None:
+    """The number and the place of the executors change neither rows, nor splits, nor pixels."""
+    storage = resolve_storage(cluster.storage_config())
+    of_cluster = read_contents(storage, CacheRef(**done["cache"]))
+    here = run_and_read(cluster.shared / "source", make_storage(tmp_path / "home"))
+    assert len(here.images) == 3 * PER_CLASS
+    assert of_cluster == here
+
+
+def test_all_stages_ran_on_the_cluster(cluster, done) -> None:
+    """ETL, cache, inference and maintenance have their results, in one session with two executors."""
+    assert (done["etl"]["stored"], done["built"]) == (3 * PER_CLASS, True)
+    assert (done["predicted"]["predicted"], done["predicted"]["errors"]) == (3 * PER_CLASS, 0)
+    assert [Path(path).name for path in done["maintained"]] == ["images", "files", "predictions"]
+    assert (done["session"]["master"], done["session"]["slots"]) == (cluster.master, 2)
+    assert done["jvm_is_alive"] is False
+
+
+def test_executors_need_no_file_of_the_driver(cluster, done) -> None:
+    """Jars, the model and functions travel over Spark's connections: no executor sees the driver's folders."""
+    if not cluster.hides:
+        pytest.skip("needs the right to mount, to hide the driver's files from the workers")
+    executors = done["session"]["executors"]
+    assert len(executors) == 2
+    assert all("/worker-" in one["cwd"] for one in executors)
+    assert [one["seen"] for one in executors] == [[], []]
+
+
+def test_driver_is_authenticated_and_shows_its_secret_to_nobody(cluster, done) -> None:
+    """The secret is in the environment only, and nothing listens beyond the master's network or shows a UI."""
+    assert done["session"]["conf"] == {
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",
+        "spark.driver.host": "127.0.0.1",
+    }
+    assert done["session"]["shows_secret"] == []
+    assert done["session"]["ui"] is None
+    assert done["session"]["listening"] == ["127.0.0.1"]
+    assert cluster.secret not in (cluster.private / "run" / "logs" / "spark.log").read_text()
+
+
+def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None:
+    """The other tests therefore show that the driver has the secret: a request without a login is not deserialized."""
+    endpoint, master = b"Master", urlsplit(cluster.master)
+    message = struct.pack(">bbh", 0, 0, len(endpoint)) + endpoint + b"\xac\xed\x00\x05t\x00\x05hello"
+    frame = struct.pack(">bqi", 3, 1, len(message)) + message
+    with socket.create_connection((master.hostname, master.port), timeout=30) as connection:
+        connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
+        assert b"Expected SaslMessage" in connection.recv(4096)
