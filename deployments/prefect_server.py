@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI
-from prefect.server.api.server import create_app
+from prefect.server.api.server import create_app, is_client_retryable_exception
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import temporary_database_config
 from prefect.settings import get_current_settings
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from deployments.outage import OutageResponse
 from deployments.serving import add_address, host_names, listening_socket, serve
 from tasks.errors import WrongInput
 
@@ -48,8 +49,12 @@ def write_lock_first() -> Iterator[None]:
 
 
 def guarded_app(hosts: Sequence[str]) -> FastAPI:
-    """Return Prefect's server, UI and background services as an app that refuses requests for other hosts."""
+    """Return Prefect's server, UI and background services as an app that refuses requests for other hosts.
+
+    While a database does not answer, clients are told to repeat their requests.
+    """
     app = create_app(final=True)
+    app.add_middleware(OutageResponse, is_retryable=is_client_retryable_exception)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return app
 

@@ -127,6 +127,11 @@ def tracking_uri() -> str | None:
     return os.environ.get("LAKEVISION_TRACKING_URI") or None
 
 
+def artifacts_url() -> str | None:
+    """Return the default location of MLflow's artifacts, $LAKEVISION_ARTIFACTS, or None."""
+    return os.environ.get("LAKEVISION_ARTIFACTS") or None
+
+
 def mlflow_page(tracking: str, location: str) -> str | None:
     """Return the URL of a page in MLflow's UI, or None if no UI shows this tracking database.
 

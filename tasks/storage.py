@@ -6,8 +6,8 @@ from urllib.parse import urlparse
 from pydantic import BaseModel, ConfigDict
 
 from tasks.config.storage import StorageConfig
-from tasks.credentials import without_credentials
-from tasks.environment import lakevision_home, tracking_uri
+from tasks.credentials import check_url, without_credentials
+from tasks.environment import artifacts_url, lakevision_home, tracking_uri
 from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path
 
@@ -76,13 +76,21 @@ def artifacts_folder(home: str) -> str:
     return f"{home}/artifacts"
 
 
+def _default_artifacts(home: str) -> str:
+    """Return the location of artifacts without a setting: $LAKEVISION_ARTIFACTS, or the folder of the home."""
+    try:
+        return check_url(artifacts_url() or artifacts_folder(home))
+    except ValueError as error:
+        raise WrongInput(f"LAKEVISION_ARTIFACTS is not accepted: {error}") from None
+
+
 def resolve_storage(config: StorageConfig) -> Storage:
     """Resolve empty locations to defaults under `home`, and relative folders to absolute ones.
 
     A name without a slash in `tables` is a folder under `home`.
 
     Raises:
-        WrongInput: `home` is not a local folder.
+        WrongInput: `home` is not a local folder, or $LAKEVISION_ARTIFACTS has a password.
     """
     home = absolute_url(config.home) if config.home else str(lakevision_home())
     if local_path(home) is None:
@@ -94,6 +102,6 @@ def resolve_storage(config: StorageConfig) -> Storage:
         home=home,
         tables=_tables_url(config.tables or "tables", home),
         cache=absolute_url(config.cache or f"{home}/cache"),
-        artifacts=absolute_url(config.artifacts or artifacts_folder(home)),
+        artifacts=absolute_url(config.artifacts or _default_artifacts(home)),
         tracking=config.tracking or tracking_uri() or tracking_file(home),
     )

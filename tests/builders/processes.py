@@ -65,7 +65,12 @@ def rank_processes(home: str) -> list[psutil.Process]:
 
 def server_errors(home: Path) -> list[str]:
     """Return the errors in the log of a stack's Prefect server; a healthy server logs none."""
-    lines = (home / "logs" / "prefect-server.log").read_text(errors="replace").splitlines()
+    return logged_errors(home / "logs" / "prefect-server.log")
+
+
+def logged_errors(log: Path) -> list[str]:
+    """Return the errors in the log of a Prefect server or worker."""
+    lines = log.read_text(errors="replace").splitlines()
     return [
         line for line in lines if "| ERROR" in line or "| CRITICAL" in line or line.startswith(("ERROR:", "Traceback"))
     ]

@@ -15,6 +15,14 @@ from deployments.login import auth_file, authorization
 from tests.builders.processes import ROOT, free_port, plain_environment
 
 
+def prefect_client(api: str, auth: str, name: str) -> httpx.Client:
+    """Return a client of Prefect's API with a login and the CSRF token of the client `name`."""
+    client = httpx.Client(base_url=api, headers=authorization(auth), timeout=120)
+    token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
+    client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": name})
+    return client
+
+
 @dataclass
 class Up:
     """A running `make up`."""
@@ -38,10 +46,8 @@ class Up:
 
     def client(self, name: str = "test") -> httpx.Client:
         """Return an authenticated client with a CSRF token."""
-        client = httpx.Client(base_url=self.api, headers=authorization(self.auth), timeout=120)
+        client = prefect_client(self.api, self.auth, name)
         self.opened.append(client)
-        token = client.get("/csrf-token", params={"client": name}).raise_for_status().json()["token"]
-        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": name})
         return client
 
     def deployment(self, name: str) -> dict[str, Any]:

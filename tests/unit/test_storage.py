@@ -33,6 +33,18 @@ def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert resolve_storage(StorageConfig(home=str(tmp_path / "setting"))).home == str(tmp_path / "setting")
 
 
+def test_artifacts_location_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is $LAKEVISION_ARTIFACTS, a setting takes precedence over it, and a password in it is refused."""
+    monkeypatch.setenv("LAKEVISION_ARTIFACTS", "s3://bucket/artifacts")
+    assert resolve_storage(StorageConfig(home=str(tmp_path))).artifacts == "s3://bucket/artifacts"
+    assert resolve_storage(StorageConfig(home=str(tmp_path), artifacts="s3://other")).artifacts == "s3://other"
+
+    monkeypatch.setenv("LAKEVISION_ARTIFACTS", "s3://key:hunter2@bucket/artifacts")
+    with pytest.raises(WrongInput, match="LAKEVISION_ARTIFACTS is not accepted: it is a URL with a user") as refused:
+        resolve_storage(StorageConfig(home=str(tmp_path)))
+    assert "hunter2" not in str(refused.value)
+
+
 def test_home_is_in_the_current_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default home is the absolute path of ./.lakevision, and resolving it does not create it."""
     monkeypatch.delenv("LAKEVISION_HOME", raising=False)

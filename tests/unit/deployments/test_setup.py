@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -111,24 +112,25 @@ def test_step_prints_its_output_in_an_image_build(tmp_path: Path) -> None:
         assert "LAKEVISION_STEP_LOG=- " in (ROOT / "docker" / name).read_text()
 
 
-def test_login_of_compose_is_generated_once(tmp_path: Path) -> None:
-    """The commands at the top of compose.yaml can be repeated, and write a file that only its owner can read."""
-    lines = (ROOT / "docker" / "compose.yaml").read_text().splitlines()
-    documented = [
-        line.removeprefix("#   ").partition("    ")[0] for line in lines if "docker/.env" in line and line[0] == "#"
-    ]
-    commands = [line for line in documented if line.startswith(("touch", "grep"))]
+def test_secrets_of_compose_are_generated_once(tmp_path: Path) -> None:
+    """The script can be run again, writes every variable that is required, and only its owner can read the file."""
     (tmp_path / "docker").mkdir()
+    script = shutil.copy(ROOT / "docker" / "secrets.sh", tmp_path / "docker")
     file = tmp_path / "docker" / ".env"
     file.write_text("POSTGRES_PASSWORD=x\n")
     file.chmod(0o644)
     kept = set()
     for _ in range(2):
-        done = subprocess.run(["sh", "-c", "\n".join(commands)], cwd=tmp_path, check=False)
+        done = subprocess.run(["sh", script], cwd=tmp_path, check=False)
         assert done.returncode == 0
         kept.add(file.read_text())
     assert len(kept) == 1
-    assert re.fullmatch(r"POSTGRES_PASSWORD=x\nPREFECT_AUTH=lakevision:[0-9a-f]{48}\n", kept.pop())
+    first, *generated = kept.pop().splitlines()
+    assert first == "POSTGRES_PASSWORD=x"
+    required = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker" / "compose.yaml").read_text()))
+    assert {line.partition("=")[0] for line in generated} == required - {"POSTGRES_PASSWORD"}
+    assert all(re.fullmatch(r"\w+_(PASSWORD=|AUTH=lakevision:)[0-9a-f]{48}", line) for line in generated)
+    assert len({line.partition("=")[2] for line in generated}) == len(generated)
     assert file.stat().st_mode & 0o777 == 0o600
 
 
