@@ -51,9 +51,10 @@ def _class_loader() -> Any:
     return jvm.Thread.currentThread().getContextClassLoader()
 
 
-def has_class(name: str) -> bool:
-    """Return whether the connected JVM has a class on its class path."""
-    return _class_loader().getResource(f"{name.replace('.', '/')}.class") is not None
+def place_of_class(name: str) -> str | None:
+    """Return the URL from which the connected JVM loads a class, with the path of its jar; None without the class."""
+    found = _class_loader().getResource(f"{name.replace('.', '/')}.class")
+    return None if found is None else str(found.toString())
 
 
 def add_to_class_path(jars: Iterable[str]) -> None:

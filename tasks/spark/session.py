@@ -23,13 +23,13 @@ from tasks.spark.failure import failures_as_text
 from tasks.spark.gateway import (
     add_to_class_path,
     forget_dead_jvm,
-    has_class,
     jvm_is_alive,
+    place_of_class,
     start_authenticated_jvm,
     stop_jvm,
     submitted_settings,
 )
-from tasks.spark.jvm import check_java, delta_jars, java_options
+from tasks.spark.jvm import check_java, delta_jars, jars_folder, java_options
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.worker_log import forward_worker_lines, stderr_into
 from tasks.storage import Storage
@@ -49,13 +49,14 @@ SPARE_HEAPS = 4
 
 
 def _settings(
-    config: SparkConfig, storage: Storage, scratch: Path | None, java: str, submitted: dict[str, str]
+    config: SparkConfig, storage: Storage, master: str, scratch: Path | None, java: str, submitted: dict[str, str]
 ) -> dict[str, str]:
     """Return the settings of a new session; those of the user and of spark-submit take precedence.
 
     Args:
         config: As `spark_session`.
         storage: As `spark_session`.
+        master: As `session_master`.
         scratch: Folder for the temporary files of a local session; None on a cluster.
         java: Output of `java -version`.
         submitted: As `submitted_settings`.
@@ -89,7 +90,7 @@ def _settings(
         "spark.hadoop.parquet.enable.dictionary": "false",
     }
     if scratch is None:
-        settings |= cluster_settings(session_master(config, submitted), submitted | config.conf)
+        settings |= cluster_settings(master, submitted | config.conf)
     else:
         settings |= {
             # The defaults are for clusters: on one machine, empty tasks would take most of a minute.
@@ -104,11 +105,14 @@ def _settings(
             "spark.ui.enabled": "false",
             # Other users of the machine reach the driver's port, which deserializes its input. The secret is generated
             # in the JVM and stays there; executors in other processes (local-cluster) would need it as well.
-            "spark.authenticate": str(not config.master.startswith("local-cluster")).lower(),
+            "spark.authenticate": str(not master.startswith("local-cluster")).lower(),
         }
     # A user may set Delta's jars in spark.conf; nothing is downloaded without being configured.
     set_by_user = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
-    jars = [] if submitted and has_class(DELTA_EXTENSION) else delta_jars(required=not set_by_user)
+    provided = place_of_class(DELTA_EXTENSION) if submitted else None
+    # An earlier session of this process may have added lakevision's own jars: executors of this one need them again.
+    is_provided = provided is not None and str(jars_folder()) not in provided
+    jars = [] if is_provided else delta_jars(required=not set_by_user)
     if jars:
         settings["spark.jars"] = ",".join(jars)
         if scratch is not None:
@@ -117,7 +121,7 @@ def _settings(
     merged = settings | submitted
     if submitted and jars:
         add_to_class_path(jars)
-        merged["spark.jars"] = ",".join([*filter(None, [submitted.get("spark.jars")]), *jars])
+        merged["spark.jars"] = ",".join(filter(None, [submitted.get("spark.jars"), *jars]))
     return merged | config.conf
 
 
@@ -222,7 +226,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
         _state.scratch = Scratch(scratch_root(storage))
     scratch = None if _state.scratch is None else _state.scratch.folder
     try:
-        settings = _settings(config, storage, scratch, java, submitted)
+        settings = _settings(config, storage, master, scratch, java, submitted)
         builder = SparkSession.builder.master(master).appName("lakevision")
         for name, value in settings.items():
             builder = builder.config(name, value)

@@ -76,10 +76,10 @@ class SparkCluster:
             | conf,
         )
 
-    def environment(self, **variables: str) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Return the environment of a driver: the secret, and temporary folders that workers do not see."""
         temp = str(self.private / "temp")
-        return plain_environment(_SPARK_AUTH_SECRET=self.secret, TMPDIR=temp, SPARK_LOCAL_DIRS=temp) | variables
+        return plain_environment(_SPARK_AUTH_SECRET=self.secret, TMPDIR=temp, SPARK_LOCAL_DIRS=temp)
 
 
 def can_mount() -> bool:
@@ -157,7 +157,6 @@ def run_stages(
     name: str = "run",
     home: str | None = None,
     num_cores: int = 2,
-    secret: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run ETL, cache, inference and maintenance in a driver of its own, which prints its report as JSON.
 
@@ -167,36 +166,41 @@ def run_stages(
         name: Name of the shared folder of its tables and cache.
         home: Name of the driver's home; None for the same.
         num_cores: Number of the cluster's cores for this driver.
-        secret: Secret of the driver; None for that of the cluster.
     """
     given = {
         "source": str(source),
         "storage": cluster.storage_config(name, home).model_dump(),
         "spark": cluster.spark_config(**{"spark.cores.max": str(num_cores)}).model_dump(),
     }
-    environment = cluster.environment() if secret is None else cluster.environment(_SPARK_AUTH_SECRET=secret)
     arguments = ("-m", "tests.builders.cluster_stages", json.dumps(given))
-    return run_python(*arguments, environment=environment, timeout=800, cwd=cluster.private / "cwd")
+    return run_python(*arguments, environment=cluster.environment(), timeout=800, cwd=cluster.private / "cwd")
 
 
-def submit(cluster: SparkCluster, *arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
-    """Run a file with spark-submit in client mode."""
+def submit(cluster: SparkCluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a file with spark-submit, as a driver of the cluster."""
     temp = f"{SHORT_LIVED} -Djava.io.tmpdir={cluster.private}/temp"
     conf = [word for item in SMALL.items() for word in ("--conf", "=".join(item))]
-    command = [
-        *(str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.master),
-        *("--driver-memory", "512m", "--driver-java-options", temp, *conf, *arguments),
-    ]
-    environment = cluster.environment(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
+    options = ("--master", cluster.master, "--driver-memory", "512m", "--driver-java-options", temp, *conf)
+    return _spark_submit(*options, *arguments, environment=cluster.environment(), cwd=cluster.private / "cwd")
+
+
+def submit_locally(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a file with spark-submit on this machine, with one core and three shuffle partitions."""
+    options = ("--master", "local[1]", "--driver-memory", "512m", "--driver-java-options", SHORT_LIVED)
+    conf = ("--conf", "spark.sql.shuffle.partitions=3")
+    return _spark_submit(*options, *conf, *arguments, environment=plain_environment(), cwd=ROOT)
+
+
+def _spark_submit(
+    *arguments: str, environment: dict[str, str], cwd: Path, timeout: float = 800
+) -> "subprocess.CompletedProcess[str]":
+    pythons = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return subprocess.run(
-        command,
-        cwd=cluster.private / "cwd",
-        env=environment,
+        [str(SPARK_HOME / "bin" / "spark-submit"), *arguments],
+        cwd=cwd,
+        env=environment | pythons,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
-
-
-FLOWS = ROOT / "flows"

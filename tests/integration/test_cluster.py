@@ -1,8 +1,10 @@
 """All Spark stages on a standalone cluster, whose executors see the shared folder only."""
 
 import json
+import signal
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +15,8 @@ from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.killed_runs import read_contents, run_and_read
-from tests.builders.spark_cluster import SparkCluster, run_stages, start_cluster
+from tests.builders.processes import ROOT
+from tests.builders.spark_cluster import SparkCluster, run_stages, start_cluster, submit_locally
 from tests.conftest import write_images
 
 PER_CLASS = 10
@@ -85,3 +88,18 @@ def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None
     with socket.create_connection((master.hostname, master.port), timeout=30) as connection:
         connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
         assert b"Expected SaslMessage" in connection.recv(4096)
+
+
+def test_jvm_of_spark_submit_is_used_by_all_sessions_and_its_end_is_one_sentence(tmp_path) -> None:
+    """Master and settings of spark-submit are used, and every session sends Delta's jars to its executors."""
+    home, result = tmp_path / "home", tmp_path / "result.json"
+    done = submit_locally(str(ROOT / "tests" / "builders" / "submitted_sessions.py"), str(home), str(result))
+    assert done.returncode == -signal.SIGKILL, done.stderr  # the program kills its JVM
+    deadline = time.monotonic() + 120
+    while not result.exists():
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.1)
+    found = json.loads(result.read_text())
+    session = {"master": "local[1]", "partitions": "3", "has_delta": True}
+    assert found["sessions"] == [session | {"jvm_is_alive": True}, session]
+    assert found["message"] == "the JVM of spark-submit exited unexpectedly, see its output: submit again"
