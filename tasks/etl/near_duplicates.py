@@ -78,11 +78,11 @@ def choose_banding(num_hashes: int, max_bits: int) -> Banding:
     return min(bandings, key=lambda banding: banding.work(num_hashes))
 
 
-def _pairs_across(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _pairs_across(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """Return the number of pairs of images in different splits, of those that each row counts."""
     pairs = np.zeros(len(counts), dtype=np.int64)
     for first, second in combinations(range(counts.shape[1]), 2):
-        pairs += counts[:, first] * counts[:, second]
+        pairs += counts[:, first].astype(np.int64) * counts[:, second]
     return pairs
 
 
@@ -105,7 +105,7 @@ class NearDuplicates:
 
 def find_near_duplicates(
     hashes: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int32],
     max_bits: int,
     num_listed: int,
     banding: Banding | None = None,
@@ -120,7 +120,7 @@ def find_near_duplicates(
         banding: Partition of the bits, which decides the speed; by default that of `choose_banding`.
     """
     keys = hashes.view(np.uint64)
-    totals = counts.sum(axis=1)
+    totals = counts.sum(axis=1, dtype=np.int64)
     # Images with the same hash in different splits are pairs of distance 0.
     same_hash = _pairs_across(counts)
     num_pairs, complete = int(same_hash.sum()), True
@@ -147,7 +147,7 @@ def find_near_duplicates(
             distances = hamming_distances(keys[left], keys[right])
             different = keys[left] ^ keys[right]
             first = np.all([different & band != 0 for band in earlier], axis=0)
-            across = totals[left] * totals[right] - (counts[left] * counts[right]).sum(axis=1)
+            across = totals[left] * totals[right] - (counts[left].astype(np.int64) * counts[right]).sum(axis=1)
             near = np.flatnonzero((distances <= max_bits) & first & (across > 0))
             num_pairs += int(across[near].sum())
             best = near[np.lexsort((right[near], left[near], distances[near]))[:num_listed]]

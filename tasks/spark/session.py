@@ -44,7 +44,7 @@ def _settings(config: SparkConfig, storage: Storage, scratch: Path | None, java:
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.memory": config.driver_memory,
         "spark.ui.showConsoleProgress": "false",
-        # The workers' results per file are collected, about 230 bytes each: bounded by the heap instead of 1 GB.
+        # Names of written files are collected from every task: bounded by the heap instead of 1 GB.
         "spark.driver.maxResultSize": "0",
         # The defaults are for rows of numbers; with images, batches of 10,000 or vectors of 4,096 rows are gigabytes.
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -138,7 +138,9 @@ def test_list_is_truncated_and_the_count_is_not() -> None:
 
 def test_images_of_one_hash_are_counted_without_being_paired() -> None:
     """Millions of images with the same hash are counted by multiplication."""
-    found = find_near_duplicates(np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]]), 3, num_listed=5)
+    found = find_near_duplicates(
+        np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]], dtype=np.int32), 3, num_listed=5
+    )
 
     assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
 
