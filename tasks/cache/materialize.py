@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import fsspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.cache.manifest import (
@@ -19,8 +19,9 @@ from tasks.cache.manifest import (
     whole_cache,
     write_manifest,
 )
+from tasks.cache.plan import plan_files, with_files
 from tasks.cache.read_lock import CacheReadLock
-from tasks.cache.sizes import FILE_BYTES, cache_bytes, check_disk, rows_per_group
+from tasks.cache.sizes import cache_bytes, check_disk, rows_per_file, rows_per_group
 from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
 from tasks.cache.write import make_writer
 from tasks.config.cache import CacheConfig
@@ -31,7 +32,7 @@ from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks, num_tasks
-from tasks.spark.session import BROADCAST_ROWS, spark_session
+from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
@@ -97,30 +98,6 @@ def cache_key(content: Content, cache_config: CacheConfig) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _number_rows(spark: SparkSession, images: DataFrame, content: Content, cache_config: CacheConfig) -> DataFrame:
-    """Return each image's position in the cache: split, file, row, label_index and content.
-
-    Images are sorted by sha256, an order that is as good as shuffled and the same on every machine.
-    """
-    groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
-    per_file = {split: max(1, FILE_BYTES // (rows * cache_config.pixel_bytes)) * rows for split, rows in groups.items()}
-    sizes = spark.createDataFrame(list(per_file.items()), "split string, rows_per_file long")
-    classes = spark.createDataFrame(list(enumerate(content.classes)), "label_index long, label string")
-    numbered = (
-        images.select("sha256", "split")
-        .withColumn("row", F.row_number().over(Window.partitionBy("split").orderBy("sha256")).cast("long") - 1)
-        .join(F.broadcast(sizes), on="split", how="inner")
-        .select("sha256", "row", F.floor(F.col("row") / F.col("rows_per_file")).alias("file"))
-    )
-    if sum(content.rows.values()) <= BROADCAST_ROWS:
-        numbered = F.broadcast(numbered)
-    return (
-        images.join(numbered, on="sha256", how="inner")
-        .join(F.broadcast(classes), on="label", how="inner")
-        .select("split", "file", "row", "label_index", "content")
-    )
-
-
 def materialize_cache(
     cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig
 ) -> tuple[CacheRef, bool]:
@@ -163,7 +140,7 @@ def _find_or_build(
             discard(url)  # Left by a killed build, or damaged.
             filesystem.makedirs(root, exist_ok=True)
             try:
-                manifest = _build(spark, images, content, cache_config, table, url)
+                manifest = _build(spark, images, content, cache_config, table, url, storage)
                 remove_unnamed(url, manifest)
                 ref = write_manifest(url, manifest)
             except BaseException:
@@ -174,20 +151,28 @@ def _find_or_build(
 
 
 def _build(
-    spark: SparkSession, images: DataFrame, content: Content, cache_config: CacheConfig, table: TableRef, url: str
+    spark: SparkSession,
+    images: DataFrame,
+    content: Content,
+    cache_config: CacheConfig,
+    table: TableRef,
+    url: str,
+    storage: Storage,
 ) -> CacheManifest:
     groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
-    writer = make_writer(url, cache_config, groups, count_ended_tasks(spark.sparkContext))
+    per_file = {split: rows_per_file(rows, cache_config) for split, rows in groups.items()}
+    starts = plan_files(spark, table, per_file, storage)
+    writer = make_writer(url, cache_config, groups, per_file, count_ended_tasks(spark.sparkContext))
     total, cores = sum(content.rows.values()), num_task_slots(spark)
     schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
-    numbered = (
-        _number_rows(spark, images, content, cache_config)
+    written = (
+        with_files(spark, images, starts, content.classes)
         .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
-        .sortWithinPartitions("split", "row")
+        .sortWithinPartitions("split", "sha256")
         .mapInArrow(writer, schema)  # type: ignore[arg-type]  # takes an iterator, as documented
     )
     with counted("cache", total):
-        parts = numbered.collect()
+        parts = written.collect()
     splits = {}
     for split in SPLITS:
         files = sorted((part for part in parts if part["split"] == split), key=lambda part: part["name"])

@@ -55,3 +55,8 @@ def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -
             f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
             f"make room, {smaller}, or set storage.cache to another disk"
         )
+
+
+def rows_per_file(group_rows: int, cache_config: CacheConfig) -> int:
+    """Return the number of images per file, in row groups of `group_rows` images."""
+    return max(1, FILE_BYTES // (group_rows * cache_config.pixel_bytes)) * group_rows

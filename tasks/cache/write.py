@@ -161,12 +161,13 @@ def make_writer(
     url: str,
     cache_config: CacheConfig,
     rows_per_group: Mapping[str, int],
+    rows_per_file: Mapping[str, int],
     ended: Accumulator[EndedParts] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`.
 
-    It takes batches of (split, file, row, label_index, content), sorted by split and row, with all rows of a file in
-    one task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
+    It takes batches of (split, file, label_index, content), sorted by split and row, with all rows of a file in one
+    task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
     """
     driver = os.getpid()
 
@@ -174,6 +175,7 @@ def make_writer(
         count = WorkerCount("cache", driver, ended)
         writer: CacheFileWriter | None = None
         current: tuple[str, int] | None = None
+        row = 0
         parts: list[dict[str, Any]] = []
         for batch in batches:
             for image in batch.to_pylist():
@@ -182,9 +184,10 @@ def make_writer(
                     if writer is not None:
                         parts.append(_part(writer))
                     writer = CacheFileWriter(url, *place, cache_config, rows_per_group[place[0]])
-                    current = place
+                    current, row = place, image["file"] * rows_per_file[image["split"]]
                 pixels = decode_pixels(image["content"], cache_config.image_size)
-                writer.add(pixels, image["label_index"], image["row"])
+                writer.add(pixels, image["label_index"], row)
+                row += 1
                 count.add(1)
         if writer is not None:
             parts.append(_part(writer))

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from tasks.etl.outcomes import Comparison
 from tasks.etl.staging import choose_parts
 from tasks.refs import TableRef
-from tasks.schema import FILES, IMAGES
+from tasks.schema import FILES, FILES_ARROW, IMAGES
 from tasks.tables import delta, snapshots
 from tasks.tables.cut import cut_images, cut_ledger
 from tasks.tables.parts import PartTarget
@@ -99,10 +99,11 @@ def write_files(
         TableChanged: Another program wrote to the ledger, which was at `version`.
     """
     path = target.folder
-    changes, all_new = compared.ledger_changes(target.ingested_at)
-    if version is not None and not changes.num_rows:
+    changed = compared.ledger_changes(target.ingested_at)
+    if version is not None and not changed.num_rows:
         return
-    if version is not None and not all_new:
+    if version is not None and not changed.all_new:
+        changes = changed.table()
         has_feed = delta.has_change_feed(spark, path)
         holding = None if has_feed else _files_to_replace(spark, path, version, changes, "path")
         if holding is not None:
@@ -116,6 +117,10 @@ def write_files(
         return
     name = target.new_name()
     filesystem, root = fsspec.core.url_to_fs(path)
-    with filesystem.open(f"{root}/{name}", "wb") as file:
-        pq.write_table(changes, file, compression="zstd")
-    delta.commit_files(spark, path, {name: changes.num_rows}, version, FILES, values)
+    with (
+        filesystem.open(f"{root}/{name}", "wb") as file,
+        pq.ParquetWriter(file, FILES_ARROW, compression="zstd") as writer,
+    ):
+        for batch in changed.batches():
+            writer.write_batch(batch)
+    delta.commit_files(spark, path, {name: changed.num_rows}, version, FILES, values)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
@@ -34,12 +33,14 @@ from tasks.schema import (
 )
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, rewriting, snapshots
-from tasks.tables.parts import PartTarget
+from tasks.tables.parquet_rows import ParquetRows, spool_rows
+from tasks.tables.parts import PartTarget, make_row_writer, read_rows
 from tasks.tables.properties import (
     OTHER_TABLES,
     check_columns,
@@ -73,8 +74,8 @@ class _Tables:
 
     images: str
     files: str
-    ledger: pa.Table
-    existing: pa.Table
+    ledger: pa.Table | ParquetRows
+    existing: pa.Table | ParquetRows
     versions: list[int | None]
     replaced: bool
     etl: EtlConfig
@@ -89,7 +90,8 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     made_with = next((existing.properties for existing in found.values() if existing is not None), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
-    rows = {"images": IMAGE_KEYS_ARROW.empty_table(), "files": FILES_ARROW.empty_table()}
+    schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
+    rows: dict[str, pa.Table | ParquetRows] = {name: schema.empty_table() for name, schema in schemas.items()}
     versions: list[int | None] = []
     for name, schema in (("images", IMAGES), ("files", FILES)):
         path = storage.table(name)
@@ -99,13 +101,15 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
             continue
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
         check_columns(snapshot.schema, schema, path)
-        rows[name] = snapshots.read_columns(spark, snapshot.table, rows[name].schema)
+        rows[name] = snapshots.version_rows(spark, snapshot.table, schemas[name], scratch_root(storage))
     paths = (storage.table("images"), storage.table("files"))
     return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted)
 
 
-def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget) -> pa.Table:
-    """Read the listed files and write their images into parts of `target`; return a table with READ_ARROW's columns."""
+def _read_new(
+    spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: Source, target: PartTarget, scratch: Path
+) -> pa.Table | ParquetRows:
+    """Read the listed files and write their images into parts of `target`; return rows with READ_ARROW's columns."""
     if not listing.num_rows:
         return READ_ARROW.empty_table()
     # Images are decoded only once, when they are written into parts; both tables are committed from the returned rows.
@@ -121,9 +125,11 @@ def _read_new(spark: SparkSession, listing: pa.Table, etl: EtlConfig, source: So
         reader = make_reader(source.location, etl, target, edges, ended)
     else:
         files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, edges, ended)
-    rows = files.mapInArrow(reader, from_arrow_schema(READ_ARROW))  # type: ignore[arg-type]  # an iterator in, as documented
+    writer = make_row_writer(reader, target, READ_ARROW)
+    written = files.mapInArrow(writer, "name string")  # type: ignore[arg-type]  # an iterator in, as documented
     with counted("etl", listing.num_rows):
-        return rows.toArrow()
+        names = [row["name"] for row in written.collect()]
+    return spool_rows(read_rows(target, names, READ_ARROW), READ_ARROW, scratch)
 
 
 def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
@@ -222,7 +228,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
                 requested, tables.images, etl.split_by, OTHER_TABLES,
             )  # fmt: skip
         if spark is not None and not up_to_date:
-            counts = _synchronize(spark, source, compared, tables)
+            counts = _synchronize(spark, source, compared, tables, scratch_root(storage))
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
@@ -259,12 +265,13 @@ def _synchronize(
     source: Source,
     compared: Comparison,
     tables: _Tables,
+    scratch: Path,
 ) -> FileCounts:
     """Read new and changed files, and write both tables; return the numbers of files and images."""
     images_version, files_version = tables.versions
     etl = tables.etl
     with staged_parts(tables.images, images_version) as target:
-        compared.resolve(_read_new(spark, compared.to_read(), etl, source, target))
+        compared.resolve(_read_new(spark, compared.to_read(), etl, source, target, scratch))
         counts = _check_gates(compared, etl)
         write_images(spark, target, images_version, compared, tables.properties)
     with staged_parts(tables.files, files_version) as target:

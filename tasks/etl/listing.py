@@ -2,18 +2,26 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.labels import label_paths
+from tasks.etl.labels import PathLabels
 from tasks.paths import is_inside
 from tasks.schema import LISTING_ARROW, SPLITS
+from tasks.tables.parquet_rows import SpooledRows, spool_rows
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png"})
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+
+BATCH_FILES = 20_000
+"""Number of files in memory as Python values while a source is listed; each takes 480 bytes."""
+
+ListedFile = tuple[str, int, int]
+"""Path below the source, size in bytes, and time of the last change in microseconds since 1970 (UTC)."""
 
 
 def _is_hidden(name: str) -> bool:
@@ -21,7 +29,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in EXTENSIONS
+    return name.lower().endswith(EXTENSIONS)
 
 
 def is_image_path(path: str) -> bool:
@@ -49,20 +57,9 @@ def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
                 yield entry
 
 
-def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
-
-    Returns:
-        Table with the columns of LISTING_ARROW, ordered by path; label and split are null where a file has none.
-
-    Raises:
-        WrongInput: The folder is missing, not a folder, or has no image files; or the label file is not usable.
-    """
-    if not source.is_dir():
-        problem = "is not a folder" if source.exists() else "does not exist"
-        raise WrongInput(f"source is '{source}', which {problem}: give a folder of class folders with images")
+def _local_files(source: Path) -> Iterator[ListedFile]:
     root = os.path.realpath(source)
-    files: list[tuple[str, int, int]] = []
+    below = len(os.path.join(source, ""))
     for entry in _walk(str(source), root):
         try:
             status = entry.stat()
@@ -71,67 +68,92 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
         if not stat.S_ISREG(status.st_mode):
             continue
         # A name that is not valid UTF-8 is escaped; no file has the escaped name, so the file becomes unreadable.
-        path = os.fsencode(os.path.relpath(entry.path, source)).decode("utf-8", "backslashreplace")
-        files.append((path, status.st_size, status.st_mtime_ns // 1000))
-    return make_listing(files, str(source), etl)
+        path = os.fsencode(entry.path[below:]).decode("utf-8", "backslashreplace")
+        yield path, status.st_size, status.st_mtime_ns // 1000
 
 
-def make_listing(files: Sequence[tuple[str, int, int]], source: str, etl: EtlConfig) -> pa.Table:
-    """Return the listing of the files of a source.
+def list_images(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None) -> SpooledRows:
+    """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
     Args:
-        files: Path below the source, size in bytes and time of the last change in microseconds since 1970 (UTC).
+        source: The folder.
+        etl: Settings for labels and splits.
+        scratch: As for `make_listing`.
+
+    Returns:
+        Rows with the columns of LISTING_ARROW; label and split are null where a file has none.
+
+    Raises:
+        WrongInput: The folder is missing, not a folder, or has no image files; or the label file is not usable.
+    """
+    if not source.is_dir():
+        problem = "is not a folder" if source.exists() else "does not exist"
+        raise WrongInput(f"source is '{source}', which {problem}: give a folder of class folders with images")
+    return make_listing(_local_files(source), str(source), etl, scratch)
+
+
+def make_listing(files: Iterable[ListedFile], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
+    """Return the listing of the files of a source, in a temporary file: ten million files are gigabytes in memory.
+
+    Args:
+        files: The files of the source.
         source: Folder or URL, for the error message.
         etl: Settings for labels and splits.
+        scratch: Folder of the temporary file; None for the system's.
 
     Raises:
         WrongInput: `files` is empty, or the label file is not usable.
     """
-    if not files:
+    labels = PathLabels(etl)
+
+    def labelled() -> Iterator[pa.RecordBatch]:
+        remaining = iter(files)
+        while batch := list(islice(remaining, BATCH_FILES)):
+            paths, sizes, times = zip(*batch, strict=True)
+            names, splits = zip(*labels.of(paths), strict=True)
+            yield pa.RecordBatch.from_pydict(
+                {"path": paths, "label": names, "split": splits, "size": sizes, "modified_at": times},
+                schema=LISTING_ARROW,
+            )
+
+    listing = spool_rows(labelled(), LISTING_ARROW, scratch)
+    if not listing.num_rows:
         raise WrongInput(f"source is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path")
-    paths, sizes, times = zip(*files, strict=True)
-    named = label_paths(paths, etl)
-    columns = {
-        "path": paths,
-        "label": [label for label, _ in named],
-        "split": [split for _, split in named],
-        "size": sizes,
-        "modified_at": times,
-    }
-    return pa.table(columns, schema=LISTING_ARROW)
+    labels.warn_of_absent()
+    return listing
 
 
-def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> pa.Table:
-    """Check that a folder can be trained on; return its listing.
+def check_source(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None) -> SpooledRows:
+    """Check that a folder can be trained on; return its listing, as `list_images`.
 
     Raises:
         WrongInput: As `list_images` and `check_labels`.
     """
-    listing = list_images(source, etl)
+    listing = list_images(source, etl, scratch)
     check_labels(listing, str(source), etl)
     return listing
 
 
-def check_labels(listing: pa.Table, source: str, etl: EtlConfig) -> None:
+def check_labels(listing: SpooledRows, source: str, etl: EtlConfig) -> None:
     """Check that a listing has at least two labels, and a split folder if the folders name the splits.
 
     Raises:
         WrongInput: There are fewer than two labels, or no path has a split folder.
     """
-    labels = sorted(set(listing["label"].to_pylist()) - {None})
+    labels = sorted(set(listing.values("label").to_pylist()) - {None})
     if len(labels) < 2:
         thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
         named = f"only the {thing} '{labels[0]}'" if labels else f"no {thing}"
         things = "class folders" if etl.labels.by == "folder" else "labels"
         raise WrongInput(f"source is '{source}', which has {named}: a classifier needs at least two {things}")
-    if etl.split_by == "folder" and listing["split"].null_count == listing.num_rows:
+    if etl.split_by == "folder" and listing.values("split").to_pylist() == [None]:
         raise WrongInput(
             f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}: "
             "rename the folders, or set etl.split_by to 'stratified'"
         )
 
 
-def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
+def check_splits(listing: SpooledRows, etl: EtlConfig) -> None:
     """Check that predefined splits can be used for training, before files are ingested.
 
     Raises:
@@ -139,8 +161,9 @@ def check_splits(listing: pa.Table, etl: EtlConfig) -> None:
     """
     if etl.split_by in {"stratified", "content"}:
         return
+    found = listing.values("split").to_pylist()
     for split in SPLITS:
-        if split not in listing["split"].to_pylist():
+        if split not in found:
             raise WrongInput(
                 f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}': training needs "
                 f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'stratified'"

@@ -1,6 +1,8 @@
 """Near-duplicates: a perceptual hash of images, and the search for similar images in different splits."""
 
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,12 @@ HASH_BITS = 64
 
 BUCKET_NEIGHBOURS = 1000
 """Maximum number of hashes of its bucket that a hash is compared with; n nearly plain images do not take n² steps."""
+
+MAX_EQUAL_BANDS = 5
+"""Maximum number of bands of a key; with more, the keys of hashes that differ in 8 bits would be thousands."""
+
+SORT_WORK = 3
+"""Time to sort the hashes by a key, per hash, in comparisons of two hashes."""
 
 _BITS_SET = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
 
@@ -32,14 +40,50 @@ def hamming_distances(first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint
     return distances
 
 
-def _bands(max_bits: int) -> list[np.uint64]:
-    """Return masks that partition the 64 bits into max_bits + 1 bands.
+@dataclass(frozen=True)
+class Banding:
+    """Partition of the 64 bits into bands, and keys of several bands in which close hashes are equal.
 
-    Two hashes that differ in at most max_bits bits are equal in at least one band. The bits of a band are spread over
-    the image: neighbouring bits are correlated and would fill few buckets.
+    Hashes that differ in at most `max_bits` bits differ in at most as many bands, and are equal in all others.
+
+    Attributes:
+        num_bands: Number of bands.
+        num_equal: Number of bands of a key, and least number of bands in which two close hashes are equal.
     """
-    count = max_bits + 1
-    return [np.uint64(sum(1 << bit for bit in range(band, HASH_BITS, count))) for band in range(count)]
+
+    num_bands: int
+    num_equal: int
+
+    def masks(self) -> list[int]:
+        """Return the bits of each band.
+
+        They are spread over the image: neighbouring bits are correlated and would fill few buckets.
+        """
+        return [sum(1 << bit for bit in range(band, HASH_BITS, self.num_bands)) for band in range(self.num_bands)]
+
+    def work(self, num_hashes: int) -> float:
+        """Return the estimated work per hash, in comparisons of two hashes."""
+        # The last bands are the shortest, and hashes with an equal key are as frequent as among random hashes.
+        key_bits = sum(mask.bit_count() for mask in self.masks()[-self.num_equal :])
+        return comb(self.num_bands, self.num_equal) * (SORT_WORK + num_hashes / 2.0**key_bits / 2)
+
+
+def choose_banding(num_hashes: int, max_bits: int) -> Banding:
+    """Return the banding with the least work for this number of hashes.
+
+    With keys of one band, the work grows with the square of the number of hashes. Keys of more bands are more numerous,
+    and so long that few other hashes have the same.
+    """
+    bandings = [Banding(max_bits + num_equal, num_equal) for num_equal in range(1, MAX_EQUAL_BANDS + 1)]
+    return min(bandings, key=lambda banding: banding.work(num_hashes))
+
+
+def _pairs_across(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Return the number of pairs of images in different splits, of those that each row counts."""
+    pairs = np.zeros(len(counts), dtype=np.int64)
+    for first, second in combinations(range(counts.shape[1]), 2):
+        pairs += counts[:, first].astype(np.int64) * counts[:, second]
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -60,30 +104,40 @@ class NearDuplicates:
 
 
 def find_near_duplicates(
-    hashes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], max_bits: int, num_listed: int
+    hashes: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int32],
+    max_bits: int,
+    num_listed: int,
+    banding: Banding | None = None,
 ) -> NearDuplicates:
     """Find hashes in different splits with a distance of at most `max_bits`, without comparing all pairs.
 
     Args:
-        hashes: Distinct hashes, shape (N,).
+        hashes: Distinct hashes in ascending order, shape (N,).
         counts: Number of images with the hash in each split, shape (N, number of splits).
         max_bits: Largest Hamming distance of near-duplicates.
         num_listed: Maximum length of the list of the closest pairs.
+        banding: Partition of the bits, which decides the speed; by default that of `choose_banding`.
     """
-    keys = hashes.astype(np.int64).view(np.uint64)
-    totals = counts.sum(axis=1)
+    keys = hashes.view(np.uint64)
+    totals = counts.sum(axis=1, dtype=np.int64)
     # Images with the same hash in different splits are pairs of distance 0.
-    same_hash = (totals**2 - (counts**2).sum(axis=1)) // 2
+    same_hash = _pairs_across(counts)
     num_pairs, complete = int(same_hash.sum()), True
     listed = [(0, int(hashes[at]), int(hashes[at])) for at in np.flatnonzero(same_hash)[:num_listed]]
-    bands = _bands(max_bits)
-    for number, band in enumerate(bands):
-        order = np.argsort(keys & band, kind="stable")
-        bucket = keys[order] & band
-        starts = np.arange(len(order))
+    banding = banding or choose_banding(len(hashes), max_bits)
+    bands = [np.uint64(mask) for mask in banding.masks()]
+    for key in combinations(range(banding.num_bands), banding.num_equal):
+        mask = np.bitwise_or.reduce([bands[band] for band in key])
+        # A pair is counted only with the first key in which its hashes are equal.
+        earlier = [bands[band] for band in range(max(key)) if band not in key]
+        order = np.argsort(keys & mask, kind="stable")
+        bucket = keys[order] & mask
+        starts = np.flatnonzero(bucket[1:] == bucket[:-1])
         for step in range(1, BUCKET_NEIGHBOURS + 2):
-            starts = starts[starts + step < len(order)]
-            starts = starts[bucket[starts] == bucket[starts + step]]
+            if step > 1:
+                starts = starts[starts + step < len(order)]
+                starts = starts[bucket[starts] == bucket[starts + step]]
             if not len(starts):
                 break
             if step > BUCKET_NEIGHBOURS:
@@ -91,12 +145,12 @@ def find_near_duplicates(
                 break
             left, right = order[starts], order[starts + step]
             distances = hamming_distances(keys[left], keys[right])
-            # A pair is counted only in the first band in which its hashes are equal.
-            first = np.all([(keys[left] ^ keys[right]) & earlier != 0 for earlier in bands[:number]], axis=0)
-            across = totals[left] * totals[right] - (counts[left] * counts[right]).sum(axis=1)
+            different = keys[left] ^ keys[right]
+            first = np.all([different & band != 0 for band in earlier], axis=0)
+            across = totals[left] * totals[right] - (counts[left].astype(np.int64) * counts[right]).sum(axis=1)
             near = np.flatnonzero((distances <= max_bits) & first & (across > 0))
             num_pairs += int(across[near].sum())
-            best = near[np.argsort(distances[near], kind="stable")[:num_listed]]
+            best = near[np.lexsort((right[near], left[near], distances[near]))[:num_listed]]
             listed += [(int(distances[at]), int(hashes[left[at]]), int(hashes[right[at]])) for at in best]
         listed = sorted(listed)[:num_listed]
     return NearDuplicates(

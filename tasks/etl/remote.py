@@ -3,38 +3,42 @@
 Hadoop's connectors handle credentials, retries and requests of each store, and are configured once for all of Spark.
 """
 
-import pyarrow as pa
+from collections.abc import Iterator
+from pathlib import Path
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tasks.config.etl import EtlConfig
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.listing import is_image_path, make_listing
+from tasks.etl.listing import ListedFile, is_image_path, make_listing
 from tasks.spark.file_systems import check_folder, hadoop_files
+from tasks.tables.parquet_rows import SpooledRows
 
 FILES_PER_PAGE = 10_000
 """Number of files that one call returns from the JVM: about a megabyte of text."""
 
 
-def list_remote(spark: SparkSession, url: str, etl: EtlConfig = EtlConfig()) -> pa.Table:
+def list_remote(
+    spark: SparkSession, url: str, etl: EtlConfig = EtlConfig(), scratch: Path | None = None
+) -> SpooledRows:
     """List the image files below a URL as `list_images` does for a folder; hidden files are ignored.
-
-    Returns:
-        Table with the columns of LISTING_ARROW, ordered by path.
 
     Raises:
         WrongInput: As `check_folder`; or the URL has no image files, or the label file is not usable.
     """
     check_folder(spark, url, f"source is '{url}'")
+    return make_listing(_remote_files(spark, url), url, etl, scratch)
+
+
+def _remote_files(spark: SparkSession, url: str) -> Iterator[ListedFile]:
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
-    found: list[tuple[str, int, int]] = []
     while page := listing.page(FILES_PER_PAGE):
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
             if is_image_path(path):
-                found.append((path, int(size), int(milliseconds) * 1000))
-    return make_listing(sorted(found), url, etl)
+                yield path, int(size), int(milliseconds) * 1000
 
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
@@ -14,9 +13,12 @@ from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
 from tasks.paths import local_path
 from tasks.spark.file_systems import scheme_of
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, spark_session
 from tasks.storage import Storage
+from tasks.system.disk import translate_disk_full
 from tasks.tables.delta import newest_commit
+from tasks.tables.parquet_rows import SpooledRows
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Source:
     """
 
     location: Path | str
-    listing: pa.Table
+    listing: SpooledRows
     before: str | None
 
 
@@ -60,15 +62,17 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
 
     Raises:
         WrongInput: As `find_source`, `check_source`, `list_remote` and `check_labels`.
+        DiskFull: The disk has no space for the listing.
     """
     location = find_source(etl.source, storage)
     if etl.source == BUILTIN_DIGITS:
         write_digits(Path(location))
     before = newest_commit(storage.table("files"))
-    if isinstance(location, Path):
-        return Source(location, check_source(location, etl), before)
-    with spark_session(config, storage) as spark:
-        return Source(location, _list_url(spark, location, etl), before)
+    with translate_disk_full(storage.home):
+        if isinstance(location, Path):
+            return Source(location, check_source(location, etl, scratch_root(storage)), before)
+        with spark_session(config, storage) as spark:
+            return Source(location, _list_url(spark, location, etl, storage), before)
 
 
 def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
@@ -84,13 +88,13 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
     if now == source.before:
         return source
     if isinstance(source.location, Path):
-        return Source(source.location, check_source(source.location, etl), now)
+        return Source(source.location, check_source(source.location, etl, scratch_root(storage)), now)
     if spark is None:
         raise NeedsSpark
-    return Source(source.location, _list_url(spark, source.location, etl), now)
+    return Source(source.location, _list_url(spark, source.location, etl, storage), now)
 
 
-def _list_url(spark: SparkSession, url: str, etl: EtlConfig) -> pa.Table:
-    listing = list_remote(spark, url, etl)
+def _list_url(spark: SparkSession, url: str, etl: EtlConfig, storage: Storage) -> SpooledRows:
+    listing = list_remote(spark, url, etl, scratch_root(storage))
     check_labels(listing, url, etl)
     return listing

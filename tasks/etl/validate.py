@@ -14,8 +14,10 @@ from tasks.etl.checks import NUM_LISTED, BadFile, DataChecks, NearPair
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.refs import EtlReport
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
+from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.properties import OTHER_TABLES
 from tasks.tables.relations import Relations
@@ -26,7 +28,7 @@ QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 MEASURED_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in {"content", "ingested_at"}])
 
-HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int64()) for split in SPLITS)])
+HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int32()) for split in SPLITS)])
 
 COUNT_HASHES = """
 SELECT dhash, count_if(split = $train) AS train, count_if(split = $val) AS val, count_if(split = $test) AS test
@@ -49,8 +51,8 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
         WrongInput: A content is in more than one split, which the ETL never writes.
     """
     with Relations(storage) as tables:
-        tables.add("images", snapshots.read_columns(spark, report.images, MEASURED_ARROW))
-        tables.add("files", snapshots.read_columns(spark, report.files, FILES_ARROW))
+        for name, table, schema in (("images", report.images, MEASURED_ARROW), ("files", report.files, FILES_ARROW)):
+            tables.add(name, snapshots.version_rows(spark, table, schema, scratch_root(storage)))
         _check_leakage(tables, report)
         found = tables.rows(
             "SELECT outcome, reason, count(*) FROM files WHERE outcome <> $deleted GROUP BY ALL", {"deleted": DELETED}
@@ -86,7 +88,9 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
 
 
 def _check_leakage(tables: Relations, report: EtlReport) -> None:
-    leaked = len(tables.rows("SELECT sha256 FROM images GROUP BY sha256 HAVING count(DISTINCT split) > 1"))
+    ((leaked,),) = tables.rows(
+        "SELECT count(*) FROM (SELECT sha256 FROM images GROUP BY sha256 HAVING min(split) <> max(split))"
+    )
     if leaked:
         raise WrongInput(
             f"{leaked} images of '{report.images.path}' version {report.images.version} are in more than one split, "
@@ -96,10 +100,13 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
 
 
 def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
-    # Distinct hashes and their counts take 32 bytes per image; a cross join of all images would not fit into memory.
-    table = tables.table(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST})
-    counts = np.stack([table[split].to_numpy() for split in SPLITS], axis=1)
-    return find_near_duplicates(table["dhash"].to_numpy(), counts, max_bits, NUM_LISTED)
+    # Distinct hashes and their counts take 20 bytes per image; a cross join of all images would not fit into memory.
+    hashes = [np.zeros(0, np.int64)]
+    counts = [np.zeros((0, len(SPLITS)), np.int32)]
+    for batch in tables.batches(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST}):
+        hashes.append(batch["dhash"].to_numpy().copy())  # otherwise the whole batch would stay in memory
+        counts.append(np.stack([batch[split].to_numpy() for split in SPLITS], axis=1))
+    return find_near_duplicates(np.concatenate(hashes), np.concatenate(counts), max_bits, NUM_LISTED)
 
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
@@ -133,13 +140,15 @@ def validate_tables(
 
     Raises:
         WrongInput: As `measure_tables`.
+        DiskFull: The disk has no space for what does not fit into memory.
     """
     versions = [f"{table.table_id}@{table.version}" for table in (report.images, report.files)]
     key = "data-validation-2:" + ":".join([*versions, str(etl.near_duplicate_bits)])
     logged = tracking.find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
-    checks = try_without_spark(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
+    with translate_disk_full(storage.home):
+        checks = try_without_spark(lambda spark: measure_tables(spark, report, etl, storage), config, storage)
     columns = {
         "checks": checks.rows(),
         "near_duplicates": [pair.model_dump() for pair in checks.nearest],

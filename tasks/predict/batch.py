@@ -5,6 +5,8 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -28,17 +30,22 @@ from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.cluster import num_task_slots, task_threads, threads_per_task
 from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
+from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.predict")
 
 KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
+
+MIN_PARTS_PER_CORE = 4
+"""Partitions of a table per core from which its images are predicted where they are read."""
 
 
 def make_predictor(
@@ -79,29 +86,51 @@ def make_predictor(
     return predictor
 
 
-def _pending(
+@dataclass(frozen=True)
+class PendingImages:
+    """Images without a prediction by a model version.
+
+    Attributes:
+        count: Their number.
+        num_images: Number of all images of the table.
+    """
+
+    count: int
+    num_images: int
+    _relations: Relations
+
+    def table(self) -> pa.Table:
+        """Return the sha256 of the images as a table in memory."""
+        return self._relations.table("FROM pending", SHA256_ARROW)
+
+
+@contextmanager
+def pending_images(
     spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
-) -> tuple[pa.Table, int]:
-    """Return the sha256 of the images without a prediction by this model version, and the number of all images.
+) -> Iterator[PendingImages]:
+    """Yield the images without a prediction by this model version; both tables stay on the disk.
 
     Raises:
         WrongInput: An image has no sha256, the key of its prediction.
     """
-    keys = snapshots.read_columns(spark, table, SHA256_ARROW)
-    if nulls := keys["sha256"].null_count:
-        raise WrongInput(
-            f"predict.table is '{table.path}', where sha256 is null in {nulls} of {keys.num_rows} rows: "
-            "it is the key of a prediction, so set it in every row"
-        )
+    scratch = scratch_root(storage)
     newest = snapshots.newest_snapshot(spark, predictions)
-    predicted = KEYS_ARROW.empty_table()
+    predicted: pa.Table | ParquetRows = KEYS_ARROW.empty_table()
     if newest is not None:
         by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.read_columns(spark, newest.table, KEYS_ARROW, by_model)
+        predicted = snapshots.version_rows(spark, newest.table, KEYS_ARROW, scratch, by_model)
     with Relations(storage) as relations:
-        relations.add("images", keys)
+        relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
         relations.add("predictions", predicted)
-        return relations.table("FROM images ANTI JOIN predictions USING (sha256)", SHA256_ARROW), keys.num_rows
+        ((num_images, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM images")
+        if nulls:
+            raise WrongInput(
+                f"predict.table is '{table.path}', where sha256 is null in {nulls} of {num_images} rows: "
+                "it is the key of a prediction, so set it in every row"
+            )
+        relations.run("CREATE TABLE pending AS FROM images ANTI JOIN predictions USING (sha256)")
+        ((count,),) = relations.rows("SELECT count(*) FROM pending")
+        yield PendingImages(count, num_images, relations)
 
 
 def check_images(columns: Iterable[str], path: str) -> None:
@@ -175,33 +204,44 @@ def _predict(
     storage: Storage,
 ) -> PredictReport:
     check_images(snapshots.columns_of(spark, table), table.path)
-    pending, num_images = _pending(spark, table, predictions, model, storage)
     errors, seconds = 0, 0.0
-    if pending.num_rows:
-        if spark is None:
+    with pending_images(spark, table, predictions, model, storage) as pending:
+        num = pending.count
+        if num and spark is None:
             raise NeedsSpark
         began = time.perf_counter()
-        contents = snapshots.read_version(spark, table).select("sha256", "content")
-        if pending.num_rows < num_images:
-            chosen = spark.createDataFrame(pending)
-            chosen = F.broadcast(chosen) if pending.num_rows <= BROADCAST_ROWS else chosen
-            contents = contents.join(chosen, on="sha256", how="left_semi")
+        contents = _pending_contents(spark, table, pending) if spark is not None and num else None
+    if spark is not None and contents is not None:
         package = _send_package(spark, storage, model)
-        num = pending.num_rows
         with counted("predict", num):
-            errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size, num)
+            errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
-    rate = f", {pending.num_rows / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
-    logger.info("%d images predicted by %s version %d%s", pending.num_rows, model.name, model.version, rate)
+    rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
+    logger.info("%d images predicted by %s version %d%s", num, model.name, model.version, rate)
     return PredictReport(
         predictions=written,
         model=model,
-        predicted=pending.num_rows,
+        predicted=num,
         errors=errors,
         seconds=seconds,
         least_confident=least_confident(spark, table, written, model, storage),
     )
+
+
+def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImages) -> DataFrame:
+    """Return sha256 and content of the pending images, in one partition per task of inference."""
+    slots = num_task_slots(spark)
+    # A worker loads the model once per task: few tasks, not one per file.
+    tasks = num_tasks(pending.count, slots, least=slots)
+    contents = snapshots.read_version(spark, table).select("sha256", "content")
+    if pending.count == pending.num_images:
+        # The files of a large table fill all cores evenly, and no image is shuffled.
+        is_large = contents.rdd.getNumPartitions() >= MIN_PARTS_PER_CORE * slots
+        return contents.coalesce(tasks) if is_large else contents.repartition(tasks)
+    chosen = spark.createDataFrame(pending.table())
+    chosen = F.broadcast(chosen) if pending.count <= BROADCAST_ROWS else chosen
+    return contents.join(chosen, on="sha256", how="left_semi").repartition(tasks)
 
 
 def _send_package(spark: SparkSession, storage: Storage, model: ModelRef) -> str:
@@ -227,29 +267,23 @@ def _predict_pending(
     package: str,
     model: ModelRef,
     batch_size: int,
-    num_pending: int,
 ) -> int:
     """Predict and merge in one commit; return the number of images with an error instead of a label."""
-    slots = num_task_slots(spark)
     predictor = make_predictor(package, batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
-    rows = (
-        # A worker loads the model once per task: few tasks, not one per file.
-        pending.repartition(num_tasks(num_pending, slots, least=slots))
-        .select("sha256", predictor("content").alias("prediction"))
-        .select(
-            "sha256",
-            F.lit(model.name).alias("model_name"),
-            F.lit(model.version).alias("model_version"),
-            "prediction.*",
-            F.current_timestamp().alias("predicted_at"),
-        )
+    rows = pending.select("sha256", predictor("content").alias("prediction")).select(
+        "sha256",
+        F.lit(model.name).alias("model_name"),
+        F.lit(model.version).alias("model_version"),
+        "prediction.*",
+        F.current_timestamp().alias("predicted_at"),
     )
     # A merge reads its source twice: persisted, so that images are predicted once.
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()
         if snapshots.has_table(spark, predictions):
-            delta.merge(spark, predictions, new, PREDICTIONS_KEY).whenNotMatchedInsertAll().execute()
+            own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+            delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll().execute()
         else:
             delta.create_table(predictions, new, {})
     finally:

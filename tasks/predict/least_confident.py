@@ -6,8 +6,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.refs import ModelRef, PredictedImage, TableRef
 from tasks.schema import FILES_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
+from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
+from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
 NUM_SHOWN = 20
@@ -21,6 +23,16 @@ PREDICTED_ARROW = pa.schema(
     ]
 )
 
+LEAST_CONFIDENT = """
+WITH least AS (
+    FROM predicted SEMI JOIN images USING (sha256) ORDER BY error IS NULL, probability, sha256 LIMIT $most
+),
+-- Only the files of these images are looked up, not those of all.
+named AS (SELECT sha256, min(path) AS path FROM ledger SEMI JOIN least USING (sha256) GROUP BY sha256)
+SELECT coalesce(path, sha256), label, probability, error FROM least LEFT JOIN named USING (sha256)
+ORDER BY error IS NULL, probability, sha256
+"""
+
 
 def least_confident(
     spark: SparkSession | None, table: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
@@ -33,20 +45,16 @@ def least_confident(
         NeedsSpark: `spark` is None, and only Spark can read the tables.
     """
     by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-    ledger = LEDGER_ARROW.empty_table()
+    scratch = scratch_root(storage)
+    ledger: pa.Table | ParquetRows = LEDGER_ARROW.empty_table()
     files = snapshots.newest_snapshot(spark, storage.table("files")) if table.path == storage.table("images") else None
     if files is not None:
-        ledger = snapshots.read_columns(spark, files.table, LEDGER_ARROW, {"outcome": STORED})
+        ledger = snapshots.version_rows(spark, files.table, LEDGER_ARROW, scratch, {"outcome": STORED})
     with Relations(storage) as relations:
-        relations.add("images", snapshots.read_columns(spark, table, SHA256_ARROW))
-        relations.add("predicted", snapshots.read_columns(spark, predictions, PREDICTED_ARROW, by_model))
+        relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
+        relations.add("predicted", snapshots.version_rows(spark, predictions, PREDICTED_ARROW, scratch, by_model))
         relations.add("ledger", ledger)
-        rows = relations.rows(
-            "SELECT coalesce(path, sha256), label, probability, error FROM predicted SEMI JOIN images USING (sha256) "
-            "LEFT JOIN (SELECT sha256, min(path) AS path FROM ledger GROUP BY sha256) USING (sha256) "
-            "ORDER BY error IS NULL, probability, sha256 LIMIT $most",
-            {"most": NUM_SHOWN},
-        )
+        rows = relations.rows(LEAST_CONFIDENT, {"most": NUM_SHOWN})
     return tuple(
         PredictedImage(path=path, label=label, probability=probability, error=error)
         for path, label, probability, error in rows

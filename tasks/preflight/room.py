@@ -15,6 +15,7 @@ from tasks.etl.source import Source
 from tasks.paths import resolved
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import existing_folder
@@ -63,12 +64,12 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
             return None
         if check_properties(snapshot.properties, wanted, snapshot.table.path, etl.replace_source):
             return None
-        rows[name] = snapshots.read_columns(None, snapshot.table, schemas[name])
+        rows[name] = snapshots.version_rows(None, snapshot.table, schemas[name], scratch_root(storage))
         refs.append(snapshot.table)
     with Relations(storage) as relations:
         keep = etl.deleted == "keep"
         Comparison(relations, source.listing, rows["files"], rows["images"], replaced=False, keep_deleted=keep)
-        changed = relations.rows("SELECT count(*) FROM compared WHERE status IN ('new', 'gone')")[0][0]
+        changed = relations.rows("SELECT count(*) FROM changed WHERE status <> 'again'")[0][0]
     return None if changed else refs[0]
 
 

@@ -73,7 +73,7 @@ def _settings(
         "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
         "spark.driver.memory": config.driver_memory,
         "spark.ui.showConsoleProgress": "false",
-        # The workers' results per file are collected, about 230 bytes each: bounded by the heap instead of 1 GB.
+        # Names of written files are collected from every task: bounded by the heap instead of 1 GB.
         "spark.driver.maxResultSize": "0",
         # The defaults are for rows of numbers; with images, batches of 10,000 or vectors of 4,096 rows are gigabytes.
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import reduce
+from operator import and_
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
@@ -18,6 +20,7 @@ from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
@@ -333,7 +336,19 @@ def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
     return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
 
 
-def merge(spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...]) -> Any:
-    """Build a MERGE of `rows` (alias s) into the table (alias t) on `key`."""
-    condition = " AND ".join(f"t.{name} = s.{name}" for name in key)
+def merge(
+    spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...], where: Mapping[str, str | int] | None = None
+) -> Any:
+    """Build a MERGE of `rows` (alias s) into the table (alias t) on `key`.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        rows: The rows.
+        key: Columns of the key.
+        where: Value of a column in all of `rows`; Delta does not read files of the table without such a value.
+    """
+    condition = reduce(and_, [F.col(f"t.{name}") == F.col(f"s.{name}") for name in key])
+    for name, value in (where or {}).items():
+        condition &= F.col(f"t.{name}") == F.lit(value)
     return DeltaTable.forPath(spark, path).alias("t").merge(rows.alias("s"), condition)

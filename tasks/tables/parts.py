@@ -4,7 +4,8 @@ Images do not pass through the JVM. It would copy them as an Arrow batch, a row,
 which takes more CPU time than decoding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -119,6 +120,37 @@ class PartWriter:
     def name(self) -> str:
         """Name of the open file, empty if no file is open."""
         return self._name
+
+
+def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Mapper:
+    """Return a function for `mapInArrow` that writes the rows of `mapper` to one file of `target` per task.
+
+    It yields the name of the file in the column name. The rows would otherwise be collected in the driver's JVM.
+    """
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filesystem, root = fsspec.core.url_to_fs(target.folder)
+        name = ""
+        with ExitStack() as opened:
+            for rows in mapper(batches):
+                if not name:
+                    name = target.new_name()
+                    file = opened.enter_context(filesystem.open(f"{root}/{name}", "wb"))
+                    writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+                writer.write_batch(rows)
+        if name:
+            yield pa.RecordBatch.from_pydict({"name": [name]})
+
+    return write
+
+
+def read_rows(target: PartTarget, names: Iterable[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of these files of `target`, which no commit names and which are removed with its other files."""
+    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    for name in names:
+        with filesystem.open(f"{root}/{name}", "rb") as file:
+            for rows in pq.ParquetFile(file).iter_batches():
+                yield from pa.Table.from_batches([rows]).cast(schema).to_batches()
 
 
 REWRITE_ARROW = pa.schema(

@@ -1,9 +1,14 @@
-"""SQL on in-memory relations of the driver, with DuckDB.
+"""SQL on relations of the driver, with DuckDB: Arrow tables in memory, and rows in Parquet files.
 
 It is meant for names, times and hashes, a few hundred bytes per file, and not for pixels. Spark takes seconds to plan
-and compile queries that DuckDB runs in milliseconds, on all cores, and with spilling to disk if memory is short.
+and compile queries that DuckDB runs in milliseconds, on several cores. Above MEMORY, queries spill to the disk.
 """
 
+import errno
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import duckdb
@@ -11,18 +16,39 @@ import pyarrow as pa
 
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.storage import Storage
+from tasks.system.cores import num_cores
+from tasks.tables.parquet_rows import ParquetRows
+
+MEMORY = "768MB"
+"""Memory of a database; the driver's limit of 2 GB at ten million files includes Python and the results of queries."""
+
+MAX_THREADS = 6
+"""Threads of a database: each needs 125 MB to spill."""
+
+BATCH_ROWS = 100_000
+"""Rows of a batch of a query's result."""
 
 
 class Relations:
-    """DuckDB database of named Arrow tables, and of views and tables derived from them."""
+    """DuckDB database of named rows, and of views and tables derived from them."""
 
     def __init__(self, storage: Storage) -> None:
         """Open an empty database; it spills to the temporary files of the home."""
         self._scratch = Scratch(scratch_root(storage))
-        # DuckDB must not download extensions: none is needed.
-        settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+        self._rows: dict[str, pa.Table | ParquetRows] = {}
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "temp_directory": str(self._scratch.folder / "duckdb"),
+            "memory_limit": MEMORY,
+            "threads": min(num_cores(), MAX_THREADS),
+            "preserve_insertion_order": "false",  # otherwise tables are built from buffers of all their rows
+            # DuckDB must not download extensions: none is needed.
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+        }
         try:
-            self._database = duckdb.connect(config={"temp_directory": str(self._scratch.folder / "duckdb"), **settings})
+            self._database = duckdb.connect(config=settings)
+            # Parquet's older type of times, which Spark writes, has no time zone.
+            self._database.execute("SET TimeZone = 'UTC'")
         except Exception:
             self._scratch.remove()
             raise
@@ -34,19 +60,71 @@ class Relations:
         self._database.close()
         self._scratch.remove()
 
-    def add(self, name: str, rows: pa.Table) -> None:
-        """Register an Arrow table under a name, without a copy."""
-        self._database.register(name, rows)
+    def add(self, name: str, rows: pa.Table | ParquetRows) -> None:
+        """Add rows under a name, without a copy."""
+        self._rows[name] = rows  # a temporary file lasts as long as its rows
+        if isinstance(rows, ParquetRows):
+            self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._scan(rows)}")
+        else:
+            self._database.register(name, rows)
+
+    def _scan(self, rows: ParquetRows) -> str:
+        """Return a query of the rows; the text has all names, since a view has no parameters."""
+        fields = [*rows.schema]
+        fields += [pa.field(name, pa.scalar(value).type) for name, value in rows.where.items()]
+        fields = list({field.name: field for field in fields}.values())
+        types = self._database.from_arrow(pa.schema(fields).empty_table()).types
+        columns = ", ".join(
+            f"{_text(field.name)}: {{name: {_text(field.name)}, type: {_text(str(kind))}, default_value: NULL}}"
+            for field, kind in zip(fields, types, strict=True)
+        )
+        if not rows.files:
+            names = ", ".join(f'NULL::{kind} AS "{field.name}"' for field, kind in zip(fields, types, strict=True))
+            return f"SELECT {names} LIMIT 0"
+        files = ", ".join(_text(glob.escape(file)) for file in rows.files)
+        names = ", ".join(f'"{name}"' for name in rows.schema.names)
+        wanted = " AND ".join(f'"{name}" = {_literal(value)}' for name, value in rows.where.items())
+        return (
+            f"SELECT {names} FROM read_parquet([{files}], hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608  # quoted below
+            f"{' WHERE ' if wanted else ''}{wanted}"
+        )
 
     def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
         """Run a statement without a result, with its parameters ($name) from `values`."""
-        self._database.execute(statement, values)
+        with self._full_disk_as_oserror():
+            self._database.execute(statement, values)
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        return self._database.execute(query, values).fetchall()
+        with self._full_disk_as_oserror():
+            return self._database.execute(query, values).fetchall()
 
     def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
         """Return the rows of a query, cast to this schema; times are in UTC, independent of the local time zone."""
-        rows: Any = self._database.sql(query, params=values).to_arrow_table()
-        return rows.cast(schema)
+        return pa.Table.from_batches(self.batches(query, schema, values), schema)
+
+    def batches(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query in batches, cast to this schema, before another query is run."""
+        with self._full_disk_as_oserror():
+            found: Any = self._database.sql(query, params=values)
+            for batch in found.to_arrow_reader(BATCH_ROWS):
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+    @contextmanager
+    def _full_disk_as_oserror(self) -> Iterator[None]:
+        """Raise the operating system's error if the disk has no space for what does not fit into memory."""
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            # DuckDB's limit is a share of the free space.
+            if "max_temp_directory_size" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch.folder)) from error
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _literal(value: str | int) -> str:
+    return _text(value) if isinstance(value, str) else str(int(value))

@@ -6,10 +6,12 @@ gave newer features of the protocol.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
+from pathlib import Path
 from typing import Any
 
 import deltalake
@@ -26,7 +28,11 @@ from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, newest_in_log
+from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.properties import table_source
+
+STREAM_ROWS = 10_000
+"""Minimum number of rows that a Spark task sends to the driver at once: about three megabytes of the ledger."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,68 @@ def read_batches(
     )
 
 
+def version_rows(
+    spark: SparkSession | None,
+    table: TableRef,
+    schema: pa.Schema,
+    scratch: Path,
+    where: Mapping[str, str | int] | None = None,
+) -> ParquetRows:
+    """Return the rows of `read_columns` on the local disk, for queries: ten million of them do not fit into memory.
+
+    The rows of a local table are its own files. Those that only Spark can read are copied, one partition at a time.
+
+    Args:
+        spark: The session, or None.
+        table: The version.
+        schema: Columns of the rows.
+        scratch: Folder for a temporary copy, which exists as long as the rows.
+        where: Value of a column in all rows.
+    """
+    found, where = _without_spark(table.path, table.version), where or {}
+    if found is not None:
+        folder = os.path.abspath(str(local_path(table.path)))
+        return ParquetRows(tuple(f"{folder}/{name}" for name in _file_names(found)), schema, where)
+    if spark is None:
+        raise NeedsSpark
+    return spool_rows(_stream(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
+
+
+def _stream(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches; `toArrow` would hold all of them on the driver."""
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Spark's own batches have few rows, since its settings are for images.
+        for table in _grouped(batches):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            yield pa.RecordBatch.from_pydict({"packed": [sink.getvalue().to_pybytes()]})
+
+    packed = rows.mapInArrow(pack, "packed binary")  # type: ignore[arg-type]  # takes an iterator, as documented
+    for row in packed.toLocalIterator():
+        yield from pa.ipc.open_stream(row["packed"]).read_all().cast(schema).to_batches()
+
+
+def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield tables of at least STREAM_ROWS rows, but for the last."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.num_rows for one in held) >= STREAM_ROWS:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _chosen_rows(spark: SparkSession, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int]) -> DataFrame:
+    rows = read_version(spark, table)
+    for name, value in where.items():
+        rows = rows.where(F.col(name) == value)
+    return rows.select(*schema.names)
+
+
 def read_columns(
     spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int] | None = None
 ) -> pa.Table:
@@ -221,7 +289,4 @@ def read_columns(
         return _rows_of(found, table.path, schema, where).to_table(filter=_filter(where), columns=schema.names)
     if spark is None:
         raise NeedsSpark
-    rows = read_version(spark, table).select(*schema.names)
-    for name, value in where.items():
-        rows = rows.where(F.col(name) == value)
-    return rows.toArrow().cast(schema)
+    return _chosen_rows(spark, table, schema, where).toArrow().cast(schema)

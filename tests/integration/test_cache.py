@@ -10,6 +10,7 @@ from PIL import Image
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache, verify_files
 from tasks.cache.materialize import materialize_cache
+from tasks.cache.plan import plan_files, with_files
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
@@ -139,3 +140,24 @@ def test_row_groups_are_equal_and_padding_is_counted(spark, images, storage):
         assert split.rows_per_group <= 2
         assert split.row_groups * split.rows_per_group - split.rows == split.padding
         assert 0 <= split.padding < split.rows_per_group
+
+
+def test_files_have_the_images_in_the_order_of_their_sha256(spark, images, storage):
+    """Image k of a split in the order of sha256 is in file k // rows of a file, for any number of files."""
+    rows = read_version(spark, images)
+    hashes = {split: [] for split in ("train", "val", "test")}
+    for row in sorted(rows.select("sha256", "split").collect()):
+        hashes[row["split"]].append(row["sha256"])
+    classes = ["blue", "green", "red"]
+    for per_file in ({"train": 2, "val": 1, "test": 3}, {"train": 7, "val": 100, "test": 5}):
+        starts = plan_files(spark, images, per_file, storage)
+        placed = with_files(spark, rows, starts, classes).select("split", "file", "sha256", "label_index").collect()
+        expected = {
+            (split, number // per_file[split], sha256)
+            for split, found in hashes.items()
+            for number, sha256 in enumerate(found)
+        }
+        assert {(row["split"], row["file"], row["sha256"]) for row in placed} == expected
+        assert len(placed) == len(expected)
+        labels = {row["sha256"]: row["label"] for row in rows.select("sha256", "label").collect()}
+        assert all(classes[row["label_index"]] == labels[row["sha256"]] for row in placed)

@@ -1,6 +1,7 @@
 """Delta tables read without Spark have the rows that Spark reads."""
 
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,8 @@ from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
+from tasks.tables.parquet_rows import SpooledRows
+from tasks.tables.relations import Relations
 from tests.builders.etl_tables import ingest
 from tests.conftest import write_images
 
@@ -23,6 +26,18 @@ def read_both_ways(spark, table: TableRef, schema: pa.Schema) -> tuple[list[dict
     by_spark = snapshots.read_version(spark, table).select(*schema.names).toArrow()
     key = schema.names[0]
     return tuple(sorted(rows.to_pylist(), key=lambda row: row[key]) for rows in (found, by_spark.cast(schema)))
+
+
+def query_both_ways(spark, storage, table: TableRef, schema: pa.Schema, where: dict) -> tuple[list[dict], list[dict]]:
+    """Return the rows with these values, sorted, as a query of `version_rows` and Spark give them."""
+    by_spark = snapshots.read_version(spark, table)
+    for name, value in where.items():
+        by_spark = by_spark.where(by_spark[name] == value)
+    with Relations(storage) as relations:
+        relations.add("found", snapshots.version_rows(spark, table, schema, Path(storage.home), where))
+        found = relations.table("FROM found", schema)
+    theirs = by_spark.select(*schema.names).toArrow().cast(schema)
+    return tuple(sorted(rows.to_pylist(), key=lambda row: row[schema.names[0]]) for rows in (found, theirs))
 
 
 @pytest.mark.parametrize("name", ["home", "a b=ü#?", "a%20b"])
@@ -46,6 +61,26 @@ def test_rows_written_by_workers_and_by_spark_are_read_alike(spark, source, tmp_
             ours, theirs = read_both_ways(spark, table, schema)
             assert ours == theirs
     assert len(ours) == 67
+    ours, theirs = query_both_ways(spark, storage, report.files, FILES_ARROW, {"label": "red", "split": "train"})
+    assert ours == theirs
+    assert ours
+
+
+def test_rows_of_several_batches_are_streamed_from_spark(spark, storage, tmp_path, monkeypatch):
+    """A table that only Spark can read is copied batch by batch, empty partitions included."""
+    monkeypatch.setattr(snapshots, "STREAM_ROWS", 150)
+    path = str(tmp_path / "a%20b")
+    schema = pa.schema([("number", pa.int64())])
+    frame = spark.range(1000).withColumnRenamed("id", "number").repartition(3)
+    frame.where("number % 7 > 0").write.format("delta").save(path)
+    rows = snapshots.version_rows(spark, snapshots.latest(spark, path), schema, tmp_path)
+    assert isinstance(rows, SpooledRows)
+    assert rows.num_rows == 857
+    assert sorted(rows.table()["number"].to_pylist()) == [number for number in range(1000) if number % 7]
+    empty = snapshots.version_rows(spark, snapshots.latest(spark, path), schema, tmp_path, {"number": -1})
+    with Relations(storage) as relations:
+        relations.add("found", empty)
+        assert relations.rows("SELECT count(*) FROM found") == [(0,)]
 
 
 def test_rows_deleted_by_deletion_vectors_are_not_read(spark, tmp_path):

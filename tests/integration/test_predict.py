@@ -119,7 +119,10 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
         ("good", 1),
         ("good", 2),
     ]
-    assert DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]["version"] == 1
+    commit = DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]
+    assert commit["version"] == 1
+    # With values in the condition, Delta skips the files of other models and versions.
+    assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])
 
 
 def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):

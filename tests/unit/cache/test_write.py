@@ -38,11 +38,11 @@ def image(number: int) -> bytes:
 
 
 def input_batch(*places: tuple[str, int, int]) -> pa.RecordBatch:
-    """Return the batch that Spark passes to the writer for the given (split, file, row)."""
+    """Return the batch that Spark passes to the writer for the given (split, file, number of the image)."""
     return pa.RecordBatch.from_pylist(
         [
-            {"split": split, "file": file, "row": row, "label_index": row % 2, "content": image(row)}
-            for split, file, row in places
+            {"split": split, "file": file, "label_index": number % 2, "content": image(number)}
+            for split, file, number in places
         ]
     )
 
@@ -100,7 +100,7 @@ def test_two_attempts_write_two_files_of_the_same_content(tmp_path: Path) -> Non
 
 def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images of the same split and file number are written to one file, even from several batches."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2, "val": 1})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2, "val": 1}, {"train": 3, "val": 2})
     batches = [
         input_batch(("train", 0, 0), ("train", 0, 1)),
         input_batch(("train", 0, 2), ("train", 1, 3), ("val", 0, 0)),
@@ -114,6 +114,8 @@ def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: p
         ("val", 1, 1),
     ]
     assert sorted(part["name"] for part in parts) == sorted(file.name for file in tmp_path.iterdir())
+    numbers = [pq.read_table(tmp_path / part["name"])["row"].to_pylist() for part in parts]
+    assert numbers == [[0, 1, 2, PADDING], [3, PADDING], [0]]
     # The first image is reported at once, so that the start of a long step is visible.
     counted = f"{PROGRESS_MARK}{os.getpid()} cache 0 1\n"
     assert capsys.readouterr().err == f"{counted}{WORKER_MARK}wrote 3 cache files, 5 images\n"
@@ -121,17 +123,17 @@ def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: p
 
 def test_images_are_decoded_by_decode_pixels(tmp_path: Path) -> None:
     """The cache has the pixels of decode_pixels, as used in serving."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})
 
-    (batch,) = write(iter([input_batch(("train", 0, 5))]))
+    (batch,) = write(iter([input_batch(("train", 2, 5))]))
 
     row = pq.read_table(tmp_path / batch.to_pylist()[0]["name"]).to_pylist()[0]
-    assert row == {"pixels": decode_pixels(image(5), SIDE).tobytes(), "label": 1, "row": 5}
+    assert row == {"pixels": decode_pixels(image(5), SIDE).tobytes(), "label": 1, "row": 4}
 
 
 def test_empty_partition_writes_no_file(tmp_path: Path) -> None:
     """An empty partition gives no file and no row."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})
 
     assert list(write(iter([]))) == []
     assert list(tmp_path.iterdir()) == []
@@ -139,9 +141,7 @@ def test_empty_partition_writes_no_file(tmp_path: Path) -> None:
 
 def test_image_that_cannot_be_decoded_fails_the_task(tmp_path: Path) -> None:
     """An image that cannot be decoded is an error and not dropped, as ETL quarantined all of them."""
-    bad = pa.RecordBatch.from_pylist(
-        [{"split": "train", "file": 0, "row": 0, "label_index": 0, "content": b"no image"}]
-    )
+    bad = pa.RecordBatch.from_pylist([{"split": "train", "file": 0, "label_index": 0, "content": b"no image"}])
 
     with pytest.raises(BadImage):
-        list(make_writer(str(tmp_path), CACHE, {"train": 2})(iter([bad])))
+        list(make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})(iter([bad])))

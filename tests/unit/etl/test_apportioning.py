@@ -74,7 +74,7 @@ class Tables:
                 assert sha256 not in self.images
                 self.images[sha256] = (label, split)
             if not killed:
-                changes, _ = comparison.ledger_changes(THEN)
+                changes = comparison.ledger_changes(THEN).table()
                 self._ledger |= {row["path"]: row for row in changes.to_pylist()}
             return {part: contents for part, (contents, _) in comparison.reassigned().items()}
 

@@ -221,7 +221,7 @@ def test_reader_returns_one_row_per_file(tmp_path: Path, capsys: pytest.CaptureF
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (9, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
-    listing = list_images(tmp_path)
+    listing = list_images(tmp_path).table()
     reader = make_reader(tmp_path, EtlConfig(val_fraction=0.0, test_fraction=0.0), part_target(tmp_path / "table"))
 
     batches = list(reader(iter(listing.to_batches(max_chunksize=2))))
@@ -257,7 +257,7 @@ def test_images_near_an_edge_between_two_splits_are_in_a_separate_part(tmp_path:
     """Images whose split the driver may change are in a separate part; without edges there is a single part."""
     for number in range(40):
         save(tmp_path / "cat" / f"{number}.png", (8 + number, 8))
-    listing, etl, target = list_images(tmp_path), EtlConfig(), part_target(tmp_path / "table")
+    listing, etl, target = list_images(tmp_path).table(), EtlConfig(), part_target(tmp_path / "table")
     edges = Edges(etl.split_seed, (0.1, 0.2), {"cat": 3000})
     rows = pa.Table.from_batches(make_reader(tmp_path, etl, target, edges)(iter(listing.to_batches()))).to_pylist()
 
@@ -277,7 +277,7 @@ def test_decoder_returns_the_same_rows_as_the_reader(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (90, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
-    listing, etl = list_images(tmp_path), EtlConfig(stored_side=64)
+    listing, etl = list_images(tmp_path).table(), EtlConfig(stored_side=64)
     contents = [(tmp_path / path).read_bytes() for path in listing["path"].to_pylist()]
     loaded = listing.append_column("content", pa.array(contents, pa.binary()))
     loaded = loaded.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))

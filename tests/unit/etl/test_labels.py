@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
-from tasks.etl.labels import label_paths, read_label_file
+from tasks.etl.labels import PathLabels, read_label_file
 from tasks.etl.listing import check_source, check_splits, list_images
 from tasks.system import remote_file
 
@@ -48,7 +48,10 @@ PYTHON_PATTERNS = [
 
 def named(*paths: str, **settings: Any) -> list[tuple[str | None, str | None]]:
     """Return label and split of each path under the settings."""
-    return label_paths(paths, EtlConfig.model_validate(settings))
+    labels = PathLabels(EtlConfig.model_validate(settings))
+    found = labels.of(paths)
+    labels.warn_of_absent()
+    return found
 
 
 def by_pattern(pattern: str) -> dict[str, str]:
@@ -380,7 +383,7 @@ def test_listing_has_label_and_split(tmp_path: Path) -> None:
     """Label and split are in the listing, before files are read."""
     put(tmp_path, "train/cat/1.jpg", "val/dog/2.jpg", "cat/3.jpg")
 
-    listing = list_images(tmp_path, EtlConfig(split_by="folder"))
+    listing = list_images(tmp_path, EtlConfig(split_by="folder")).table()
 
     rows = {row["path"]: (row["label"], row["split"]) for row in listing.to_pylist()}
     assert rows == {"train/cat/1.jpg": ("cat", "train"), "val/dog/2.jpg": ("dog", "val"), "cat/3.jpg": ("cat", None)}

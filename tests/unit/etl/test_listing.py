@@ -19,14 +19,14 @@ def put(source: Path, *paths: str) -> None:
 
 def paths_of(source: Path) -> list[str]:
     """Return the listed paths."""
-    return list_images(source)["path"].to_pylist()
+    return list_images(source).table()["path"].to_pylist()
 
 
 def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
     """A listing has path, label, size in bytes and modification time of each file."""
     put(tmp_path, "cat/1.jpg", "dog/2.png")
 
-    listing = list_images(tmp_path)
+    listing = list_images(tmp_path).table()
 
     assert listing.schema == LISTING_ARROW
     assert listing["path"].to_pylist() == ["cat/1.jpg", "dog/2.png"]
@@ -40,7 +40,7 @@ def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
     """The innermost folder is the class, and a file at the top has no label."""
     put(tmp_path, "animals/cat/1.jpg", "loose.jpg")
 
-    listing = list_images(tmp_path)
+    listing = list_images(tmp_path).table()
 
     assert dict(zip(listing["path"].to_pylist(), listing["label"].to_pylist(), strict=True)) == {
         "animals/cat/1.jpg": "cat",
@@ -67,7 +67,7 @@ def test_names_are_taken_literally(tmp_path: Path, name: str) -> None:
     """Spaces, Unicode, and characters that URLs or partition paths escape are kept in names."""
     put(tmp_path, f"{name}/{name}.jpg")
 
-    listing = list_images(tmp_path)
+    listing = list_images(tmp_path).table()
 
     assert listing["path"].to_pylist() == [f"{name}/{name}.jpg"]
     assert listing["label"].to_pylist() == [name]
@@ -104,7 +104,7 @@ def test_link_inside_the_source_is_followed(tmp_path: Path) -> None:
     (tmp_path / "pet").mkdir()
     (tmp_path / "pet" / "1.jpg").symlink_to(tmp_path / "cat" / "1.jpg")
 
-    listing = list_images(tmp_path)
+    listing = list_images(tmp_path).table()
 
     assert listing["path"].to_pylist() == ["cat/1.jpg", "pet/1.jpg"]
     assert listing["size"].to_pylist() == [7, 7]
@@ -213,4 +213,4 @@ def test_name_that_is_not_valid_utf8_is_listed_escaped(tmp_path: Path) -> None:
     with open(bytes(tmp_path / "cat") + b"/\xe9t\xe9.jpg", "wb") as file:
         file.write(b"x")
 
-    assert list_images(tmp_path)["path"].to_pylist() == ["cat/1.jpg", "cat/\\xe9t\\xe9.jpg"]
+    assert list_images(tmp_path).table()["path"].to_pylist() == ["cat/1.jpg", "cat/\\xe9t\\xe9.jpg"]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from tasks.etl import near_duplicates
-from tasks.etl.near_duplicates import dhash, find_near_duplicates, hamming_distances
+from tasks.etl.near_duplicates import Banding, choose_banding, dhash, find_near_duplicates, hamming_distances
 
 
 def scene(seed: int, side: int = 240) -> Image.Image:
@@ -103,6 +103,29 @@ def test_banding_finds_the_same_pairs_as_exhaustive_search(max_bits: int) -> Non
     assert len(listed) == len(closest)
 
 
+@pytest.mark.parametrize("num_equal", [1, 2, 3, 5])
+@pytest.mark.parametrize("max_bits", [0, 1, 3, 8])
+def test_all_bandings_find_the_same_pairs(max_bits: int, num_equal: int) -> None:
+    """The number of bands of a key decides the speed, and neither the count nor the list of the closest pairs."""
+    hashes, counts = hashes_with_near_pairs(400, max_flips=10, seed=max_bits)
+
+    found = find_near_duplicates(hashes, counts, max_bits, 20, Banding(max_bits + num_equal, num_equal))
+
+    assert found == find_near_duplicates(hashes, counts, max_bits, 20, Banding(max_bits + 1, 1))
+    assert found.num_pairs > 0
+
+
+def test_longer_keys_are_chosen_for_more_hashes() -> None:
+    """Few hashes need one band per key, and ten million at 3 bits two: the buckets stay small."""
+    chosen = {count: choose_banding(count, 3) for count in (1_000, 10_000_000)}
+    assert chosen == {1_000: Banding(4, 1), 10_000_000: Banding(5, 2)}
+    for max_bits in range(9):
+        assert (
+            choose_banding(10_000_000, max_bits).work(10_000_000)
+            < 3 * choose_banding(10_000, max_bits).work(10_000) * 100
+        )
+
+
 def test_list_is_truncated_and_the_count_is_not() -> None:
     """The list has the closest pairs, and the count includes all pairs."""
     hashes = np.array([0, 1, 3, 7], dtype=np.int64)
@@ -115,7 +138,9 @@ def test_list_is_truncated_and_the_count_is_not() -> None:
 
 def test_images_of_one_hash_are_counted_without_being_paired() -> None:
     """Millions of images with the same hash are counted by multiplication."""
-    found = find_near_duplicates(np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]]), 3, num_listed=5)
+    found = find_near_duplicates(
+        np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]], dtype=np.int32), 3, num_listed=5
+    )
 
     assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
 

@@ -76,7 +76,7 @@ def compare(storage: Storage):
 def resolve(comparison: Comparison, *rows: Row) -> dict[str, tuple[str, str | None]]:
     """Resolve with the rows that were read; return outcome and reason of the ledger's changes by path."""
     comparison.resolve(pa.Table.from_pylist(list(rows), schema=READ_ARROW))
-    changes, _ = comparison.ledger_changes(NOW)
+    changes = comparison.ledger_changes(NOW).table()
     assert set(changes["seen_at"].to_pylist()) <= {NOW}
     return {row["path"]: (row["outcome"], row["reason"]) for row in changes.to_pylist()}
 
@@ -170,7 +170,7 @@ def test_first_path_of_equal_contents_is_stored(compare) -> None:
             "cat/f.jpg": ("quarantined", "truncated"),
             "cat/g.jpg": ("quarantined", "unreadable"),
         }
-        details = {row["path"]: row["detail"] for row in comparison.ledger_changes(NOW)[0].to_pylist()}
+        details = {row["path"]: row["detail"] for row in comparison.ledger_changes(NOW).table().to_pylist()}
         assert details["cat/c.jpg"] == "the same content under the labels cat, dog"
         assert details["cat/d.jpg"] == "the same content in the splits train, val"
         assert details["cat/f.jpg"] == "half"
@@ -250,7 +250,7 @@ def test_ledger_changes_report_whether_all_paths_are_new(compare) -> None:
     for path, adds in (("cat/c.jpg", True), ("cat/b.jpg", False)):
         with compare([listed("cat/a.jpg"), listed(path)], ledger, [existing("1", "cat")]) as comparison:
             comparison.resolve(pa.Table.from_pylist([read(path, "2")], schema=READ_ARROW))
-            changes, only_new = comparison.ledger_changes(NOW)
-            assert changes.column("path").to_pylist() == [path]
-            assert only_new is adds
-            assert changes.schema.equals(FILES_ARROW)
+            changes = comparison.ledger_changes(NOW)
+            assert changes.table().column("path").to_pylist() == [path]
+            assert (changes.num_rows, changes.all_new) == (1, adds)
+            assert changes.table().schema.equals(FILES_ARROW)

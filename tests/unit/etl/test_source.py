@@ -60,4 +60,4 @@ def test_local_source_is_listed_without_spark(tmp_path: Path) -> None:
     )
 
     assert source.location == tmp_path / "my photos=50% ä"
-    assert source.listing["path"].to_pylist() == ["cat/1.jpg", "dog/1.jpg"]
+    assert source.listing.table()["path"].to_pylist() == ["cat/1.jpg", "dog/1.jpg"]

@@ -68,7 +68,7 @@ def finished_run(tmp_path: Path) -> FinishedRun:
     folder, storage = tmp_path / "source", resolve_storage(StorageConfig(home=str(tmp_path / "home")))
     write_images(folder, 20)
     etl = EtlConfig(source=str(folder))
-    listing = prepare_source(etl, storage, SparkConfig()).listing.to_pylist()
+    listing = prepare_source(etl, storage, SparkConfig()).listing.table().to_pylist()
     files = [
         {**row, "split": "train", "sha256": row["path"], "outcome": "stored", "seen_at": row["modified_at"]}
         for row in listing

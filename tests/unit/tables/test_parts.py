@@ -10,7 +10,15 @@ import pytest
 
 from tasks.schema import IMAGES, IMAGES_ARROW
 from tasks.tables import parts, rewriting
-from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, PartWriter, make_rewriter
+from tasks.tables.parts import (
+    REWRITE_ARROW,
+    REWRITTEN,
+    PartTarget,
+    PartWriter,
+    make_rewriter,
+    make_row_writer,
+    read_rows,
+)
 from tasks.tables.rewriting import map_files
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
@@ -162,3 +170,22 @@ def test_arrow_schema_equals_the_schema_of_the_table() -> None:
     """The Arrow schema has the table's columns in order, and only dhash is nullable."""
     assert IMAGES_ARROW.names == IMAGES.names
     assert [field.name for field in IMAGES_ARROW if field.nullable] == ["dhash"]
+
+
+def test_rows_of_a_task_are_read_back_from_one_file(target: PartTarget) -> None:
+    """A task yields the name of one file with the rows of all its batches; a task without rows writes no file."""
+    schema = pa.schema([("path", pa.string()), ("reason", pa.string())])
+    batches = [
+        pa.RecordBatch.from_pylist([{"path": "a", "reason": None}], schema),
+        pa.RecordBatch.from_pylist([{"path": "b", "reason": "truncated"}, {"path": "c", "reason": None}], schema),
+    ]
+    write = make_row_writer(lambda given: given, target, schema)
+
+    (name,) = [row["name"] for batch in write(iter(batches)) for row in batch.to_pylist()]
+
+    assert [path.name for path in Path(target.folder).iterdir()] == [name]
+    assert name.startswith("part-00000-5eed-")  # removed with the other files of the run that no commit names
+    read = pa.Table.from_batches(read_rows(target, [name], schema), schema)
+    assert read.equals(pa.Table.from_batches(batches))
+    assert list(write(iter([]))) == []
+    assert len(list(Path(target.folder).iterdir())) == 1

@@ -1,0 +1,74 @@
+"""Rows in local Parquet files, which a query reads only as far as it needs them, and temporary files of such rows."""
+
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """Rows in local Parquet files.
+
+    Attributes:
+        files: Paths of the files; a column that a file lacks is null.
+        schema: Columns of the rows, of which the files may have more.
+        where: Value of a column in all rows; other rows of the files do not count.
+    """
+
+    files: tuple[str, ...]
+    schema: pa.Schema
+    where: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SpooledRows(ParquetRows):
+    """Rows in a temporary file, which have been counted."""
+
+    num_rows: int = 0
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table in memory."""
+        return pq.read_table(self.files[0]).cast(self.schema)
+
+    def values(self, column: str) -> pa.Array:
+        """Return the distinct values of a column in order of their first occurrence, null if there is one."""
+        found: pa.Array = pa.array([], self.schema.field(column).type)
+        with pq.ParquetFile(self.files[0]) as file:
+            for batch in file.iter_batches(columns=[column]):
+                found = pa.concat_arrays([found, batch.column(0)]).unique()
+        return found
+
+
+def spool_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path | None = None) -> SpooledRows:
+    """Write rows to a temporary file without a name, whose disk space is freed with the result, also after a kill.
+
+    Args:
+        batches: The rows, with the columns of `schema`.
+        schema: Their columns.
+        folder: Folder on the disk to use; None for the system's folder of temporary files.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    file, num_rows = tempfile.TemporaryFile(dir=folder), 0  # noqa: SIM115  # closed with the rows
+    try:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        file.flush()
+    except BaseException:
+        with suppress(OSError):  # Its buffer may not fit on a full disk.
+            file.close()
+        raise
+    rows = SpooledRows((f"/proc/self/fd/{file.fileno()}",), schema, num_rows=num_rows)
+    weakref.finalize(rows, file.close)
+    return rows

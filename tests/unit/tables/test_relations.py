@@ -1,0 +1,102 @@
+"""Queries on rows in Parquet files, and temporary files of rows."""
+
+import errno
+import gc
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.storage import Storage
+from tasks.tables import relations as module
+from tasks.tables.parquet_rows import ParquetRows, spool_rows
+from tasks.tables.relations import Relations
+
+SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+THEN = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+
+
+def table_of(*paths: str) -> pa.Table:
+    """Return rows with these paths."""
+    return pa.table(
+        {"path": paths, "size": range(len(paths)), "at": [THEN + timedelta(days=1)] * len(paths)}, schema=SCHEMA
+    )
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a [b]*?.parquet", "it's.parquet", "key=1/a.parquet"])
+def test_rows_in_files_of_any_name_are_those_of_a_table(storage: Storage, tmp_path: Path, name: str) -> None:
+    """A query of files gives the rows of a table in memory; special characters of the name have no meaning."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "a b.parquet").write_bytes(b"a file that a pattern would match")
+    pq.write_table(table_of("x", "y"), tmp_path / name)
+    with Relations(storage) as relations:
+        relations.add("found", ParquetRows((str(tmp_path / name),), SCHEMA))
+        assert relations.table("FROM found ORDER BY path", SCHEMA).equals(table_of("x", "y"))
+
+
+def test_older_files_lack_columns_and_have_times_of_the_older_type(storage: Storage, tmp_path: Path) -> None:
+    """A column that a file lacks is null, columns may have any order, and times without a time zone are in UTC."""
+    old, new = tmp_path / "old.parquet", tmp_path / "new.parquet"
+    pq.write_table(table_of("x").select(["at", "path"]), old, use_deprecated_int96_timestamps=True)
+    pq.write_table(table_of("y", "z").append_column("more", pa.array([1, 2])), new)
+    for files in ((old, new), (new, old)):
+        with Relations(storage) as relations:
+            relations.add("found", ParquetRows(tuple(map(str, files)), SCHEMA))
+            rows = relations.table("FROM found ORDER BY path", SCHEMA).to_pylist()
+        assert [(row["path"], row["size"]) for row in rows] == [("x", None), ("y", 0), ("z", 1)]
+        assert {row["at"] for row in rows} == {THEN + timedelta(days=1)}
+
+
+def test_only_rows_with_the_values_count(storage: Storage, tmp_path: Path) -> None:
+    """The columns of the condition need not be among those of the rows; no files have no rows."""
+    pq.write_table(table_of("x", "it's"), tmp_path / "a.parquet")
+    schema = pa.schema([("size", pa.int64())])
+    files = (str(tmp_path / "a.parquet"),)
+    with Relations(storage) as relations:
+        relations.add("found", ParquetRows(files, schema, {"path": "it's"}))
+        relations.add("none_so_small", ParquetRows(files, schema, {"path": "it's", "size": 0}))
+        relations.add("none", ParquetRows((), SCHEMA))
+        assert relations.rows("FROM found") == [(1,)]
+        assert relations.rows("FROM none_so_small") == []
+        assert relations.table("FROM none", SCHEMA).equals(SCHEMA.empty_table())
+
+
+def test_temporary_rows_have_no_name_and_end_with_their_owner(storage: Storage, tmp_path: Path) -> None:
+    """The disk space is free once neither the rows nor a database with them exist, also after a kill."""
+    open_files = len(os.listdir("/proc/self/fd"))
+    batches = [*table_of("x", "y").to_batches(), *table_of("x").to_batches()]
+    rows = spool_rows(iter(batches), SCHEMA, tmp_path / "scratch")
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert (rows.num_rows, rows.table().num_rows) == (3, 3)
+    assert rows.values("path").to_pylist() == ["x", "y"]
+    with Relations(storage) as relations:
+        relations.add("found", rows)
+        del rows
+        gc.collect()
+        assert relations.rows("SELECT count(*), sum(size) FROM found") == [(3, 1)]
+    del relations
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_queries_above_the_memory_limit_spill(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort of twice the memory succeeds on the disk; without space there, the error is that of a full disk."""
+    monkeypatch.setattr(module, "MEMORY", "150MB")
+    query = "CREATE TABLE t AS SELECT hash(i) AS a, sha256(i::VARCHAR) AS b FROM range(3_000_000) s(i) ORDER BY a"
+    with Relations(storage) as relations:
+        relations.run(query)
+        assert relations.rows("SELECT count(*) FROM t") == [(3_000_000,)]
+    with Relations(storage) as relations:
+        relations.run("SET max_temp_directory_size = '1MB'")
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            relations.run(query)
+    assert raised.value.errno == errno.ENOSPC
