@@ -42,17 +42,12 @@ def limit_name(url: str) -> str:
 
 
 @contextmanager
-def server_lock(url: str, timeout_seconds: float | None = None) -> Iterator[None]:
+def server_lock(url: str) -> Iterator[None]:
     """Acquire the exclusive lock of a folder or URL on the Prefect server, waiting for other runs.
 
     Once the lease cannot be renewed, another run may acquire the lock: Prefect ends the block with a CancelledError.
 
-    Args:
-        url: Folder or URL.
-        timeout_seconds: Maximum time to wait; None to wait until the lock is free.
-
     Raises:
-        TimeoutError: Another run had the lock for this time.
         RuntimeError: The server did not give the lock.
     """
     name = limit_name(url)
@@ -60,9 +55,7 @@ def server_lock(url: str, timeout_seconds: float | None = None) -> Iterator[None
         logger.info("another run writes to %s: waiting until it ends, or %d s if it was killed", url, LEASE_SECONDS)
     with ExitStack() as held:
         try:
-            held.enter_context(
-                concurrency(name, timeout_seconds=timeout_seconds, lease_duration=LEASE_SECONDS, strict=True)
-            )
+            held.enter_context(concurrency(name, lease_duration=LEASE_SECONDS, strict=True))
         except ConcurrencySlotAcquisitionError as error:
             raise RuntimeError(
                 f"the Prefect server '{PREFECT_API_URL.value()}' did not give the lock of '{url}' "
