@@ -31,9 +31,9 @@ from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
 from tasks.tables.relations import Relations
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -151,7 +151,7 @@ def predict_batch(
     check_writable(predictions, "predict.predictions")
 
     def run(spark: SparkSession | None) -> PredictReport:
-        with exclusive_lock(predictions, spark), translate_disk_full(predictions, storage.home):
+        with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
             images = table or snapshots.latest(spark, path)
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
@@ -242,10 +242,11 @@ def _predict_pending(
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()
-        if snapshots.has_table(spark, predictions):
-            delta.merge(spark, predictions, new, PREDICTIONS_KEY).whenNotMatchedInsertAll().execute()
-        else:
-            delta.create_table(predictions, new, {})
+        with delta.translate_conflict(predictions):
+            if snapshots.has_table(spark, predictions):
+                delta.merge(spark, predictions, new, PREDICTIONS_KEY).whenNotMatchedInsertAll().execute()
+            else:
+                delta.create_table(predictions, new, {})
     finally:
         new.unpersist()
     return errors

@@ -66,6 +66,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_java()
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
+    if storage.artifacts.startswith("s3a://"):
+        check_writable(storage.artifacts, "storage.artifacts")
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows

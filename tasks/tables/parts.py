@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any, Self
 from uuid import uuid4
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from tasks.object_store import file_system
 from tasks.schema import IMAGES, IMAGES_ARROW
 from tasks.tables.rewriting import Mapper
 
@@ -92,7 +92,7 @@ class PartWriter:
         """Write rows of `images` unchanged, as a row group of the open file."""
         if self._writer is None:
             self._name = self._name or self._target.new_name()
-            filesystem, root = fsspec.core.url_to_fs(self._target.folder)
+            filesystem, root = file_system(self._target.folder)
             self._file = filesystem.open(f"{root}/{self._name}", "wb")
             self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
         self._writer.write_batch(rows)
@@ -157,7 +157,7 @@ def _rewrite(
 ) -> dict[str, Any]:
     wanted = None if keep is None else pa.array(keep)
     contents, new_splits = pa.array(reassigned, pa.string()), pa.array(splits, pa.string())
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     num_rows = 0
     with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
         parquet = pq.ParquetFile(file)
