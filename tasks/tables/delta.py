@@ -194,15 +194,18 @@ def _quoted(value: str) -> str:
 def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
     """Create the table with its first rows and properties in one commit; fail if it exists.
 
-    The caller has an exclusive lock on the table: files of a killed run are removed, except on a store.
+    The caller has an exclusive lock on the table: files of a killed run are removed, except on a store. They do not
+    hinder a write to a path, unlike `CREATE TABLE AS SELECT`.
+
+    Raises:
+        TableChanged: Another driver created the table meanwhile.
     """
     clear_uncommitted(path)
-    writer = rows.writeTo(f"delta.`{path}`").using("delta")
-    for name, value in values.items():
-        writer = writer.tableProperty(name, value)
     try:
-        writer.create()
-    except Exception:
+        rows.write.format("delta").mode("errorifexists").options(**values).save(path)
+    except Exception as error:
+        if newest_commit(path) is not None:
+            raise TableChanged(path) from error
         clear_uncommitted(path)  # After a full disk, the files would still occupy space.
         raise
 

@@ -17,6 +17,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.maintenance.maintain import maintain_tables
+from tasks.object_store import file_system
 from tasks.refs import TableRef
 from tasks.registry.promote import promote_best
 from tasks.spark.session import keep_spark
@@ -53,7 +54,9 @@ def ingest_and_cache(source: Path, storage: Storage) -> dict[str, Any]:
 
 
 def promote_and_predict(images: TableRef, storage: Storage) -> dict[str, Any]:
-    """Promote an untrained model, run inference twice, and maintain the tables."""
+    """Promote an untrained model, run inference twice, first beside a killed run's file, and maintain the tables."""
+    filesystem, root = file_system(storage.table("predictions"))
+    filesystem.pipe_file(f"{root}/part-00000-killed.snappy.parquet", b"left by a killed run")
     promote_best([log_run(storage, Path(storage.home), 1, 0.5, images)], PromoteConfig(), storage)
     predictions = [predict(storage) for _ in range(2)]
     maintained = maintain_tables(MaintainConfig(), storage, SparkConfig())

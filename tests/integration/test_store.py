@@ -1,19 +1,28 @@
 """Tables, cache and artifacts on an object store: a real S3 server, for Hadoop, Python and MLflow alike."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
+import boto3
 import pytest
 import s3fs
+import torch
 
 from tasks import object_store
+from tasks.cache import sweep
+from tasks.cache.loader import CacheLoader
+from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
+from tasks.refs import CacheRef
 from tasks.system.disk import check_writable
 from tasks.tables import delta, writer
 from tasks.tables.writer import write_access
+from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.object_store import ObjectStore, minio_program, serve, serve_minio
 from tests.builders.processes import ROOT, free_port, plain_environment, run_python
 from tests.conftest import write_images
@@ -81,11 +90,10 @@ def test_dag_runs_on_a_store_and_repeats_nothing(tmp_path, monkeypatch):
 def test_commits_of_others_are_visible_at_once(store):
     """Listings are not cached: a commit after the first listing is found by the second."""
     table = "s3a://lake/tables/images"
-    log = store.folder / "lake" / "tables" / "images" / "_delta_log"
+    other = boto3.client("s3", region_name="us-east-1")
     assert delta.newest_commit(table) is None
-    log.mkdir(parents=True)
-    for version in range(2):
-        (log / f"{version:020}.json").write_text("{}")
+    for version in range(3):
+        other.put_object(Bucket="lake", Key=f"tables/images/_delta_log/{version:020}.json", Body=b"{}")
         assert delta.newest_commit(table) == f"{version:020}.json"
     assert list_names("s3a://lake/nothing") == []
 
@@ -100,6 +108,40 @@ def test_uncommitted_parts_of_others_stay_on_a_store(store):
     delta.clear_uncommitted("s3a://lake/tables/images")
 
     assert part.read_bytes() == b"rows"
+
+
+@pytest.fixture
+def cache(store, source) -> tuple[CacheRef, CacheRef]:
+    """Return a cache in a folder, and the same one by its URL on the store."""
+    ref = hand_made_cache(source, str(store.folder / "lake" / "cache" / "by-hand"))
+    return ref, CacheRef(url="s3a://lake/cache/by-hand", digest=ref.digest)
+
+
+def test_cache_on_a_store_gives_the_batches_of_a_folder(cache):
+    """Images, labels and row numbers are equal, in the order of an epoch."""
+    local, remote = (
+        [*CacheLoader(ref.url, open_cache(ref), "train", 8, seed=3, pin_memory=False).epoch(1)] for ref in cache
+    )
+    assert len(local) == len(remote) > 1
+    for batch, other in zip(local, remote, strict=True):
+        assert torch.equal(batch.inputs, other.inputs)
+        assert torch.equal(batch.labels_B, other.labels_B)
+        assert batch.rows_B.tolist() == other.rows_B.tolist()
+
+
+def test_only_abandoned_files_are_removed_from_a_cache_on_a_store(store, cache):
+    """Another run may be building the same cache there: its files stay, those of a week ago do not."""
+    folder = store.folder / "lake" / "cache" / "by-hand"
+    for name, age in (("young.parquet", 0), ("old.parquet", 2 * sweep.ABANDONED_SECONDS)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    manifest = open_cache(cache[1])
+
+    sweep.discard(cache[1].url)
+    sweep.remove_unnamed(cache[1].url, manifest)
+
+    assert open_cache(cache[1]) == manifest
+    assert {path.name for path in folder.glob("*.parquet")} & {"young.parquet", "old.parquet"} == {"young.parquet"}
 
 
 def test_location_that_cannot_be_written_to_is_refused(store, tmp_path, monkeypatch):
