@@ -27,6 +27,9 @@ from tasks.tables.properties import OTHER_TABLES
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 COMMITTED_NAME = re.compile(r"\d{20}\.json")
+CREATION_MARK = "_creation"
+"""An empty object in the log of a table that was created on a store; readers ignore it."""
+
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
@@ -201,6 +204,10 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
         TableChanged: Another driver created the table meanwhile.
     """
     clear_uncommitted(path)
+    if local_path(path) is None:
+        # Its files, if this driver is killed before the commit, must not be taken for those of something else.
+        filesystem, root = file_system(path)
+        filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
     try:
         rows.write.format("delta").mode("errorifexists").options(**values).save(path)
     except Exception as error:

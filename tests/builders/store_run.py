@@ -22,6 +22,7 @@ from tasks.refs import TableRef
 from tasks.registry.promote import promote_best
 from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
+from tasks.tables.delta import CREATION_MARK
 from tests.builders.etl_tables import ingest
 from tests.builders.untrained_model import log_run, predict
 from tests.conftest import write_images
@@ -56,6 +57,7 @@ def ingest_and_cache(source: Path, storage: Storage) -> dict[str, Any]:
 def promote_and_predict(images: TableRef, storage: Storage) -> dict[str, Any]:
     """Promote an untrained model, run inference twice, first beside a killed run's file, and maintain the tables."""
     filesystem, root = file_system(storage.table("predictions"))
+    filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
     filesystem.pipe_file(f"{root}/part-00000-killed.snappy.parquet", b"left by a killed run")
     promote_best([log_run(storage, Path(storage.home), 1, 0.5, images)], PromoteConfig(), storage)
     predictions = [predict(storage) for _ in range(2)]
