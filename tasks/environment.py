@@ -24,6 +24,11 @@ def download_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lakevision"
 
 
+def s3_endpoint() -> str | None:
+    """Return the URL of an S3 server other than Amazon's: $AWS_ENDPOINT_URL, or None."""
+    return os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 def java_command() -> str:
     """Return the java command that Spark starts: $JAVA_HOME/bin/java, or java on PATH."""
     java_home = os.environ.get("JAVA_HOME")

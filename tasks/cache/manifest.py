@@ -8,12 +8,12 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.config.cache import CacheConfig
+from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.refs import CacheRef, TableRef
 from tasks.system.cores import num_cores
@@ -126,7 +126,7 @@ class CacheDamaged(RuntimeError):
 
 def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
     """Commit the cache at `url`."""
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = file_system(url)
     text = manifest.model_dump_json(indent=2)
     if local_path(url) is not None:
         # An atomic rename, for concurrent readers; an object store shows a complete object or none.
@@ -140,7 +140,7 @@ def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
 
 def read_manifest(url: str) -> CacheManifest | None:
     """Return the manifest at `url`, or None without a complete cache there."""
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = file_system(url)
     try:
         content = json.loads(filesystem.cat_file(f"{root}/{MANIFEST}"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -156,7 +156,7 @@ def check_files(url: str, manifest: CacheManifest) -> None:
     Raises:
         CacheDamaged: A file is missing, unreadable or does not match; the message names it and the difference.
     """
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = file_system(url)
     for split in manifest.splits.values():
         for file in split.files:
             path = f"{root}/{file.name}"
@@ -183,7 +183,7 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
         CacheDamaged: Files do not match; the message names each of them.
     """
     check_files(url, manifest)
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = file_system(url)
 
     def damage(file: CacheFile) -> str | None:
         with filesystem.open(f"{root}/{file.name}", "rb") as handle:
@@ -222,7 +222,7 @@ def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) 
 
 def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
     """Return the complete, undamaged cache of exactly this table version and these settings in `folder`, or None."""
-    filesystem, root = fsspec.core.url_to_fs(folder)
+    filesystem, root = file_system(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
         name = path.split("/")[-2]
         if name.startswith("."):

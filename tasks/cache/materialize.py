@@ -5,7 +5,6 @@ import json
 import logging
 from dataclasses import dataclass
 
-import fsspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,6 +26,7 @@ from tasks.cache.write import make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
+from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
@@ -129,7 +129,7 @@ def _find_or_build(
         content = read_content(images.select("sha256", "label", "split"))
         check_content(content, table)
         url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache_config)}"
-        filesystem, root = fsspec.core.url_to_fs(url)
+        filesystem, root = file_system(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         # One process builds; the others wait for it, then find its cache.
         with exclusive_lock(url, spark), translate_disk_full(storage.cache, storage.home):

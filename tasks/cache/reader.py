@@ -5,6 +5,7 @@ import queue
 import warnings
 from typing import Any
 
+import pyarrow.filesystem as legacy
 from petastorm.cache import NullCache
 from petastorm.fs_utils import get_filesystem_and_path_or_paths
 from petastorm.reader import Reader
@@ -13,6 +14,7 @@ from petastorm.workers_pool.thread_pool import ThreadPool, VentilatedItemProcess
 from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 from tasks.cache.worker import PlacingWorker, Work
+from tasks.object_store import file_system
 
 POLL_SECONDS = 0.05
 
@@ -102,6 +104,25 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
         """Do nothing: this reader caches no row groups."""
 
 
+class _StoreFiles(legacy.FileSystem):  # type: ignore[misc]  # pyarrow has no types
+    """The file system of a store as petastorm's `ParquetDataset` takes it, for the files that a manifest names."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def isfile(self, path: str) -> bool:
+        """Return whether a path is a file, as all of a manifest are: no request is sent."""
+        return True
+
+    def isdir(self, path: str) -> bool:
+        """Return whether a path is a folder."""
+        return False
+
+    def open(self, path: str, mode: str = "rb") -> Any:
+        """Open a file, without reading ahead: a whole column of a row group is requested at once."""
+        return self._filesystem.open(path, mode, cache_type="none")
+
+
 def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count: int, ahead: int) -> Any:
     """Return a petastorm reader that fills the batches of `work` and yields the number of each row group it has read.
 
@@ -118,7 +139,7 @@ def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count
     if work.local:
         (filesystem, _root), paths = get_filesystem_and_path_or_paths("file:///"), urls
     else:
-        filesystem, paths = get_filesystem_and_path_or_paths(urls)
+        filesystem, paths = _StoreFiles(file_system(urls[0])[0]), [file_system(url)[1] for url in urls]
     ahead = max(ahead, workers_count)
     # Two messages per row group: no worker ever waits for room in its queue, and `ahead` is the only bound.
     pool = OrderedThreadPool(workers_count, 2 * (ahead + workers_count), work)

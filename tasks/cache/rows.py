@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
@@ -12,6 +11,7 @@ import torch
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.write import PADDING
+from tasks.object_store import file_system
 
 
 def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[int]) -> torch.Tensor:
@@ -33,7 +33,7 @@ def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[in
 
 def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
     """Return the number of images of each class in a split, int64 (K,); padding is not counted."""
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = file_system(url)
 
     def read(name: str) -> npt.NDArray[np.int64]:
         with filesystem.open(f"{root}/{name}", "rb") as handle:

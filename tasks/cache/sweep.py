@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import filelock
-import fsspec
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.cache.read_lock import lock_file
 from tasks.config.cache import CacheConfig
+from tasks.object_store import file_system
 from tasks.paths import local_path
 
 logger = logging.getLogger("lakevision.cache")
@@ -29,6 +29,9 @@ CACHE_NAME = re.compile(r"[0-9a-f]{16}")
 SWEPT_NAME = re.compile(r"\.[0-9a-f]{16}\.swept-[0-9a-f]{32}")
 
 DAY_SECONDS = 86_400
+
+ABANDONED_SECONDS = 7 * DAY_SECONDS
+"""Age of a file on a store after which no build is writing it."""
 
 
 class _CacheUse(NamedTuple):
@@ -79,13 +82,12 @@ def sweep_caches(folder: str, cache_config: CacheConfig, now: float | None = Non
 
 
 def discard(url: str) -> None:
-    """Remove the folder of a cache, if it exists; the caller holds its exclusive lock."""
+    """Remove the folder of a cache, if it exists; the caller holds its exclusive lock.
+
+    A store has no locks: another run may be building the same cache, under other names. Its files stay.
+    """
     path = local_path(url)
-    if path is None:
-        filesystem, root = fsspec.core.url_to_fs(url)
-        if filesystem.exists(root):
-            filesystem.rm(root, recursive=True)
-    elif path.exists():
+    if path is not None and path.exists():
         # Atomic: a reader finds a complete cache or none, even if this process is killed here. A Spark task that
         # outlives its job has no folder to write to.
         swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
@@ -94,14 +96,22 @@ def discard(url: str) -> None:
 
 
 def remove_unnamed(url: str, manifest: CacheManifest) -> None:
-    """Remove files that the manifest does not name from a new cache: leftovers of retried Spark tasks."""
-    root = local_path(url)
-    if root is None:
-        return
+    """Remove files that the manifest does not name from a new cache: leftovers of retried Spark tasks.
+
+    On a store, another run may be building the same cache: only files older than ABANDONED_SECONDS are removed.
+    """
     named = {file.name for split in manifest.splits.values() for file in split.files} | {MANIFEST}
-    for path in root.iterdir():
-        if path.name not in named:
-            path.unlink()
+    folder = local_path(url)
+    if folder is not None:
+        for path in folder.iterdir():
+            if path.name not in named:
+                path.unlink()
+        return
+    filesystem, root = file_system(url)
+    abandoned = time.time() - ABANDONED_SECONDS
+    for found in filesystem.find(root):
+        if found.rsplit("/", 1)[-1] not in named and filesystem.modified(found).timestamp() < abandoned:
+            filesystem.rm_file(found)
 
 
 def _cache_use(path: Path) -> _CacheUse:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +17,7 @@ from pyspark import Accumulator
 from tasks.cache.manifest import CacheFile
 from tasks.config.cache import CacheConfig
 from tasks.decode import decode_pixels, encode_jpeg
+from tasks.object_store import file_system
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.progress import EndedParts
 from tasks.spark.worker_log import WorkerCount, log_from_worker
@@ -72,7 +72,7 @@ class RowFileWriter:
         self.split = split
         self._rows_per_group = rows_per_group
         self._schema = schema
-        filesystem, root = fsspec.core.url_to_fs(url)
+        filesystem, root = file_system(url)
         self._file = _DigestingFile(filesystem.open(f"{root}/{self.name}", "wb"))
         # Compression and dictionaries do not pay off on pixels, and no reader uses statistics. A column of a row group
         # is one page, so that raw pixels have the same layout in the file as in memory.

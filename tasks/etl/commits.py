@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -10,6 +9,7 @@ from pyspark.sql import functions as F
 
 from tasks.etl.outcomes import Comparison
 from tasks.etl.staging import choose_parts
+from tasks.object_store import file_system
 from tasks.refs import TableRef
 from tasks.schema import FILES, FILES_ARROW, IMAGES
 from tasks.tables import delta, snapshots
@@ -82,7 +82,7 @@ def _files_to_replace(spark: SparkSession, path: str, version: int, rows: pa.Tab
     if not delta.can_replace_files(spark, path):
         return None
     files = snapshots.files_containing(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     # The files of a shallow clone belong to another table.
     return files if all(filesystem.exists(f"{root}/{name}") for name in files) else None
 
@@ -116,7 +116,7 @@ def write_files(
             delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
         return
     name = target.new_name()
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     with (
         filesystem.open(f"{root}/{name}", "wb") as file,
         pq.ParquetWriter(file, FILES_ARROW, compression="zstd") as writer,

@@ -16,7 +16,7 @@ from tasks.etl.extract import make_decoder, make_reader
 from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_split_warnings
 from tasks.etl.outcomes import Comparison
 from tasks.etl.remote import read_remote
-from tasks.etl.source import Source, prepare_source, relist_if_outdated
+from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
 from tasks.progress.count import counted
@@ -37,7 +37,6 @@ from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, rewriting, snapshots
 from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.parts import PartTarget, make_row_writer, read_rows
@@ -50,6 +49,7 @@ from tasks.tables.properties import (
     with_table_split,
 )
 from tasks.tables.relations import Relations
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -190,16 +190,19 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
 
     def ingest(spark: SparkSession | None) -> EtlReport:
         nonlocal source  # a second attempt uses the listing of the first
-        with exclusive_lock(storage.table("images"), spark), translate_disk_full(storage.tables, storage.home):
-            source = relist_if_outdated(spark, etl, source, storage)
-            return _ingest(spark, etl, source, storage)
+        with write_access(storage.table("images"), spark), translate_disk_full(storage.tables, storage.home):
+            while True:
+                source = relist_if_outdated(spark, etl, source, storage)
+                tables = _open_tables(spark, etl, storage, source)
+                # On a store, without a lock, another run may have committed between the listing and the opening.
+                if newest_commits(storage) == source.before:
+                    return _ingest(spark, source, tables, storage, etl.split_by)
 
     return try_without_spark(ingest, config, storage)
 
 
-def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> EtlReport:
-    tables = _open_tables(spark, etl, storage, source)
-    requested, etl = etl.split_by, tables.etl
+def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage: Storage, requested: str) -> EtlReport:
+    etl = tables.etl
     paths = (tables.images, tables.files)
     from_scratch = None in tables.versions or tables.replaced
     if spark is None and from_scratch:
@@ -216,7 +219,7 @@ def _ingest(spark: SparkSession | None, etl: EtlConfig, source: Source, storage:
         )
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
-        # The JVM of a killed run may still write. `exclusive_lock` waits for it only if this run has a JVM, too.
+        # The JVM of a killed run may still write. `write_access` waits for it only if this run has a JVM, too.
         if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)

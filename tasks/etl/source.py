@@ -28,12 +28,17 @@ class Source:
     Attributes:
         location: A folder, or the URL of one as text.
         listing: Its image files (LISTING_ARROW).
-        before: The newest commit of the ledger before the listing; after a newer one the listing may be outdated.
+        before: The newest commits of the tables before the listing; after newer ones the listing may be outdated.
     """
 
     location: Path | str
     listing: SpooledRows
-    before: str | None
+    before: tuple[str | None, ...]
+
+
+def newest_commits(storage: Storage) -> tuple[str | None, ...]:
+    """Return the names of the newest commits of `images` and `files`, each None without a table."""
+    return tuple(newest_commit(storage.table(name)) for name in ("images", "files"))
 
 
 def find_source(source: str, storage: Storage) -> Path | str:
@@ -67,7 +72,7 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     location = find_source(etl.source, storage)
     if etl.source == BUILTIN_DIGITS:
         write_digits(Path(location))
-    before = newest_commit(storage.table("files"))
+    before = newest_commits(storage)
     with translate_disk_full(storage.home):
         if isinstance(location, Path):
             return Source(location, check_source(location, etl, scratch_root(storage)), before)
@@ -78,13 +83,13 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
 def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
     """Return the source, listed again if another run committed since it was listed.
 
-    With an outdated listing, files that the other run ingested would count as deleted.
+    With an outdated listing, files that the other run ingested would count as deleted, and its images as surplus.
 
     Raises:
         WrongInput: As `check_source`, `list_remote` and `check_labels`.
         NeedsSpark: `spark` is None, and the source is a URL.
     """
-    now = newest_commit(storage.table("files"))
+    now = newest_commits(storage)
     if now == source.before:
         return source
     if isinstance(source.location, Path):

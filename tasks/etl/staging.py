@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
-import fsspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
 from tasks.etl.outcomes import Comparison
+from tasks.object_store import file_system, list_names
 from tasks.paths import local_path
 from tasks.tables import delta
 from tasks.tables.cut import CHANGE_FOLDER
@@ -36,9 +36,9 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
         path: Path or URL of the table.
         version: The table's version, None if it does not exist yet.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
-    if version is None and local_path(path) is not None:
+    if version is None:
         delta.clear_uncommitted(path)
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
     _sweep(path, target.run, done=False)
@@ -63,9 +63,7 @@ def is_swept(path: str) -> bool:
 
 def _markers(path: str) -> list[str]:
     """Return the names of the marker files in the table's log."""
-    filesystem, root = fsspec.core.url_to_fs(path)
-    names = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{root}/_delta_log", detail=False))
-    return [name for name in names if name.startswith(MARKER)]
+    return [name for name in list_names(f"{path}/_delta_log") if name.startswith(MARKER)]
 
 
 def sweep_killed_runs(path: str) -> None:
@@ -86,7 +84,7 @@ def _sweep(path: str, own: str | None, *, done: bool, others: bool = True) -> No
         done: Whether this run writes no more parts; if so, the markers are removed, too.
         others: Whether this run has the exclusive lock, so that parts of other runs are those of killed ones.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     for marker in _markers(path):
         version, run = marker.removeprefix(MARKER).rsplit("-", 1)
         if run != own and (not others or local_path(path) is None):
@@ -101,8 +99,8 @@ def _sweep(path: str, own: str | None, *, done: bool, others: bool = True) -> No
                     filesystem.rm(found)
         if done:
             filesystem.rm(f"{root}/_delta_log/{marker}")
-    if done and local_path(path) is not None:
-        delta.clear_uncommitted(path)  # not on a store: it would remove files that another run is about to commit
+    if done:
+        delta.clear_uncommitted(path)
 
 
 @dataclass(frozen=True)

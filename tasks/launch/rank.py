@@ -156,7 +156,16 @@ def main(spec_path: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for handler in logging.getLogger().handlers:
         handler.addFilter(SingleLineFilter())  # the launcher reads the output line by line
-    for name in ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3"):
+    for name in (
+        "alembic",
+        "matplotlib",
+        "mlflow",
+        "mlflow.system_metrics",
+        "git",
+        "urllib3",
+        "botocore",
+        "aiobotocore",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     # No warning about a missing git: the commit is known from another source then.
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)

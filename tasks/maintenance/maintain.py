@@ -17,8 +17,8 @@ from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -96,8 +96,8 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
     with spark_session(spark_config, storage) as spark:
         _check_floor(config, spark)
         with (
-            exclusive_lock(storage.table("images"), spark),
-            exclusive_lock(storage.table("predictions"), spark),
+            write_access(storage.table("images"), spark),
+            write_access(storage.table("predictions"), spark),
             translate_disk_full(storage.tables, storage.home),
         ):
             # Looked up after the locks are acquired: a model may have been registered while waiting for them.

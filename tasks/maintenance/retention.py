@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import fsspec
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from tasks.errors import WrongInput
+from tasks.object_store import file_system
 from tasks.paths import resolved
 from tasks.refs import TableRef
 from tasks.tables import delta
@@ -96,7 +96,7 @@ def loadable_versions(log_names: Iterable[str]) -> set[int]:
 
 def list_files(path: str) -> list[DataFile]:
     """List the files in the table's folder, without its log and hidden files, which Delta ignores, too."""
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     filesystem.invalidate_cache()
     files = []
     for found, info in filesystem.find(root, detail=True).items():
@@ -128,7 +128,7 @@ def removable_files(
         vacuum_hours: Age in hours.
         now: Current time, with a time zone.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     loadable = loadable_versions(name.rsplit("/", 1)[-1] for name in filesystem.ls(f"{root}/_delta_log", detail=False))
     if missing := sorted(set(versions) - loadable):
         logger.warning("%s: the log no longer holds version %s, which a model was trained from", path, missing)

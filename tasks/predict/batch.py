@@ -35,10 +35,10 @@ from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.system.locks import exclusive_lock
 from tasks.tables import delta, snapshots
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -181,7 +181,7 @@ def predict_batch(
     check_writable(predictions, "predict.predictions")
 
     def run(spark: SparkSession | None) -> PredictReport:
-        with exclusive_lock(predictions, spark), translate_disk_full(predictions, storage.home):
+        with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
             images = table or snapshots.latest(spark, path)
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
@@ -281,11 +281,12 @@ def _predict_pending(
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         errors = new.where(F.col("error").isNotNull()).count()
-        if snapshots.has_table(spark, predictions):
-            own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-            delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll().execute()
-        else:
-            delta.create_table(predictions, new, {})
+        with delta.translate_conflict(predictions):
+            if snapshots.has_table(spark, predictions):
+                own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+                delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll().execute()
+            else:
+                delta.create_table(predictions, new, {})
     finally:
         new.unpersist()
     return errors

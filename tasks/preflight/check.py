@@ -67,6 +67,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_java()
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
+    if storage.artifacts.startswith("s3a://"):
+        check_writable(storage.artifacts, "storage.artifacts")
     for location in (storage.tables, storage.cache):
         if warning := unlocked_warning(location):
             logger.warning("%s", warning)

@@ -4,14 +4,13 @@ import glob
 import logging
 import shutil
 
-import fsspec
-
 from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
 from tasks.cache.sizes import cache_bytes, check_disk
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source
+from tasks.object_store import file_system
 from tasks.paths import resolved
 from tasks.refs import TableRef
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
@@ -75,7 +74,7 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
 
 def _has_cache(images: TableRef, cache_config: CacheConfig, storage: Storage) -> bool:
     """Return whether a complete cache of this version exists, or of an earlier version with the same rows."""
-    filesystem, root = fsspec.core.url_to_fs(storage.cache)
+    filesystem, root = file_system(storage.cache)
     for path in filesystem.glob(f"{glob.escape(root)}/[!.]*/{MANIFEST}"):
         url = f"{storage.cache.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)

@@ -8,13 +8,17 @@ import logging
 import re
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from tasks.environment import download_cache
+from tasks.environment import download_cache, s3_endpoint
 from tasks.errors import WrongInput
 
 logger = logging.getLogger("lakevision.spark")
@@ -39,7 +43,10 @@ FEW_RETRIES = {
 WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
 CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
 
-_JAVA = Path(__file__).with_name("HadoopFiles.java")
+LOG_STORE, PATH_STYLE = "spark.delta.logStore.s3a.impl", "fs.s3a.path.style.access"
+
+_prepared: WeakKeyDictionary[SparkContext, set[str]] = WeakKeyDictionary()
+"""Schemes whose stores each running session is prepared for."""
 
 
 def scheme_of(url: str) -> str | None:
@@ -69,11 +76,19 @@ def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
             _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
 
 
-def load_store(spark: SparkSession, url: str) -> None:
-    """Add the jars of the URL's store to a running session, if they were downloaded."""
-    scheme = scheme_of(url)
-    if scheme is not None:
-        load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
+def _load_compiled(spark: SparkSession, source: Path) -> None:
+    """Compile a Java file with Janino, which Spark includes, and load its classes, once per session."""
+    jvm: Any = spark.sparkContext._jvm
+    jar = Path(spark.sparkContext._temp_dir) / f"lakevision-{source.stem}.jar"  # Spark removes this folder.
+    if not jar.exists():
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(_context_loader(jvm))
+        compiler.cook(source.read_text())
+        classes = compiler.getBytecodes()
+        with zipfile.ZipFile(jar, "w") as archive:
+            for name in classes:
+                archive.writestr(f"{name.replace('.', '/')}.class", bytes(classes[name]))
+        load_jars(spark, [jar])
 
 
 def hadoop_files(spark: SparkSession) -> Any:
@@ -82,18 +97,42 @@ def hadoop_files(spark: SparkSession) -> Any:
     Spark's own source `binaryFile` is not sufficient. It skips empty files and names that begin with an underscore,
     takes a folder a=b for a partition, and fails the job at one unreadable file.
     """
+    _load_compiled(spark, Path(__file__).with_name("HadoopFiles.java"))
     jvm: Any = spark.sparkContext._jvm
-    jar = Path(spark.sparkContext._temp_dir) / "lakevision-hadoop-files.jar"  # Spark removes this folder.
-    if not jar.exists():
-        compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(_context_loader(jvm))
-        compiler.cook(_JAVA.read_text())
-        classes = compiler.getBytecodes()
-        with zipfile.ZipFile(jar, "w") as archive:
-            for name in classes:
-                archive.writestr(f"{name.replace('.', '/')}.class", bytes(classes[name]))
-        load_jars(spark, [jar])
     return jvm.lakevision.HadoopFiles
+
+
+def prepare_store(spark: SparkSession, url: str) -> None:
+    """Prepare a running session for the store of a URL, a source or a table; once per session, nothing for a folder.
+
+    The jars of the store are loaded, and Delta commits to S3 by conditional puts. Another log store in `spark.conf`
+    (`spark.delta.logStore.s3a.impl`) is kept. Endpoint and credentials come from the environment or from Hadoop.
+
+    Raises:
+        WrongInput: The jars of the store are not there.
+    """
+    scheme = scheme_of(url)
+    if scheme in {None, "file"}:
+        return
+    prepared = _prepared.setdefault(spark.sparkContext, set())
+    if scheme in prepared:
+        return
+    load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
+    jvm: Any = spark.sparkContext._jvm
+    context: Any = spark.sparkContext._jsc
+    settings = context.hadoopConfiguration()
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
+    except Py4JJavaError as error:
+        logger.debug("no file system for %s", url, exc_info=error)
+        raise WrongInput(f"'{url}' is a URL of {scheme}, {_missing_jars(scheme)}") from None
+    if scheme == "s3a":
+        is_default = "core-default.xml" in (settings.getPropertySources(PATH_STYLE) or ())
+        if s3_endpoint() is not None and is_default:
+            settings.set(PATH_STYLE, "true")  # As boto3 does: a server of one's own has no host name for each bucket.
+        _load_compiled(spark, Path(__file__).with_name("ConditionalPutLogStore.java"))
+        context.sc().conf().setIfMissing(LOG_STORE, "lakevision.ConditionalPutLogStore")
+    prepared.add(scheme)
 
 
 def check_folder(spark: SparkSession, url: str, what: str) -> None:
@@ -108,7 +147,8 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
         WrongInput: No connector, no such folder, missing or rejected credentials, or a store that does not answer.
         OSError: Any other reason.
     """
-    load_store(spark, url)
+    with suppress(WrongInput):  # The listing reports missing jars, too.
+        prepare_store(spark, url)
     jvm: Any = spark.sparkContext._jvm
     settings = jvm.org.apache.hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
     for name, value in FEW_RETRIES.items():
@@ -123,19 +163,23 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
     raise WrongInput(f"{what}, {sentence}")
 
 
+def _missing_jars(scheme: str) -> str:
+    if scheme in FETCHED:
+        return f"and the jars for {scheme}:// are not there: run 'make jars-{scheme}' once"
+    return f"and the jars for {scheme}:// are not there: put those of its connector into {store_jars(scheme)}"
+
+
 def explain_problem(chain: str, url: str) -> str | None:
     """Return the message for a user about a chain of Java exceptions ("class: message" lines), None if unknown."""
     scheme, place = scheme_of(url) or "", urlsplit(url).netloc
     names = [line.split(": ", 1)[0] for line in chain.splitlines()]
     if scheme == "s3":
         return f"and Hadoop's name for this store is s3a: write s3a://{url.split('://', 1)[1]}"
-    fetch = f"run 'make jars-{scheme}' once" if scheme in FETCHED else "put those of its connector"
-    folder = "" if scheme in FETCHED else f" into {store_jars(scheme)}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)
     sentences = (
         (
             ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
-            f"and the jars for {scheme}:// are not there: {fetch}{folder}",
+            _missing_jars(scheme),
         ),
         (("UnknownStoreException",), f"but the bucket '{place}' does not exist: check its name and the endpoint"),
         (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import DiskFull, WrongInput
+from tasks.object_store import check_store
 from tasks.paths import local_path
 
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
@@ -24,15 +25,17 @@ def existing_folder(url: str) -> Path | None:
 
 
 def check_writable(url: str, setting: str) -> None:
-    """Check that a location is writable, by writing a temporary file there.
+    """Check that a location is writable, by writing a temporary file or an empty object there.
 
     Raises:
-        WrongInput: It is not; the message names the setting, the location and the system's reason.
+        WrongInput: It is not; the message names the setting, the location and the reason.
     """
+    folder = existing_folder(url)
+    if folder is None:
+        check_store(url, setting)
+        return
     try:
-        folder = existing_folder(url)
-        if folder is not None:
-            tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise WrongInput(
             f"{setting} is '{url}', where nothing can be written ({error.strerror}): fix that, or give another folder"

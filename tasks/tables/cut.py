@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from tasks.object_store import file_system
 from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.tables.parts import WRITER_OPTIONS, PartTarget, PartWriter
 from tasks.tables.rewriting import Mapper, map_files
@@ -65,7 +65,7 @@ def cut_images(
         deleted: sha256 of the rows to delete.
         moved: sha256 of rows that are deleted and inserted under another label or split, which the feed calls updates.
     """
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     filesystem.makedirs(f"{root}/{CHANGE_FOLDER}", exist_ok=True)
     named = [(name, False) for name in files] + [(name, True) for name in parts]
     rows = pa.table([*map(pa.array, zip(*named, strict=True))], ["name", "is_new"])
@@ -93,7 +93,7 @@ def make_cutter(target: PartTarget, deleted: pa.Array, moved: pa.Array) -> Mappe
 
 
 def _cut(target: PartTarget, name: str, deleted: pa.Array, moved: pa.Array, *, is_new: bool) -> dict[str, Any]:
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     changes = f"{CHANGE_FOLDER}/{target.new_name().replace('part-', 'cdc-', 1)}"
     kinds = ("update_postimage", "insert") if is_new else ("update_preimage", "delete")
     num_kept = num_changed = 0
@@ -131,7 +131,7 @@ def cut_ledger(target: PartTarget, files: list[str], changes: pa.Table) -> Cut:
         files: Names of the files with rows of these paths.
         changes: New and changed rows, with the columns of FILES_ARROW.
     """
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     name, num_rows = target.new_name(), changes.num_rows
     paths = changes["path"].combine_chunks()
     with (

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-import fsspec
 import pyarrow.parquet as pq
 from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
@@ -24,10 +23,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
+from tasks.object_store import file_system, list_names
+from tasks.paths import local_path
+from tasks.spark.file_systems import prepare_store
 from tasks.tables.properties import OTHER_TABLES
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 COMMITTED_NAME = re.compile(r"\d{20}\.json")
+CREATION_MARK = "_creation"
+"""An empty object in the log of a table that was created on a store; readers ignore it."""
+
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
 
 
@@ -37,7 +42,7 @@ def check_table_path(path: str) -> bool:
     Raises:
         WrongInput: The path exists, and is not a Delta table.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     if not filesystem.exists(root):
         return False
     if filesystem.exists(f"{root}/_delta_log"):
@@ -51,19 +56,18 @@ def check_table_path(path: str) -> bool:
 
 def newest_commit(path: str) -> str | None:
     """Return the file name of the newest commit in the table's log, without Spark; None for a log without commits."""
-    filesystem, root = fsspec.core.url_to_fs(path)
-    if not filesystem.exists(f"{root}/_delta_log"):
-        return None
-    names = (name.rsplit("/", 1)[-1] for name in filesystem.ls(f"{root}/_delta_log", detail=False))
-    return max(filter(COMMIT_NAME.fullmatch, names), default=None)
+    return max(filter(COMMIT_NAME.fullmatch, list_names(f"{path.rstrip('/')}/_delta_log")), default=None)
 
 
 def clear_uncommitted(path: str) -> None:
     """Remove the files of a run that was killed while it created the table: Delta can neither read nor replace them.
 
-    These are a log without commits and uncommitted data files. The caller has an exclusive lock on the table.
+    These are a log without commits and uncommitted data files. The caller has an exclusive lock on the table. On a
+    store, which has no locks, nothing is removed: another run may be about to commit its files.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    if local_path(path) is None:
+        return
+    filesystem, root = file_system(path)
     if not filesystem.exists(f"{root}/_delta_log") or newest_commit(path) is not None:
         return
     for name in filesystem.ls(root, detail=False):
@@ -83,7 +87,7 @@ def added_since(path: str, version: int | None) -> set[str]:
         path: Path or URL of the table.
         version: None for all commits.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     log = f"{root}/_delta_log"
     names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
     commits = {int(name[:20]): name for name in names if COMMITTED_NAME.fullmatch(name)}
@@ -118,7 +122,7 @@ def rows_changed_since(path: str, version: int) -> bool:
 
     The result is True if one of these commits has been removed from the log, since it may have changed rows.
     """
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     log = f"{root}/_delta_log"
     names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
     newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
@@ -141,6 +145,7 @@ def file_name(path: str) -> str:
 
 
 def _delta_log(spark: SparkSession, path: str) -> Any:
+    prepare_store(spark, path)
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
 
@@ -195,15 +200,22 @@ def _quoted(value: str) -> str:
 def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
     """Create the table with its first rows and properties in one commit; fail if it exists.
 
-    The caller has an exclusive lock on the table: files of a killed run are removed.
+    The caller has an exclusive lock on the table: files of a killed run are removed, except on a store. They do not
+    hinder a write to a path, unlike `CREATE TABLE AS SELECT`.
+
+    Raises:
+        TableChanged: Another driver created the table meanwhile.
     """
     clear_uncommitted(path)
-    writer = rows.writeTo(f"delta.`{path}`").using("delta")
-    for name, value in values.items():
-        writer = writer.tableProperty(name, value)
+    if local_path(path) is None:
+        # Its files, if this driver is killed before the commit, must not be taken for those of something else.
+        filesystem, root = file_system(path)
+        filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
     try:
-        writer.create()
-    except Exception:
+        rows.write.format("delta").mode("errorifexists").options(**values).save(path)
+    except Exception as error:
+        if newest_commit(path) is not None:
+            raise TableChanged(path) from error
         clear_uncommitted(path)  # After a full disk, the files would still occupy space.
         raise
 
@@ -300,7 +312,7 @@ def commit_files(
         transaction.updateMetadataForNewTable(delta.actions.Action.fromJson(json.dumps({"metaData": metadata})))
     transaction.readWholeTable()  # so that a concurrent commit is a conflict
     actions = jvm.java.util.ArrayList()
-    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem, root = file_system(path)
     for name, num_rows in files.items():
         found = filesystem.info(f"{root}/{name}")
         add = {

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, Self
 from uuid import uuid4
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from tasks.object_store import file_system
 from tasks.schema import IMAGES, IMAGES_ARROW
 from tasks.tables.rewriting import Mapper
 
@@ -93,7 +93,7 @@ class PartWriter:
         """Write rows of `images` unchanged, as a row group of the open file."""
         if self._writer is None:
             self._name = self._name or self._target.new_name()
-            filesystem, root = fsspec.core.url_to_fs(self._target.folder)
+            filesystem, root = file_system(self._target.folder)
             self._file = filesystem.open(f"{root}/{self._name}", "wb")
             self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
         self._writer.write_batch(rows)
@@ -129,7 +129,7 @@ def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Ma
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filesystem, root = fsspec.core.url_to_fs(target.folder)
+        filesystem, root = file_system(target.folder)
         name = ""
         with ExitStack() as opened:
             for rows in mapper(batches):
@@ -146,7 +146,7 @@ def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Ma
 
 def read_rows(target: PartTarget, names: Iterable[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these files of `target`, which no commit names and which are removed with its other files."""
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     for name in names:
         with filesystem.open(f"{root}/{name}", "rb") as file:
             for rows in pq.ParquetFile(file).iter_batches():
@@ -189,7 +189,7 @@ def _rewrite(
 ) -> dict[str, Any]:
     wanted = None if keep is None else pa.array(keep)
     contents, new_splits = pa.array(reassigned, pa.string()), pa.array(splits, pa.string())
-    filesystem, root = fsspec.core.url_to_fs(target.folder)
+    filesystem, root = file_system(target.folder)
     num_rows = 0
     with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
         parquet = pq.ParquetFile(file)

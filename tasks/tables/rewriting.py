@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from tasks.object_store import file_system
 from tasks.system.cores import num_cores
 
 Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -37,7 +37,7 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
 
 
 def _are_small(folder: str, names: list[str]) -> bool:
-    filesystem, root = fsspec.core.url_to_fs(folder)
+    filesystem, root = file_system(folder)
     remaining = DRIVER_BYTES
     for name in names:
         remaining -= filesystem.size(f"{root}/{name}")

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from tasks.errors import WrongInput
 from tasks.paths import local_path
 from tasks.refs import TableRef
+from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, newest_in_log
 from tasks.tables.parquet_rows import ParquetRows, spool_rows
@@ -182,6 +183,7 @@ def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
 
 def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     """Return the rows of this version as a DataFrame."""
+    prepare_store(spark, table.path)
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 

@@ -1,6 +1,7 @@
 """The MLflow tracking server or database: client, set-up, and checks that it answers."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,8 @@ def runs_location(storage: Storage) -> str:
 
 def _artifact_location(storage: Storage) -> str:
     path = local_path(storage.artifacts)
-    return storage.artifacts if path is None else path.as_uri()
+    # The store that Hadoop calls s3a is s3 for MLflow.
+    return re.sub("^s3a://", "s3://", storage.artifacts) if path is None else path.as_uri()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import json
 import logging
 from contextlib import ExitStack
 
-import fsspec
 import torch
 
 from tasks.cache.in_memory import IN_MEMORY_BYTES, InMemoryLoader
@@ -27,6 +26,7 @@ from tasks.model.fold import fold_batch_norm
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
 from tasks.model.transforms import IMAGENET_MEAN, IMAGENET_STD
+from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import CacheRef
 from tasks.system.disk import translate_disk_full
@@ -138,7 +138,7 @@ def materialize_features(
             num_images = sum(images.splits[split].rows for split in splits)
             check_disk(url, num_images * (4 * settings.num_features + 16), "set train.feature_cache to false")
             logger.info("%s: running the frozen backbone over %d images, once", url, num_images)
-            filesystem, root = fsspec.core.url_to_fs(url)
+            filesystem, root = file_system(url)
             filesystem.makedirs(root, exist_ok=True)
             stack.callback(_discard_partial, url)
             stack.enter_context(counted("features", num_images))

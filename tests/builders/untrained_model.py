@@ -36,8 +36,9 @@ def log_run(
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     folder = tmp_path / f"classifier-{seed}"
     save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, image_size)
-    found = newest_snapshot(None, storage.table("images"))
-    table = table or (PHOTOS if found is None else found.table)
+    if table is None:
+        found = newest_snapshot(None, storage.table("images"))
+        table = PHOTOS if found is None else found.table
     config = {
         "cache": {"digest": "one"} if cache is None else cache.model_dump(),
         "data": {

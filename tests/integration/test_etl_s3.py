@@ -20,6 +20,7 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.spark.file_systems import FEW_RETRIES
 from tasks.storage import Storage, resolve_storage
+from tasks.tables.snapshots import newest_snapshot
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
 from tests.builders.processes import ROOT, free_port
@@ -180,6 +181,12 @@ def test_unreadable_source_is_refused_in_one_sentence(spark, store, storage: Sto
     assert "\n" not in str(refused.value)
     assert not any(secret in str(refused.value) for secret in (store.secret, "another"))
     assert not Path(storage.tables).exists()
+
+
+def test_table_on_a_store_without_its_jars_is_refused(spark):
+    """The error names the URL and what to fetch, before Delta is asked."""
+    with pytest.raises(WrongInput, match=r"'gs://bucket/t' is a URL of gs, and the jars for gs:// are not there: put"):
+        newest_snapshot(spark, "gs://bucket/t")
 
 
 @contextmanager

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
-from tasks.config.storage import SparkConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
-from tasks.etl.source import find_source, prepare_source
-from tasks.storage import Storage
+from tasks.etl.source import find_source, prepare_source, relist_if_outdated
+from tasks.storage import Storage, resolve_storage
+from tests.conftest import write_images
 
 
 def storage_below(home: Path) -> Storage:
@@ -61,3 +62,22 @@ def test_local_source_is_listed_without_spark(tmp_path: Path) -> None:
 
     assert source.location == tmp_path / "my photos=50% ä"
     assert source.listing.table()["path"].to_pylist() == ["cat/1.jpg", "dog/1.jpg"]
+
+
+@pytest.mark.parametrize("table", ["images", "files"])
+def test_source_is_listed_again_after_a_commit_to_one_of_its_tables(tmp_path: Path, table: str) -> None:
+    """With an outdated listing, what another run has committed would be deleted, also to `images` alone."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
+    etl = EtlConfig(source=str(tmp_path / "source"))
+    write_images(tmp_path / "source", per_class=1)
+    listed = prepare_source(etl, storage, SparkConfig())
+    assert relist_if_outdated(None, etl, listed, storage) is listed
+    write_images(tmp_path / "source", per_class=1, first=1)
+    log = Path(storage.table(table), "_delta_log")
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("{}")
+
+    again = relist_if_outdated(None, etl, listed, storage)
+
+    assert (listed.listing.num_rows, again.listing.num_rows) == (3, 6)
+    assert relist_if_outdated(None, etl, again, storage) is again

@@ -12,7 +12,6 @@ from tests.builders.processes import ROOT, plain_environment, run_python
 def test_writable_location_is_unchanged_by_the_check(tmp_path: Path) -> None:
     """The check leaves no file behind and creates no folder."""
     check_writable(str(tmp_path / "a" / "b"), "storage.tables")
-    check_writable("s3a://bucket/tables", "storage.tables")
     assert list(tmp_path.iterdir()) == []
 
 

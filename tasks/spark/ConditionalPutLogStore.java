@@ -1,0 +1,113 @@
+package lakevision;
+
+import io.delta.storage.HadoopFileSystemLogStore;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.FileAlreadyExistsException;
+import java.util.Arrays;
+import java.util.Iterator;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.S3AFileSystem;
+import org.apache.hadoop.fs.s3a.S3AUtils;
+import org.apache.hadoop.fs.s3a.impl.PutObjectOptions;
+import org.apache.hadoop.io.IOUtils;
+import software.amazon.awssdk.awscore.AwsRequestOverrideConfiguration;
+import software.amazon.awssdk.awscore.exception.AwsServiceException;
+import software.amazon.awssdk.core.exception.SdkException;
+import software.amazon.awssdk.core.sync.RequestBody;
+import software.amazon.awssdk.services.s3.S3Client;
+import software.amazon.awssdk.services.s3.model.PutObjectRequest;
+
+/**
+ * Commits Delta's log to S3 by conditional puts, so that of two drivers with the same version only one succeeds.
+ *
+ * Delta's own log store for S3 excludes other commits of its own driver only. This one differs from it in the put:
+ * `If-None-Match: *` makes the server refuse to replace an object. Hadoop 3.4.1 has no such option, so the request is
+ * sent by its client, with its credentials and encryption. It is compiled on first use, as HadoopFiles.java is.
+ */
+public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
+    private static final int EXISTS = 412;
+    /** Another put of the same object was under way: S3 asks to try again. */
+    private static final int CONFLICT = 409;
+    private static final int MAX_CONFLICTS = 20;
+
+    /** Creates the log store; Delta calls it by name. */
+    public ConditionalPutLogStore(Configuration settings) {
+        super(settings);
+    }
+
+    /** Writes a file of the log, one action per line; without overwrite, it fails if the file exists. */
+    public void write(Path path, Iterator actions, Boolean overwrite, Configuration settings) throws IOException {
+        ByteArrayOutputStream lines = new ByteArrayOutputStream();
+        while (actions.hasNext()) {
+            lines.write(((String) actions.next()).getBytes(StandardCharsets.UTF_8));
+            lines.write('\n');
+        }
+        FileSystem system = path.getFileSystem(settings);
+        if (overwrite.booleanValue()) {
+            FSDataOutputStream stream = system.create(path, true);
+            try {
+                stream.write(lines.toByteArray());
+            } finally {
+                stream.close();
+            }
+            return;
+        }
+        if (!(system instanceof S3AFileSystem)) {
+            throw new IOException(system.getClass().getName() + " has no conditional puts: set the log store of " + path);
+        }
+        // On a server that ignores the header, the check excludes the other threads of this driver, as Delta's does.
+        synchronized (ConditionalPutLogStore.class) {
+            if (system.exists(path)) throw new FileAlreadyExistsException(path.toString());
+            create((S3AFileSystem) system, path, lines.toByteArray());
+        }
+    }
+
+    private static void create(S3AFileSystem system, Path path, byte[] content) throws IOException {
+        S3Client client = system.getS3AInternals().getAmazonS3Client("commit to Delta's log");
+        PutObjectRequest.Builder put = (PutObjectRequest.Builder) system.getRequestFactory().newPutObjectRequestBuilder(
+            system.pathToKey(path), PutObjectOptions.keepingDirs(), (long) content.length, false);
+        put.overrideConfiguration((AwsRequestOverrideConfiguration)
+            ((AwsRequestOverrideConfiguration.Builder) AwsRequestOverrideConfiguration.builder()
+                .putHeader("If-None-Match", "*")).build());
+        PutObjectRequest request = (PutObjectRequest) put.build();
+        for (int conflicts = 0;; conflicts++) {
+            try {
+                client.putObject(request, RequestBody.fromBytes(content));
+                return;
+            } catch (AwsServiceException error) {
+                if (error.statusCode() == EXISTS) {
+                    // The client repeats a put whose response was lost; then the object is this commit itself.
+                    if (Arrays.equals(content, read(system, path))) return;
+                    throw new FileAlreadyExistsException(path.toString());
+                }
+                if (error.statusCode() != CONFLICT || conflicts == MAX_CONFLICTS) {
+                    throw S3AUtils.translateException("put", path, error);
+                }
+            } catch (SdkException error) {
+                throw S3AUtils.translateException("put", path, error);
+            }
+        }
+    }
+
+    private static byte[] read(FileSystem system, Path path) throws IOException {
+        ByteArrayOutputStream content = new ByteArrayOutputStream();
+        FSDataInputStream stream = system.open(path);
+        try {
+            IOUtils.copyBytes(stream, content, 1 << 16, false);
+        } finally {
+            stream.close();
+        }
+        return content.toByteArray();
+    }
+
+    /** Returns false: an object becomes visible as a whole. */
+    public Boolean isPartialWriteVisible(Path path, Configuration settings) {
+        return Boolean.FALSE;
+    }
+}

@@ -1,0 +1,110 @@
+"""The right to write to a table: a file lock on a folder; on a store, what its server offers.
+
+Delta's commit fails if another driver committed the same version, on each store but one: an S3 server that ignores
+`If-None-Match` would replace the commit. There, a second driver is refused while the first one writes.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+from tasks.errors import WrongInput
+from tasks.object_store import file_system, has_conditional_puts
+from tasks.system.locks import exclusive_lock
+
+logger = logging.getLogger("lakevision.tables")
+
+RENEWAL_SECONDS = 10.0
+"""Interval at which a driver renews its mark."""
+
+ABANDONED_SECONDS = 60.0
+"""Age of a mark by the server's clock after which its driver counts as killed."""
+
+
+@contextmanager
+def write_access(path: str, spark: SparkSession | None = None) -> Iterator[None]:
+    """Acquire the right to write to a table for the duration of the block.
+
+    On a folder, other processes are waited for. On a store, other drivers write at the same time, and a commit that
+    conflicts with another's raises TableChanged. Only where the server has no conditional puts, they are refused.
+
+    Args:
+        path: Path or URL of the table, which need not exist.
+        spark: As `exclusive_lock`.
+
+    Raises:
+        WrongInput: Another driver writes to the table, and the server has no conditional puts.
+    """
+    if not path.startswith("s3a://") or has_conditional_puts(path.rsplit("/", 1)[0]):
+        with exclusive_lock(path, spark):
+            yield
+        return
+    logger.warning(
+        "the server of %s ignores If-None-Match (conditional puts): only one driver at a time may write to it, and "
+        "others that do not use this package are not noticed", path,
+    )  # fmt: skip
+    filesystem, root = file_system(path)
+    own = f"{root}.writers/{uuid4().hex}"
+    # First the mark, then the look at those of others: of two drivers that begin together, one sees the other.
+    filesystem.pipe_file(own, b"")
+    try:
+        _refuse_others(filesystem, own, path)
+        with _renewed(filesystem, own):
+            yield
+    finally:
+        filesystem.rm_file(own)
+
+
+def _refuse_others(filesystem: Any, own: str, path: str) -> None:
+    """Return once all other marks are abandoned.
+
+    Raises:
+        WrongInput: Another driver renewed its mark.
+    """
+    first: dict[str, float] = {}
+    while True:
+        marks = {mark: filesystem.modified(mark).timestamp() for mark in _marks(filesystem, own)}
+        now = marks.pop(own, 0.0)
+        fresh = {mark: at for mark, at in marks.items() if now - at < ABANDONED_SECONDS}
+        if not fresh:
+            return
+        if any(first.setdefault(mark, at) != at for mark, at in fresh.items()):
+            raise WrongInput(
+                f"another driver writes to '{path}', whose server has no conditional puts, so that the two could "
+                "replace each other's commits: run again when it has ended, or use a server that has them"
+            )
+        logger.info("%s has the mark of another driver: waiting to see if it is alive", path)
+        time.sleep(RENEWAL_SECONDS / 2)
+        filesystem.pipe_file(own, b"")
+
+
+def _marks(filesystem: Any, own: str) -> list[str]:
+    found: list[str] = filesystem.ls(own.rsplit("/", 1)[0], detail=False)
+    return found
+
+
+@contextmanager
+def _renewed(filesystem: Any, own: str) -> Iterator[None]:
+    """Renew the mark in a thread for the duration of the block."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEWAL_SECONDS):
+            try:
+                filesystem.pipe_file(own, b"")
+            except Exception as error:  # Each store's package has its own; the next renewal may succeed.
+                logger.warning("the mark %s was not renewed: %s", own, error)
+
+    thread = threading.Thread(target=renew, name="lakevision-writer", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
