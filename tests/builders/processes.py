@@ -51,12 +51,15 @@ def bare_environment(home: Path, *packages: str) -> dict[str, str]:
 
 
 def rank_processes(home: str) -> list[psutil.Process]:
-    """Return the rank processes of a home."""
+    """Return the rank processes of a home, without a child of a rank that has not yet started its own program."""
     found = []
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
-            if "tasks.launch.start_rank" in command and home in Path(command[-1]).read_text():
+            if "tasks.launch.start_rank" not in command or home not in Path(command[-1]).read_text():
+                continue
+            parent = process.parent()
+            if parent is None or parent.cmdline() != command:
                 found.append(process)
         except (psutil.Error, OSError):
             continue
