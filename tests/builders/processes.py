@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -50,10 +51,15 @@ def bare_environment(home: Path, *packages: str) -> dict[str, str]:
     }
 
 
-def rank_processes(home: str) -> list[psutil.Process]:
-    """Return the rank processes of a home, without a child of a rank that has not yet started its own program."""
+def rank_processes(home: str, among: Iterable[psutil.Process] | None = None) -> list[psutil.Process]:
+    """Return the rank processes of a home, without a child of a rank that has not yet started its own program.
+
+    Args:
+        home: The home folder.
+        among: Processes to look at; None for all of this machine, whose command lines take up to seconds to read.
+    """
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter() if among is None else among:
         try:
             command = process.cmdline()
             if "tasks.launch.start_rank" not in command or home not in Path(command[-1]).read_text():
