@@ -33,6 +33,7 @@ from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks, num_tasks
 from tasks.spark.session import spark_session
+from tasks.spark.visible_folders import check_visible
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
@@ -140,6 +141,7 @@ def _find_or_build(
             discard(url)  # Left by a killed build, or damaged.
             filesystem.makedirs(root, exist_ok=True)
             try:
+                check_visible(spark, url, "storage.cache")
                 manifest = _build(spark, images, content, cache_config, table, url, storage)
                 remove_unnamed(url, manifest)
                 ref = write_manifest(url, manifest)

@@ -35,6 +35,7 @@ from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
+from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, rewriting, snapshots
@@ -112,6 +113,9 @@ def _read_new(
     """Read the listed files and write their images into parts of `target`; return rows with READ_ARROW's columns."""
     if not listing.num_rows:
         return READ_ARROW.empty_table()
+    check_visible(spark, target.folder, "storage.tables")
+    if isinstance(source.location, Path):
+        check_file_visible(spark, str(source.location), listing["path"][0].as_py(), "source")
     # Images are decoded only once, when they are written into parts; both tables are committed from the returned rows.
     cores = num_task_slots(spark)
     rounds = -(-listing.num_rows // (FILES_PER_TASK * cores))

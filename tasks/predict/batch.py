@@ -32,6 +32,7 @@ from tasks.spark.cluster import num_task_slots, task_threads, threads_per_task
 from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
+from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
@@ -212,6 +213,8 @@ def _predict(
         began = time.perf_counter()
         contents = _pending_contents(spark, table, pending) if spark is not None and num else None
     if spark is not None and contents is not None:
+        check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
+        check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
         package = _send_package(spark, storage, model)
         with counted("predict", num):
             errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size)

@@ -3,10 +3,11 @@
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import maintain_tables
 from tasks.predict.batch import predict_batch
+from tasks.refs import TableRef
 from tasks.registry.promote import promote_best
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.gateway import jvm_is_alive
 from tasks.spark.session import keep_spark, spark_session
-from tasks.storage import resolve_storage
+from tasks.storage import Storage, resolve_storage
 from tests.builders.etl_and_cache import CACHE, settings
 from tests.builders.untrained_model import log_run
 
@@ -64,6 +67,30 @@ def listening(process: psutil.Process) -> set[str]:
     return found
 
 
+def refusal(work: Callable[[], object]) -> str:
+    """Return the message with which work is refused, an empty text if it is not."""
+    try:
+        work()
+    except WrongInput as error:
+        return str(error)
+    return ""
+
+
+def refusals_of_private_folders(source: Path, images: TableRef, storage: Storage, config: SparkConfig) -> list[str]:
+    """Return the messages of stages that are given folders of the driver: source, tables, cache, predictions."""
+    home = Path(storage.home) / "private"
+    shutil.copytree(source, home / "source")
+    other = storage.model_copy(update={"tables": f"{storage.tables}-of-private-source"})
+    private = storage.model_copy(update={"tables": f"{home}/tables", "cache": f"{home}/cache"})
+    predict = PredictConfig(predictions=f"{home}/predictions")
+    return [
+        refusal(lambda: ingest_images(settings(home / "source"), other, config)),
+        refusal(lambda: ingest_images(settings(source), private, config)),
+        refusal(lambda: materialize_cache(CACHE, images, private, config)),
+        refusal(lambda: predict_batch(predict, PromoteConfig(), storage, config)),
+    ]
+
+
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """Run all stages in one session; return their reports and what the session was like."""
     source, storage = Path(given["source"]), resolve_storage(StorageConfig(**given["storage"]))
@@ -75,6 +102,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         champion = promote_best([model], PromoteConfig(), storage).champion
         predicted = predict_batch(PredictConfig(batch_size=8), PromoteConfig(), storage, spark_config)
         maintained = maintain_tables(MaintainConfig(), storage, spark_config)
+        refusals = refusals_of_private_folders(source, etl.images, storage, spark_config)
         with spark_session(spark_config, storage) as spark:
             context = spark.sparkContext
             driver_only = [storage.home, tempfile.gettempdir(), str(context._temp_dir)]
@@ -98,6 +126,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "champion": champion.model_dump() if champion else None,
         "predicted": predicted.model_dump(mode="json"),
         "maintained": [table.table.path for table in maintained.tables],
+        "refusals": refusals,
         "session": session,
         "jvm_is_alive": jvm_is_alive(),
     }

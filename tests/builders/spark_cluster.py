@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,31 +92,43 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def start_cluster(folder: Path, num_workers: int = 2) -> Iterator[SparkCluster]:
-    """Start a master and workers with one core each, and end them with the block."""
+def start_cluster(
+    folder: Path, num_workers: int = 2, hidden: Sequence[Path] = (), variables: Mapping[str, str] | None = None
+) -> Iterator[SparkCluster]:
+    """Start a master and workers with one core each, and end them with the block.
+
+    Args:
+        folder: Empty folder for all files of the cluster.
+        num_workers: Number of workers.
+        hidden: More folders that the workers do not see.
+        variables: Environment variables of workers and executors.
+    """
     shared, private = folder / "shared", folder / "private"
     for path in (shared, private / "temp", private / "cwd"):
         path.mkdir(parents=True)
     hides, secret = can_mount(), secrets.token_hex(16)
-    hidden = [str(private), str(jars_folder())] if hides else []
+    not_seen = [*map(str, hidden), str(private), str(jars_folder())] if hides else []
     with ExitStack() as stack:
         bind = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        log = stack.enter_context(_daemon(folder / "master", secret, [], "master.Master", *bind))
+        log = stack.enter_context(_daemon(folder / "master", secret, [], {}, "master.Master", *bind))
         master = _wait_for(r"Starting Spark master at (spark://\S+)", log)
         for number in range(num_workers):
             work = folder / f"worker-{number}"
             arguments = (*bind, "--cores", "1", "--memory", "1g", "--work-dir", str(work / "work"), master)
-            log = stack.enter_context(_daemon(work, secret, hidden, "worker.Worker", *arguments))
+            log = stack.enter_context(_daemon(work, secret, not_seen, variables or {}, "worker.Worker", *arguments))
             _wait_for(r"(Successfully registered) with master", log)
         yield SparkCluster(master, shared, private, hides, secret)
 
 
 @contextmanager
-def _daemon(folder: Path, secret: str, hidden: Sequence[str], name: str, *arguments: str) -> Iterator[Path]:
+def _daemon(
+    folder: Path, secret: str, hidden: Sequence[str], variables: Mapping[str, str], name: str, *arguments: str
+) -> Iterator[Path]:
     """Run a daemon of Spark in a folder of its own until the end of the block; yield its log."""
     (folder / "temp").mkdir(parents=True)
     options = "-Dspark.authenticate=true -Dspark.network.crypto.enabled=true"
     environment = {
+        **variables,
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TMPDIR": str(folder / "temp"),

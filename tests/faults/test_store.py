@@ -1,7 +1,10 @@
-"""Drivers that share tables on a real object store with conditional puts."""
+"""Drivers that share tables on a real object store with conditional puts, and drivers that are killed."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 import s3fs
 
 from tasks.config.promotion import PromoteConfig
-from tasks.object_store import file_system, has_conditional_puts
+from tasks.object_store import file_system, has_conditional_puts, list_names
 from tasks.refs import TableRef
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
@@ -123,3 +126,23 @@ def test_two_inference_runs_at_once_predict_each_image_once(store, storage, sour
     run_to_end(*(start("predict", source, storage, go) for _ in range(2)), go=go)
 
     assert rows(storage, "predictions", "sha256") == rows(storage, "images", "sha256")
+
+
+@pytest.mark.timeout(2 * WAIT_SECONDS)
+@pytest.mark.parametrize(("folder", "prefix"), [("images/_delta_log", "_unfinished-"), ("files", "part-")])
+def test_run_after_a_killed_driver_completes_both_tables(store, storage, source, tmp_path, folder, prefix):
+    """The driver is killed before it commits, or between the commits of the two tables."""
+    driver = start("etl", source, storage, tmp_path / "first")
+    (tmp_path / "first").touch()
+    while not any(name.startswith(prefix) for name in list_names(f"{storage.tables}/{folder}")):
+        assert driver.poll() is None
+        time.sleep(0.02)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+
+    run_to_end(start("etl", source, storage, tmp_path / "second"), go=tmp_path / "second")
+
+    ledger = rows(storage, "files", "path", "outcome")
+    assert ledger == [(str(path.relative_to(source)), "stored") for path in sorted(source.rglob("*.png"))]
+    images = rows(storage, "images", "sha256")
+    assert len(images) == len(set(images)) == len(ledger)

@@ -67,6 +67,20 @@ def test_executors_need_no_file_of_the_driver(cluster, done) -> None:
     assert [one["seen"] for one in executors] == [[], []]
 
 
+def test_folders_of_the_driver_are_refused_before_work_starts(cluster, done) -> None:
+    """Source, tables, cache and predictions that executors do not see are named; nothing is written for them."""
+    if not cluster.hides:
+        pytest.skip("needs the right to mount, to hide the driver's files from the workers")
+    private = cluster.private / "run" / "private"
+    names = [("source", "source"), ("storage.tables", "tables/images"), ("predict.predictions", "predictions")]
+    for setting, name in names:
+        (message,) = [text for text in done["refusals"] if text.startswith(f"{setting} is '{private / name}', which")]
+        assert message.endswith("give a folder with the same path on the driver and on every executor, or a URL")
+    assert done["refusals"][2].startswith(f"storage.cache is '{private}/cache/")
+    assert [path.name for path in private.rglob("*.parquet")] == []
+    assert [path.name for path in private.rglob(".lakevision*")] == []
+
+
 def test_driver_is_authenticated_and_shows_its_secret_to_nobody(cluster, done) -> None:
     """The secret is in the environment only, and nothing listens beyond the master's network or shows a UI."""
     assert done["session"]["conf"] == {
