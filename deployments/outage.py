@@ -1,6 +1,8 @@
 """The response of the Prefect server while PostgreSQL or Redis does not answer, for which clients repeat a request."""
 
+import errno
 import logging
+import socket
 from collections.abc import Callable
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -10,9 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("lakevision.prefect_server")
 
-UNANSWERED = (OSError, RedisConnectionError, RedisTimeoutError)
+UNANSWERED = (ConnectionError, TimeoutError, socket.gaierror, RedisConnectionError, RedisTimeoutError)
 """Errors of a connection that is refused, reset or too slow. Prefect answers them with 500, which ends a run, since its
 clients repeat a request after 503 but not after 500."""
+
+UNREACHABLE = (None, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Error numbers of other OSErrors of a connection; asyncio's has none if several addresses of a host failed."""
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Return whether an error is that of a connection, and not of a file or disk of the server itself."""
+    return isinstance(error, UNANSWERED) or (type(error) is OSError and error.errno in UNREACHABLE)
 
 
 class OutageResponse:
@@ -48,7 +58,7 @@ class OutageResponse:
         try:
             await self._app(scope, receive, hold_errors)
         except Exception as error:
-            if not started and (isinstance(error, UNANSWERED) or self._is_retryable(error)):
+            if not started and (is_unanswered(error) or self._is_retryable(error)):
                 logger.warning("%s %s is answered with 503: %r", scope["method"], scope["path"], error)
                 unavailable = {"exception_message": "Service Unavailable"}
                 await JSONResponse(unavailable, status_code=503)(scope, receive, send)

@@ -76,12 +76,26 @@ class ClusterUnavailable(UserError, RuntimeError):
     """The Spark master does not answer; the message names it. Retried, since it may come back."""
 
 
+class TableInUse(UserError, RuntimeError):
+    """Another driver writes to a table that can have one writer only; the message names it. Retried, since it ends."""
+
+
 class RunDeleted(UserError, RuntimeError):
     """The MLflow run was deleted during training; run again, the training run resumes in a new MLflow run."""
 
 
 USER_ERRORS: dict[str, type[UserError]] = {
-    kind.__name__: kind for kind in (Diverged, TimeLimitExceeded, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
+    kind.__name__: kind
+    for kind in (
+        Diverged,
+        TimeLimitExceeded,
+        WrongInput,
+        DiskFull,
+        TrackingUnavailable,
+        ClusterUnavailable,
+        TableInUse,
+        RunDeleted,
+    )
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 

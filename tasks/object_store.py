@@ -13,7 +13,7 @@ from tasks.paths import local_path
 logger = logging.getLogger("lakevision.store")
 
 PROBE = ".lakevision-probe-"
-"""Prefix of the names of the empty objects that check a store, each of which is removed at once."""
+"""Prefix of the names of the empty files and objects that check a folder or store, each of which is removed at once."""
 
 S3_ACCESS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, and the permissions"
 

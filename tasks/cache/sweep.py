@@ -22,6 +22,7 @@ from tasks.cache.read_lock import lock_file
 from tasks.config.cache import CacheConfig
 from tasks.object_store import file_system
 from tasks.paths import local_path
+from tasks.system.locks import excludes_other_machines
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -31,7 +32,7 @@ SWEPT_NAME = re.compile(r"\.[0-9a-f]{16}\.swept-[0-9a-f]{32}")
 DAY_SECONDS = 86_400
 
 ABANDONED_SECONDS = 7 * DAY_SECONDS
-"""Age of a file on a store after which no build is writing it."""
+"""Age of a file after which no build is writing it, where file locks do not exclude all writers."""
 
 
 class _CacheUse(NamedTuple):
@@ -82,35 +83,37 @@ def sweep_caches(folder: str, cache_config: CacheConfig, now: float | None = Non
 
 
 def discard(url: str) -> None:
-    """Remove the folder of a cache, if it exists; the caller holds its exclusive lock.
+    """Remove the folder of a cache that is not complete, if it exists; the caller holds its exclusive lock.
 
-    A store has no locks: another run may be building the same cache, under other names. Its files stay.
+    Where file locks do not exclude all writers, as on a store, another run may be building the same cache, under other
+    names. Its files stay.
     """
     path = local_path(url)
-    if path is not None and path.exists():
-        # Atomic: a reader finds a complete cache or none, even if this process is killed here. A Spark task that
-        # outlives its job has no folder to write to.
-        swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
-        path.rename(swept)
-        shutil.rmtree(swept, ignore_errors=True)  # A concurrent sweep may remove it as well; the next one finishes it.
+    if path is not None and path.exists() and excludes_other_machines(url):
+        _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> None:
+    # Atomic: a reader finds a complete cache or none, even if this process is killed here. A Spark task that outlives
+    # its job has no folder to write to.
+    swept = path.with_name(f".{path.name}.swept-{uuid.uuid4().hex}")
+    path.rename(swept)
+    shutil.rmtree(swept, ignore_errors=True)  # A concurrent sweep may remove it as well; the next one finishes it.
 
 
 def remove_unnamed(url: str, manifest: CacheManifest) -> None:
     """Remove files that the manifest does not name from a new cache: leftovers of retried Spark tasks.
 
-    On a store, another run may be building the same cache: only files older than ABANDONED_SECONDS are removed.
+    Where file locks do not exclude all writers, another run may be building the same cache: only files older than
+    ABANDONED_SECONDS are removed.
     """
     named = {file.name for split in manifest.splits.values() for file in split.files} | {MANIFEST}
-    folder = local_path(url)
-    if folder is not None:
-        for path in folder.iterdir():
-            if path.name not in named:
-                path.unlink()
-        return
     filesystem, root = file_system(url)
-    abandoned = time.time() - ABANDONED_SECONDS
+    is_alone, abandoned = excludes_other_machines(url), time.time() - ABANDONED_SECONDS
     for found in filesystem.find(root):
-        if found.rsplit("/", 1)[-1] not in named and filesystem.modified(found).timestamp() < abandoned:
+        if found.rsplit("/", 1)[-1] in named:
+            continue
+        if is_alone or filesystem.modified(found).timestamp() < abandoned:
             filesystem.rm_file(found)
 
 
@@ -135,6 +138,14 @@ def _readers_excluded(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def _is_abandoned(path: Path) -> bool:
+    """Return whether a folder without a manifest is that of a killed build; the caller holds its file lock."""
+    if (path / MANIFEST).exists():
+        return False
+    times = [file.stat().st_mtime for file in (path, *path.iterdir())]
+    return excludes_other_machines(str(path)) or max(times) < time.time() - ABANDONED_SECONDS
+
+
 def _remove(path: Path, *, half_built: bool) -> bool:
     """Remove a cache unless it is being built or read; return whether it was removed."""
     lock = filelock.FileLock(f"{path}.lock")
@@ -144,9 +155,9 @@ def _remove(path: Path, *, half_built: bool) -> bool:
         return False  # It is being built.
     try:
         with _readers_excluded(path) as is_free:
-            if not is_free or not path.exists() or (half_built and (path / MANIFEST).exists()):
+            if not is_free or not path.exists() or (half_built and not _is_abandoned(path)):
                 return False
-            discard(str(path))
+            _remove_folder(path)
             path.with_name(f"{path.name}.used").unlink(missing_ok=True)
         return True
     finally:

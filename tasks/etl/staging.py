@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tasks.errors import WrongInput
 from tasks.etl.outcomes import Comparison
 from tasks.object_store import file_system, list_names
-from tasks.paths import local_path
+from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
 from tasks.tables.cut import CHANGE_FOLDER
 from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
@@ -29,8 +29,8 @@ The marker is in the table's log folder, where readers of the table and VACUUM i
 def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     """Yield the target for the parts of a run's workers; on exit, remove those that were not committed.
 
-    The caller has an exclusive lock on the table, so on a local disk the parts of killed runs are removed, too. An
-    object store has no locks, and another run that wrote parts may still be active: they are left to VACUUM.
+    The caller has an exclusive lock on the table, so on a local disk the parts of killed runs are removed, too. Where
+    file locks do not exclude all writers, another run that wrote parts may be active: they are left to VACUUM.
 
     Args:
         path: Path or URL of the table.
@@ -57,8 +57,8 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
 
 
 def is_swept(path: str) -> bool:
-    """Return whether the table's log has no marker of a run."""
-    return not _markers(path)
+    """Return whether the table's log has no marker of a run, or `sweep_killed_runs` would leave them."""
+    return not excludes_other_machines(path) or not _markers(path)
 
 
 def _markers(path: str) -> list[str]:
@@ -71,7 +71,7 @@ def sweep_killed_runs(path: str) -> None:
 
     They exist if a run's driver was killed and its JVM continued. The caller has an exclusive lock on the table.
     """
-    if local_path(path) is not None:
+    if excludes_other_machines(path):
         _sweep(path, None, done=True)
 
 
@@ -87,7 +87,7 @@ def _sweep(path: str, own: str | None, *, done: bool, others: bool = True) -> No
     filesystem, root = file_system(path)
     for marker in _markers(path):
         version, run = marker.removeprefix(MARKER).rsplit("-", 1)
-        if run != own and (not others or local_path(path) is None):
+        if run != own and not (others and excludes_other_machines(path)):
             continue
         committed = delta.added_since(path, None if version == "-1" else int(version))
         for folder in ("", f"{CHANGE_FOLDER}/"):

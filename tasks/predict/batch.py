@@ -259,7 +259,8 @@ def _send_package(spark: SparkSession, storage: Storage, model: ModelRef) -> str
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
             for file in sorted(folder.rglob("*")):
                 packed.write(file, file.relative_to(folder))
-    spark.sparkContext.addArchive(f"{archive}#{name}")
+    # A URI: Spark would take a number sign, a space or a percent sign in the home's path for a part of one.
+    spark.sparkContext.addArchive(f"{archive.as_uri()}#{name}")
     return name
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -37,8 +38,9 @@ def server_locks() -> Iterator[None]:
 def limit_name(url: str) -> str:
     """Return the name of the concurrency limit of a folder or URL, the same on every machine with the same path."""
     place = resolved(url)
-    # Prefect's names have no slashes.
-    return f"lakevision-{place.rsplit('/', 1)[-1]}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    # The part for readers; Prefect refuses some characters in names.
+    shown = re.sub(r"[^\w.-]", "_", place.rsplit("/", 1)[-1])
+    return f"lakevision-{shown}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
 
 @contextmanager

@@ -28,6 +28,10 @@ SETTLE_SECONDS = 2.0
 """Executors that do not register within this time after the previous one are not waited for."""
 
 
+WARNING_SECONDS = 30.0
+"""Interval of the warnings about a cluster that starts no executor, in seconds."""
+
+
 def is_local(master: str) -> bool:
     """Return whether the executors of a Spark master are in the driver's JVM, or beside it on this machine."""
     return master.startswith("local")
@@ -97,7 +101,7 @@ def is_authenticated_by_secret(master: str) -> bool:
 
 def _address_towards(master: str) -> str:
     """Return the address of this machine from which a standalone master is reached."""
-    problems = []
+    problems, unknown = [], []
     for place in master.removeprefix("spark://").split(","):
         found = re.fullmatch(r"\[?(.*?)\]?(?::(\d+))?", place)
         assert found is not None
@@ -105,12 +109,13 @@ def _address_towards(master: str) -> str:
         try:
             with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
                 return str(connection.getsockname()[0])
-        except socket.gaierror as error:
-            raise WrongInput(
-                f"spark.master is '{master}', whose host '{host}' is unknown ({error.strerror}): check its name"
-            ) from None
         except OSError as error:
             problems.append(f"{place}: {error.strerror or error}")
+            # Another code, such as EAI_AGAIN, means that the name server does not answer.
+            if isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
+                unknown.append(host)
+    if len(unknown) == len(problems):
+        raise WrongInput(f"spark.master is '{master}', whose host '{', '.join(unknown)}' is unknown: check its name")
     raise ClusterUnavailable(
         f"the Spark master '{master}' does not answer ({'; '.join(problems)}): start it, or correct spark.master"
     )
@@ -129,14 +134,28 @@ def num_task_slots(spark: SparkSession) -> int:
 
 
 def _wait_for_executors(spark: SparkSession) -> None:
-    registered: Any = spark.sparkContext._jsc.sc().getExecutorMemoryStatus  # one entry is the driver's
-    if registered().size() < 2:
-        spark.sparkContext.parallelize([0], 1).count()  # waits until there is one, and logs a warning meanwhile
-        found, since = registered().size(), time.monotonic()
-        while time.monotonic() - since < SETTLE_SECONDS:
-            time.sleep(0.1)
-            if registered().size() > found:
-                found, since = registered().size(), time.monotonic()
+    context: Any = spark.sparkContext._jsc
+    registered: Any = context.sc().getExecutorMemoryStatus  # one entry is the driver's
+    if registered().size() > 1:
+        return
+    jvm: Any = spark.sparkContext._jvm
+    # Clusters that start executors on demand need a job; Spark's own warning about it is in no log of the run.
+    job = context.parallelize(jvm.java.util.List.of(0), 1).countAsync()
+    began, warnings = time.monotonic(), 0
+    while not job.isDone():
+        time.sleep(0.1)
+        if time.monotonic() - began > WARNING_SECONDS * (warnings + 1):
+            warnings += 1
+            logger.warning(
+                "'%s' has started no executor for %.0f s: its cores or its memory are in use, or executors fail to "
+                "start, as its master's page and logs show. The run waits",
+                spark.sparkContext.master, time.monotonic() - began,
+            )  # fmt: skip
+    found, since = registered().size(), time.monotonic()
+    while time.monotonic() - since < SETTLE_SECONDS:
+        time.sleep(0.1)
+        if registered().size() > found:
+            found, since = registered().size(), time.monotonic()
 
 
 def threads_per_task(spark: SparkSession) -> int | None:

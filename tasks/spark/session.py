@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,19 +203,36 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _forwarded(log), failures_as_text(log):
+        with _forwarded(log), failures_as_text(log), _jobs_ended(active):
             yield active
         return
     session = _start(config, storage, log)
     session.sparkContext.setLogLevel("ERROR")
     try:
-        with _forwarded(log), failures_as_text(log):
+        with _forwarded(log), failures_as_text(log), _jobs_ended(session):
             yield session
     finally:
         if _state.scopes:
             _state.session = session
         else:
             _stop(session)
+
+
+@contextmanager
+def _jobs_ended(session: SparkSession) -> Iterator[None]:
+    """Cancel the session's jobs if the block fails: a time limit ends the block's thread, but not what the JVM does.
+
+    A kept session would otherwise continue a job beside its retry, and commit it after the lock was released.
+    """
+    try:
+        yield
+    except BaseException:
+        if jvm_is_alive():
+            # The connection of this thread may be left in the middle of an answer; another thread has its own.
+            canceller = threading.Thread(target=session.sparkContext.cancelAllJobs)
+            canceller.start()
+            canceller.join()
+        raise
 
 
 def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:

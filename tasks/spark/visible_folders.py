@@ -7,6 +7,7 @@ import tempfile
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
+from tasks.object_store import PROBE
 from tasks.paths import local_path
 from tasks.spark.cluster import is_local, num_task_slots
 from tasks.system.disk import existing_folder
@@ -27,7 +28,7 @@ def check_visible(spark: SparkSession, folder: str, setting: str) -> None:
     """
     place = existing_folder(folder)
     if place is not None and not is_local(str(spark.sparkContext.master)):
-        with tempfile.NamedTemporaryFile(prefix=".lakevision-visible-", dir=place) as mark:
+        with tempfile.NamedTemporaryFile(prefix=PROBE, dir=place) as mark:
             _check_on_executors(spark, mark.name, folder, setting)
 
 
@@ -45,7 +46,7 @@ def check_file_visible(spark: SparkSession, folder: str, file: str, setting: str
     """
     place = local_path(folder)
     if place is not None and not is_local(str(spark.sparkContext.master)):
-        _check_on_executors(spark, str(place / file), folder, setting)
+        _check_on_executors(spark, str((place / file).absolute()), folder, setting)
 
 
 def _check_on_executors(spark: SparkSession, file: str, folder: str, setting: str) -> None:

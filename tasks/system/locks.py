@@ -58,6 +58,18 @@ def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None
         yield
 
 
+def excludes_other_machines(url: str) -> bool:
+    """Return whether the file lock of a folder excludes all other writers; it does not on a store.
+
+    Files of others are removed only under such a lock: the Prefect server's may have been lost meanwhile.
+    """
+    path = local_path(url)
+    if path is None:
+        return False
+    mount = mount_of(path)
+    return not mount.is_shared() or mount.has_shared_locks()
+
+
 def unlocked_warning(url: str) -> str | None:
     """Return the warning about a folder whose locks may not exclude other machines, or None."""
     path = local_path(url)

@@ -10,7 +10,7 @@ import psutil
 NETWORK_KINDS = frozenset(
     {
         *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"),
-        *("orangefs", "pvfs2", "smb3", "smbfs"),
+        *("orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs"),
     }
 )
 """Kinds of file systems that several machines mount, by their names in /proc/mounts."""
@@ -38,7 +38,9 @@ class Mount(NamedTuple):
 
     def is_shared(self) -> bool:
         """Return whether other machines may mount it as well."""
-        return self.kind in NETWORK_KINDS or (self.kind.startswith("fuse.") and self.kind not in LOCAL_FUSE_KINDS)
+        # Mountpoint for S3 and blobfuse2 are mounted as `fuse`, without a name.
+        is_fuse = self.kind == "fuse" or self.kind.startswith("fuse.")
+        return self.kind in NETWORK_KINDS or (is_fuse and self.kind not in LOCAL_FUSE_KINDS)
 
     def has_shared_locks(self) -> bool:
         """Return whether a file lock of this machine is known to exclude other machines, by the mount's options.

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
-from tasks.object_store import file_system, list_names
+from tasks.object_store import PROBE, file_system, list_names
 from tasks.paths import local_path
 from tasks.spark.file_systems import prepare_store
 from tasks.tables.properties import OTHER_TABLES
@@ -47,7 +47,8 @@ def check_table_path(path: str) -> bool:
         return False
     if filesystem.exists(f"{root}/_delta_log"):
         return newest_commit(path) is not None
-    if not filesystem.isdir(root) or filesystem.ls(root):
+    names = [found.rsplit("/", 1)[-1] for found in filesystem.ls(root, detail=False)]
+    if not filesystem.isdir(root) or not all(name.startswith(PROBE) for name in names):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log): move the existing files, or give {OTHER_TABLES}"
         )
@@ -71,7 +72,8 @@ def clear_uncommitted(path: str) -> None:
     if not filesystem.exists(f"{root}/_delta_log") or newest_commit(path) is not None:
         return
     for name in filesystem.ls(root, detail=False):
-        if DATA_NAME.fullmatch(name.rsplit("/", 1)[-1]):
+        file = name.rsplit("/", 1)[-1]
+        if DATA_NAME.fullmatch(file) or file.startswith(PROBE):
             filesystem.rm(name)
     filesystem.rm(f"{root}/_delta_log", recursive=True)
 

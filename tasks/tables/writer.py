@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from tasks.errors import WrongInput
+from tasks.errors import TableInUse
 from tasks.object_store import file_system, has_conditional_puts
 from tasks.system.locks import exclusive_lock
 
@@ -39,12 +39,23 @@ def write_access(path: str, spark: SparkSession | None = None) -> Iterator[None]
         spark: As `exclusive_lock`.
 
     Raises:
-        WrongInput: Another driver writes to the table, and the server has no conditional puts.
+        TableInUse: Another driver writes to the table, and the server has no conditional puts.
     """
-    if not path.startswith("s3a://") or has_conditional_puts(path.rsplit("/", 1)[0]):
-        with exclusive_lock(path, spark):
+    with exclusive_lock(path, spark):
+        if not path.startswith("s3a://") or has_conditional_puts(path.rsplit("/", 1)[0]):
             yield
-        return
+        else:
+            with _only_driver(path):
+                yield
+
+
+@contextmanager
+def _only_driver(path: str) -> Iterator[None]:
+    """Mark a table as written to by this driver for the duration of the block.
+
+    Raises:
+        TableInUse: Another driver has a mark, and renews it.
+    """
     logger.warning(
         "the server of %s ignores If-None-Match (conditional puts): only one driver at a time may write to it, and "
         "others that do not use this package are not noticed", path,
@@ -58,24 +69,27 @@ def write_access(path: str, spark: SparkSession | None = None) -> Iterator[None]
         with _renewed(filesystem, own):
             yield
     finally:
-        filesystem.rm_file(own)
+        try:
+            filesystem.rm_file(own)
+        except Exception as error:  # Each store's package has its own; the error of the block is the one to raise.
+            logger.warning("the mark %s was not removed, and counts for %.0f s: %s", own, ABANDONED_SECONDS, error)
 
 
 def _refuse_others(filesystem: Any, own: str, path: str) -> None:
     """Return once all other marks are abandoned.
 
     Raises:
-        WrongInput: Another driver renewed its mark.
+        TableInUse: Another driver renewed its mark.
     """
     first: dict[str, float] = {}
     while True:
-        marks = {mark: filesystem.modified(mark).timestamp() for mark in _marks(filesystem, own)}
+        marks = _marks(filesystem, own)
         now = marks.pop(own, 0.0)
         fresh = {mark: at for mark, at in marks.items() if now - at < ABANDONED_SECONDS}
         if not fresh:
             return
         if any(first.setdefault(mark, at) != at for mark, at in fresh.items()):
-            raise WrongInput(
+            raise TableInUse(
                 f"another driver writes to '{path}', whose server has no conditional puts, so that the two could "
                 "replace each other's commits: run again when it has ended, or use a server that has them"
             )
@@ -84,9 +98,10 @@ def _refuse_others(filesystem: Any, own: str, path: str) -> None:
         filesystem.pipe_file(own, b"")
 
 
-def _marks(filesystem: Any, own: str) -> list[str]:
-    found: list[str] = filesystem.ls(own.rsplit("/", 1)[0], detail=False)
-    return found
+def _marks(filesystem: Any, own: str) -> dict[str, float]:
+    """Return the marks and the times of their last renewal, in seconds since 1970 by the server's clock."""
+    listed = filesystem.ls(own.rsplit("/", 1)[0], detail=True)  # one request: a mark may be removed at any moment
+    return {mark["name"]: mark["LastModified"].timestamp() for mark in listed}
 
 
 @contextmanager

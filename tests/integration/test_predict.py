@@ -59,8 +59,13 @@ def test_workers_count_the_images_of_etl_cache_and_inference(spark, source, stor
     assert all(1 <= done <= 60 for _step, _part, done in counts)
 
 
-def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(spark, source, storage, tmp_path):
+def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
+    spark, source, storage, tmp_path, monkeypatch
+):
     """Predictions in Spark equal those of the classifier; the least certain images are listed by file."""
+    temporary = tmp_path / "a b=ü#?%20"  # as in a home with such a name
+    temporary.mkdir()
+    monkeypatch.setattr(spark.sparkContext, "_temp_dir", str(temporary))
     ingest(source, storage)
     model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
     assert re.fullmatch("lakevision-source-[0-9a-f]{6}", model.name)

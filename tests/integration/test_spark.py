@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,35 @@ def test_failure_can_be_formatted_after_the_jvm_has_ended(spark, storage, monkey
         work(session)
     monkeypatch.setattr(SparkContext, "_jvm", None)
     assert message in str(failed.value)
+
+
+def test_jobs_of_failed_work_are_cancelled(spark, storage):
+    """A time limit ends the thread of the work; a kept session does not continue its job beside a retry."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def work():
+        spark.sparkContext.parallelize([600], 1).map(time.sleep).count()
+
+    def fail_during_a_job(pool):
+        jobs.append(pool.submit(work))
+        wait_until(tracker.getActiveJobsIds)
+        raise TimeoutError
+
+    jobs = []
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(TimeoutError), spark_session(SparkConfig(), storage):
+            fail_during_a_job(pool)
+        wait_until(lambda: not tracker.getActiveJobsIds())
+        assert "cancelled" in str(jobs[0].exception(timeout=60))
+    assert spark.range(3).count() == 3
+
+
+def wait_until(condition):
+    """Wait until a function returns a true value."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def ask_driver(spark, message: bytes) -> bytes:

@@ -16,7 +16,7 @@ from tasks import object_store
 from tasks.cache import sweep
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.errors import WrongInput
+from tasks.errors import TableInUse, WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
 from tasks.refs import CacheRef
 from tasks.system.disk import check_writable
@@ -171,7 +171,7 @@ def test_second_driver_is_refused_where_puts_are_not_conditional(store, monkeypa
     marks = store.folder / "lake" / "tables" / "images.writers"
     with write_access(table):
         assert len(list(marks.iterdir())) == 1
-        with pytest.raises(WrongInput, match=f"another driver writes to '{table}'"), write_access(table):
+        with pytest.raises(TableInUse, match=f"another driver writes to '{table}'"), write_access(table):
             pytest.fail("a second driver was let in")
         assert len(list(marks.iterdir())) == 1
     assert not list(marks.glob("*"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tasks.cache import sweep
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
 from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.sweep import remove_unnamed, sweep_caches
@@ -120,6 +121,21 @@ def test_leftovers_of_a_killed_build_are_removed_and_running_builds_kept(tmp_pat
         assert sweep_caches(str(tmp_path), CacheConfig()) == [OLD]
         assert names(tmp_path) == {NEW}
     assert sweep_caches(str(tmp_path), CacheConfig()) == [NEW]
+
+
+def test_young_files_stay_where_locks_do_not_exclude_other_machines(tmp_path: Path, monkeypatch) -> None:
+    """There, another machine may be building the cache: its folder stays for a week, and its build is not discarded."""
+    monkeypatch.setattr(sweep, "excludes_other_machines", lambda _url: False)
+    young, old = tmp_path / NEW, tmp_path / OLD
+    for folder, age in ((young, 0.0), (old, 1.1 * sweep.ABANDONED_SECONDS)):
+        folder.mkdir()
+        (folder / "train-00000-ab.parquet").write_bytes(b"half")
+        for path in (folder / "train-00000-ab.parquet", folder):
+            os.utime(path, (time.time() - age,) * 2)
+
+    sweep.discard(str(young))
+    assert sweep_caches(str(tmp_path), CacheConfig()) == [OLD]
+    assert names(tmp_path) == {NEW}
 
 
 def test_leftovers_of_a_killed_sweep_are_removed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 
 import httpx
 import pytest
@@ -50,7 +51,13 @@ def request(path: str, error: Exception, *, has_handler: bool = True) -> httpx.R
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize("error", [REFUSED, TimeoutError(), RedisConnectionError("no"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(REFUSED, TimeoutError(), RedisConnectionError("no"), ZeroDivisionError()),
+        *(socket.gaierror(-3, "no name server"), OSError(113, "no route"), OSError("Multiple exceptions: refused")),
+    ],
+)
 @pytest.mark.parametrize("has_handler", [True, False])
 def test_unanswered_connection_is_answered_with_503(error, has_handler, caplog) -> None:
     """Prefect's clients repeat a request that is answered with 503, and the reason is logged."""

@@ -74,6 +74,22 @@ def test_master_that_does_not_answer_or_exist_is_named() -> None:
         cluster_settings("spark://no-such-host.invalid:7077", {})
 
 
+def test_name_server_that_does_not_answer_is_not_wrong_input(master: str, monkeypatch) -> None:
+    """A retry may resolve the name, and another master of the same URL is used meanwhile."""
+    connect = socket.create_connection
+
+    def no_name_server(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "master.example":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", no_name_server)
+    with pytest.raises(ClusterUnavailable, match=r"master.example:7077: Temporary failure in name resolution"):
+        cluster_settings("spark://master.example:7077", {})
+    both = f"spark://master.example:7077,{master.removeprefix('spark://')}"
+    assert cluster_settings(both, {})["spark.driver.host"] == "127.0.0.1"
+
+
 def test_master_of_spark_submit_is_used_and_another_one_is_refused() -> None:
     """spark-submit has started the JVM for its own master."""
     given = {"spark.master": "spark://one:7077"}

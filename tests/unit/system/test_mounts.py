@@ -24,6 +24,7 @@ def mounted(folder: str, kind: str, options: str = "rw") -> list[SimpleNamespace
         ("lustre", True),
         ("fuse.s3fs", True),
         ("fuse.sshfs", True),
+        ("fuse", True),
         ("ext4", False),
         ("tmpfs", False),
         ("fuseblk", False),
