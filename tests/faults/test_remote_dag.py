@@ -1,11 +1,13 @@
 """The whole DAG on a Spark cluster, with source, tables, cache and models on a store, and all servers behind logins."""
 
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import mlflow
@@ -16,8 +18,8 @@ from tasks.etl.digits import NUM_DIGITS, write_digits
 from tasks.object_store import file_system
 from tasks.spark.file_systems import store_jars
 from tests.builders.object_store import ObjectStore, build_minio, serve_minio
-from tests.builders.processes import ROOT
-from tests.builders.servers import Servers, running_servers, stage_of, submit, task_runs, wait_for_state, wait_for_task
+from tests.builders.processes import ROOT, plain_environment
+from tests.builders.servers import Servers, running_servers, stage_of, task_runs, wait_for_state, wait_for_task
 from tests.builders.spark_cluster import SparkCluster, start_cluster
 
 LAKE = "s3a://lake"
@@ -72,6 +74,28 @@ def servers(store: ObjectStore, home: Path, cluster: SparkCluster) -> Iterator[S
         yield running
 
 
+def run_deployment(servers: Servers, config: dict[str, Any]) -> str:
+    """Submit a run with Prefect's command line, as deployments/README.md shows, and return its id."""
+    environment = plain_environment(
+        PREFECT_API_URL=servers.prefect_api, PREFECT_API_AUTH_STRING=servers.secrets["PREFECT_AUTH"]
+    )
+    command = [
+        str(Path(sys.executable).with_name("prefect")),
+        "deployment",
+        "run",
+        "pipeline/pipeline",
+        "--params",
+        "-",
+    ]
+    given = json.dumps({"config": config})
+    done = subprocess.run(
+        command, input=given, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    found = re.search(r"UUID: ([0-9a-f-]{36})", done.stdout)
+    assert found, done.stdout
+    return found[1]
+
+
 @pytest.mark.timeout(1500)
 def test_dag_runs_on_cluster_store_and_servers_at_once(
     servers: Servers, store: ObjectStore, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
@@ -80,12 +104,15 @@ def test_dag_runs_on_cluster_store_and_servers_at_once(
     config = {
         "source": f"{LAKE}/digits",
         "image_size": 16,
+        "model": "resnet18",
+        "weights": "none",
+        "freeze_backbone": False,
         "max_epochs": EPOCHS,
         "train": {"batch_size": 64},
         "storage": {"tables": f"{LAKE}/tables", "cache": f"{LAKE}/cache"},
         "spark": cluster.spark_config().model_dump(),
     }
-    run = submit(servers, "pipeline", config)
+    run = run_deployment(servers, config)
     wait_for_task(servers, "etl", "RUNNING")
     deadline = time.monotonic() + START_SECONDS
     command_lines: list[str] = []

@@ -1,0 +1,89 @@
+"""Settings of a new Spark session with Delta, on this machine or on a cluster."""
+
+from pathlib import Path
+
+from tasks.config.storage import SparkConfig
+from tasks.spark.cluster import cluster_settings
+from tasks.spark.gateway import add_to_class_path, place_of_class
+from tasks.spark.jvm import delta_jars, jars_folder, java_options
+from tasks.storage import Storage
+from tasks.system.cores import num_cores
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+
+
+def session_settings(
+    config: SparkConfig, storage: Storage, master: str, scratch: Path | None, java: str, submitted: dict[str, str]
+) -> dict[str, str]:
+    """Return the settings of a new session; those of the user and of spark-submit take precedence.
+
+    Args:
+        config: As `spark_session`.
+        storage: As `spark_session`.
+        master: As `session_master`.
+        scratch: Folder for the temporary files of a local session; None on a cluster.
+        java: Output of `java -version`.
+        submitted: As `submitted_settings`.
+
+    Raises:
+        WrongInput: Delta's jars are missing, or as `cluster_settings`.
+        ClusterUnavailable: As `cluster_settings`.
+    """
+    cores = num_cores()
+    settings = {
+        "spark.sql.extensions": DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
+        "spark.driver.memory": config.driver_memory,
+        "spark.ui.showConsoleProgress": "false",
+        # Names of written files are collected from every task: bounded by the heap instead of 1 GB.
+        "spark.driver.maxResultSize": "0",
+        # The defaults are for rows of numbers; with images, batches of 10,000 or vectors of 4,096 rows are gigabytes.
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
+        # 128 large photos, or Spark's default of 256 MB, are too much for each of many workers.
+        "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
+        "spark.sql.parquet.columnarReaderBatchSize": "128",
+        "spark.hadoop.parquet.page.size.row.check.min": "4",
+        "spark.hadoop.parquet.page.size.row.check.max": "64",
+        # A reader holds one row group: 128 MB of images are too much for each of many workers.
+        "spark.hadoop.parquet.block.size": str(32 << 20),
+        # JPEG files do not compress and are distinct.
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.hadoop.parquet.enable.dictionary": "false",
+    }
+    if scratch is None:
+        settings |= cluster_settings(master, submitted | config.conf)
+    else:
+        settings |= {
+            # The defaults are for clusters: on one machine, empty tasks would take most of a minute.
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.databricks.delta.snapshotPartitions": "2",
+            # The number of tasks in which VACUUM lists files; the default is 10,000.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
+            "spark.driver.extraJavaOptions": java_options(java, scratch),
+            "spark.local.dir": str(scratch),
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            # Other users of the machine reach the driver's port, which deserializes its input. The secret is generated
+            # in the JVM and stays there; executors in other processes (local-cluster) would need it as well.
+            "spark.authenticate": str(not master.startswith("local-cluster")).lower(),
+        }
+    # A user may set Delta's jars in spark.conf; nothing is downloaded without being configured.
+    set_by_user = {"spark.jars", "spark.jars.packages"} & config.conf.keys()
+    provided = place_of_class(DELTA_EXTENSION) if submitted else None
+    # An earlier session of this process may have added lakevision's own jars: executors of this one need them again.
+    is_provided = provided is not None and str(jars_folder()) not in provided
+    jars = [] if is_provided else delta_jars(required=not set_by_user)
+    if jars:
+        settings["spark.jars"] = ",".join(jars)
+        if scratch is not None:
+            # On the class path as well: a class data archive has no classes of Spark's own class loader.
+            settings["spark.driver.extraClassPath"] = ":".join(jars)
+    merged = settings | submitted
+    if submitted and jars:
+        add_to_class_path(jars)
+        merged["spark.jars"] = ",".join(filter(None, [submitted.get("spark.jars"), *jars]))
+    return merged | config.conf
