@@ -64,6 +64,10 @@ class DiskFull(UserError, RuntimeError):
     """
 
 
+class QueryTooLarge(NotRetried, RuntimeError):
+    """A query on names and hashes needs more memory than its limit, and would again."""
+
+
 class TrackingUnavailable(UserError, RuntimeError):
     """The tracking server does not answer; the message names it.
 
@@ -81,7 +85,8 @@ class RunDeleted(UserError, RuntimeError):
 
 
 USER_ERRORS: dict[str, type[UserError]] = {
-    kind.__name__: kind for kind in (Diverged, TimeLimitExceeded, WrongInput, DiskFull, TrackingUnavailable, RunDeleted)
+    kind.__name__: kind
+    for kind in (Diverged, TimeLimitExceeded, WrongInput, DiskFull, QueryTooLarge, TrackingUnavailable, RunDeleted)
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 
