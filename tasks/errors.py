@@ -64,6 +64,10 @@ class DiskFull(UserError, RuntimeError):
     """
 
 
+class QueryTooLarge(NotRetried, RuntimeError):
+    """A query on names and hashes needs more memory than its limit, and would again."""
+
+
 class TrackingUnavailable(UserError, RuntimeError):
     """The tracking server does not answer; the message names it.
 
@@ -91,6 +95,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         TimeLimitExceeded,
         WrongInput,
         DiskFull,
+        QueryTooLarge,
         TrackingUnavailable,
         ClusterUnavailable,
         TableInUse,

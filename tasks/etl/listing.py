@@ -37,38 +37,53 @@ def is_image_path(path: str) -> bool:
     return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
 
 
-def _walk(folder: str, root: str) -> Iterator[os.DirEntry[str]]:
+def _walk(folder: str, root: str) -> Iterator[str]:
+    """Yield the paths of the image files and of links to them, in the order of their names."""
     try:
         opened = os.scandir(folder)
     except PermissionError:
         raise WrongInput(f"source has the folder '{folder}', which cannot be read: change its permissions") from None
+    # Names only: an entry takes 230 bytes, 840 with its status, and a name 70.
+    names: list[str] = []
+    folders_and_links: set[str] = set()
     with opened as entries:
-        for entry in sorted(entries, key=lambda found: found.name):
+        for entry in entries:
             if _is_hidden(entry.name):
                 continue
-            if entry.is_symlink() and not is_inside(entry.path, root):
+            if entry.is_symlink() or entry.is_dir():
+                folders_and_links.add(entry.name)
+            elif not _is_image(entry.name):
+                continue
+            names.append(entry.name)
+    names.sort()
+    for name in names:
+        path = os.path.join(folder, name)
+        if name in folders_and_links:
+            is_link = os.path.islink(path)
+            if is_link and not is_inside(path, root):
                 # Links are followed only inside the source: the user gave no access to files outside it.
                 continue
-            if entry.is_dir():
+            if os.path.isdir(path):
                 # A link to a parent folder would recurse without end; its files are listed at their own path.
-                if not entry.is_symlink():
-                    yield from _walk(entry.path, root)
-            elif _is_image(entry.name):
-                yield entry
+                if not is_link:
+                    yield from _walk(path, root)
+                continue
+        if _is_image(name):
+            yield path
 
 
 def _local_files(source: Path) -> Iterator[ListedFile]:
     root = os.path.realpath(source)
     below = len(os.path.join(source, ""))
-    for entry in _walk(str(source), root):
+    for found in _walk(str(source), root):
         try:
-            status = entry.stat()
+            status = os.stat(found)
         except OSError:
             continue  # A broken link, or a file deleted since the folder was read: ignored.
         if not stat.S_ISREG(status.st_mode):
             continue
         # A name that is not valid UTF-8 is escaped; no file has the escaped name, so the file becomes unreadable.
-        path = os.fsencode(entry.path[below:]).decode("utf-8", "backslashreplace")
+        path = os.fsencode(found[below:]).decode("utf-8", "backslashreplace")
         yield path, status.st_size, status.st_mtime_ns // 1000
 
 

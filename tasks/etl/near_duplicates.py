@@ -125,6 +125,7 @@ def find_near_duplicates(
     same_hash = _pairs_across(counts)
     num_pairs, complete = int(same_hash.sum()), True
     listed = [(0, int(hashes[at]), int(hashes[at])) for at in np.flatnonzero(same_hash)[:num_listed]]
+    del same_hash  # the search needs the memory
     banding = banding or choose_banding(len(hashes), max_bits)
     bands = [np.uint64(mask) for mask in banding.masks()]
     for key in combinations(range(banding.num_bands), banding.num_equal):

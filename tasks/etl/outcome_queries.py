@@ -13,6 +13,10 @@ Views and tables, in the order of their creation:
 - outcomes, stored: all files and their outcomes, and the stored images.
 - loose: rows of `images` that may be deleted.
 - missing: images to insert.
+- wanted: images to insert, each with the first part that has it.
+- parts: parts with images to insert, and their numbers of rows.
+- unwanted: images in these parts that are not to be inserted.
+- reassigned: images in parts whose assigned split differs from the split in the part.
 - changes: rows to write to the ledger.
 """
 
@@ -121,12 +125,15 @@ SELECT label, split, count(*) FROM (FROM stored WHERE split IS NOT NULL UNION AL
 """
 
 ASSIGN = """
-UPDATE resolved SET split = assignment.split
-FROM (
-    SELECT sha256, a.split FROM unassigned u JOIN assigned a
-        ON u.label = a.label AND rank >= a.first AND rank < a.last
-) assignment
-WHERE resolved.sha256 = assignment.sha256 AND resolved.split IS NULL AND resolved.reason IS NULL
+-- A new table, since an UPDATE holds its changes in memory.
+CREATE OR REPLACE TABLE resolved_with_splits AS
+SELECT r.* REPLACE (coalesce(r.split, a.split) AS split)
+FROM resolved r LEFT JOIN (
+    SELECT sha256, assigned.split FROM unassigned JOIN assigned
+        ON unassigned.label = assigned.label AND rank >= assigned.first AND rank < assigned.last
+) a ON r.sha256 = a.sha256 AND r.reason IS NULL;
+DROP TABLE resolved;
+ALTER TABLE resolved_with_splits RENAME TO resolved;
 """
 
 OUTCOMES = """
@@ -172,25 +179,46 @@ ALL_ARE_INSERTED = """
 SELECT (SELECT count(*) FROM staged WHERE part IS NOT NULL) = (SELECT count(*) FROM missing)
 """
 
-WHOLE_PARTS = "SELECT part, count(*), NULL FROM staged WHERE part IS NOT NULL GROUP BY part ORDER BY part"
+ALL_PARTS = """
+CREATE OR REPLACE TABLE parts AS
+SELECT part, count(*) AS num_rows FROM staged WHERE part IS NOT NULL GROUP BY part
+"""
 
-PARTS = """
--- A content with two predefined splits is in conflict and not stored, so sha256 and label identify an image.
-WITH images AS (SELECT DISTINCT sha256, label, split, part FROM staged WHERE part IS NOT NULL),
-firsts AS (SELECT sha256, label, min(part) AS part FROM images GROUP BY ALL),
-wanted AS (FROM firsts SEMI JOIN missing USING (sha256, label))
-SELECT part, count(*),
-    CASE WHEN count(w.sha256) < count(*) THEN list(w.sha256 ORDER BY w.sha256) FILTER (w.sha256 IS NOT NULL) END
-FROM images LEFT JOIN wanted w USING (sha256, label, part)
-GROUP BY part HAVING count(w.sha256) > 0 ORDER BY part
+NONE_UNWANTED = "CREATE OR REPLACE TABLE unwanted AS SELECT part, sha256 FROM staged LIMIT 0"
+
+WANTED = """
+CREATE OR REPLACE TABLE wanted AS
+SELECT sha256, min(part) AS part FROM staged SEMI JOIN missing USING (sha256, label)
+WHERE part IS NOT NULL GROUP BY sha256
+"""
+
+PARTS = "CREATE OR REPLACE TABLE parts AS SELECT part, count(*) AS num_rows FROM wanted GROUP BY part"
+
+UNWANTED = """
+CREATE OR REPLACE TABLE unwanted AS
+SELECT DISTINCT part, sha256 FROM staged SEMI JOIN parts USING (part) ANTI JOIN wanted USING (part, sha256)
 """
 
 REASSIGNED = """
-SELECT part, list(sha256), list(split) FROM (
-    SELECT DISTINCT s.part, s.sha256, o.split
-    FROM staged s JOIN resolved_images o ON s.sha256 = o.sha256 AND s.label = o.label
-    WHERE s.part IS NOT NULL AND s.split <> o.split
-) GROUP BY part
+CREATE OR REPLACE TABLE reassigned AS
+SELECT DISTINCT s.part, s.sha256, o.split
+FROM staged s JOIN resolved_images o ON s.sha256 = o.sha256 AND s.label = o.label
+WHERE s.part IS NOT NULL AND s.split <> o.split
+"""
+
+NONE_REASSIGNED = "CREATE OR REPLACE TABLE reassigned AS SELECT part, sha256, split FROM staged LIMIT 0"
+
+WHOLE_PARTS = """
+SELECT part, num_rows FROM parts
+WHERE part NOT IN (SELECT part FROM unwanted UNION ALL SELECT part FROM reassigned) ORDER BY part
+"""
+
+EDITS = """
+SELECT part, sha256, split FROM (
+    SELECT part, sha256, NULL AS split FROM unwanted
+    UNION ALL
+    SELECT part, sha256, split FROM reassigned ANTI JOIN unwanted USING (part, sha256)
+) SEMI JOIN parts USING (part) ORDER BY part, sha256
 """
 
 

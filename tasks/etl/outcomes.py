@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.decode import Reason
 from tasks.etl import outcome_queries as queries
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, QUARANTINED, STORED
 from tasks.tables.parquet_rows import ParquetRows
+from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
 
 READ_AGAIN = (
@@ -29,6 +31,10 @@ ASSIGNED_ARROW = pa.schema(
     [("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())]
 )
 """Assignment of a class's images to splits, by the rank of the first image and of the last (excluded)."""
+
+
+EDITS_ARROW = pa.schema([("part", pa.string()), ("sha256", pa.string()), ("split", pa.string())])
+"""Rows of parts to remove (split is null) or to give another split."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,43 @@ class LedgerChanges:
     def table(self) -> pa.Table:
         """Return the rows as a table in memory."""
         return pa.Table.from_batches(self.batches(), FILES_ARROW)
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Rows of parts to remove or change before the parts are committed.
+
+    Attributes:
+        whole: Parts that are committed as they are, with their numbers of rows.
+    """
+
+    whole: dict[str, int]
+    _relations: Relations
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the other parts with rows to insert, with the columns of REWRITE_ARROW.
+
+        Rows that are a duplicate in another part, in conflict, or in the table already are removed.
+        """
+        remaining = EDITS_ARROW.empty_table()
+        for batch in self._relations.batches(queries.EDITS, EDITS_ARROW):
+            rows = pa.concat_tables([remaining, pa.Table.from_batches([batch])]).combine_chunks()
+            # The last part may continue in the next batch.
+            first_of_last = pc.index(rows["part"], rows["part"][-1]).as_py()
+            if first_of_last:
+                yield _by_part(rows.slice(0, first_of_last))
+            remaining = rows.slice(first_of_last)
+        if remaining.num_rows:
+            yield _by_part(remaining)
+
+
+def _by_part(rows: pa.Table) -> pa.RecordBatch:
+    """Return the rows of EDITS_ARROW, which are ordered by part, as one row of REWRITE_ARROW per part."""
+    rows = rows.combine_chunks()
+    runs = pc.run_end_encode(rows["part"].combine_chunks())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends.cast(pa.int32())])
+    lists = [pa.ListArray.from_arrays(offsets, rows[name].combine_chunks()) for name in ("sha256", "split")]
+    return pa.RecordBatch.from_arrays([runs.values, *lists], schema=REWRITE_ARROW)
 
 
 class Comparison:
@@ -170,21 +213,15 @@ class Comparison:
         """Return label, split and number of images of each group of the images kept of deleted files."""
         return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
 
-    def parts(self) -> list[tuple[str, int, list[str] | None]]:
-        """Return name, number of rows and sha256 of the rows to insert of every part that has such rows.
-
-        The sha256 are None if all rows of the part are to be inserted. Rows that are a duplicate in another part, in
-        conflict, or in the table already are not inserted.
-        """
+    def edits(self) -> Edits:
+        """Return which parts contain exactly images to insert, and the changes to the others that have such images."""
         # With equal counts, every image in a part is to be inserted, since every image to insert is in a part.
         ((all_are,),) = self._relations.rows(queries.ALL_ARE_INSERTED)
-        return self._relations.rows(queries.WHOLE_PARTS if all_are else queries.PARTS)
-
-    def reassigned(self) -> dict[str, tuple[list[str], list[str]]]:
-        """Return, by part, sha256 and assigned split of the images whose split differs from the one in the part."""
-        if self._rule is None:
-            return {}
-        return {part: (contents, splits) for part, contents, splits in self._relations.rows(queries.REASSIGNED)}
+        inserted = (queries.ALL_PARTS, queries.NONE_UNWANTED)
+        for query in inserted if all_are else (queries.WANTED, queries.PARTS, queries.UNWANTED):
+            self._relations.run(query)
+        self._relations.run(queries.REASSIGNED if self._rule is not None else queries.NONE_REASSIGNED)
+        return Edits(dict(self._relations.rows(queries.WHOLE_PARTS)), self._relations)
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""

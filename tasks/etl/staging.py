@@ -15,7 +15,7 @@ from tasks.object_store import file_system, list_names
 from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
 from tasks.tables.cut import CHANGE_FOLDER
-from tasks.tables.parts import REWRITE_ARROW, REWRITTEN, PartTarget, make_rewriter
+from tasks.tables.parts import REWRITTEN, PartTarget, make_rewriter
 from tasks.tables.rewriting import map_files
 
 MARKER = "_unfinished-"
@@ -122,12 +122,10 @@ def choose_parts(spark: SparkSession, compared: Comparison, target: PartTarget) 
     Parts with other images too (a duplicate in another part, a conflict, an image in the table) are rewritten without
     them. Parts with images whose assigned split differs from the split in the part are rewritten as well.
     """
-    found, reassigned, moving = compared.parts(), compared.reassigned(), compared.parts_with_moved()
-    done = [(part, rows, part) for part, rows, keep in found if keep is None and part not in reassigned]
-    whole = {part for part, _, _ in done}
-    mixed = [(part, keep, *reassigned.get(part, ([], []))) for part, _, keep in found if part not in whole]
-    if mixed:
-        again = pa.Table.from_pylist([dict(zip(REWRITE_ARROW.names, row, strict=True)) for row in mixed], REWRITE_ARROW)
+    edits, moving = compared.edits(), compared.parts_with_moved()
+    done = [(part, rows, part) for part, rows in edits.whole.items()]
+    for batch in edits.batches():
+        again = pa.Table.from_batches([batch])
         rewritten = map_files(spark, target.folder, again, make_rewriter(target), REWRITTEN)
         done += [(row["part"], row["rows"], row["was"]) for row in rewritten]
     chosen = ChosenParts({}, {})

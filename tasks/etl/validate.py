@@ -3,6 +3,7 @@
 import logging
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -69,7 +70,7 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
             "SELECT quantile_disc(width, $shares), quantile_disc(height, $shares) FROM images", shares
         )
         widths, heights = (dict(zip(QUANTILES, side or [], strict=False)) for side in sides)
-        near = _find_near(tables, etl.near_duplicate_bits)
+        near = find_near_duplicates(*_count_hashes(tables), etl.near_duplicate_bits, NUM_LISTED)
         return DataChecks(
             images=report.images,
             files=report.files,
@@ -99,14 +100,16 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
         )
 
 
-def _find_near(tables: Relations, max_bits: int) -> NearDuplicates:
-    # Distinct hashes and their counts take 20 bytes per image; a cross join of all images would not fit into memory.
+def _count_hashes(tables: Relations) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Return the distinct hashes in ascending order, and their numbers of images per split: 20 bytes per image."""
     hashes = [np.zeros(0, np.int64)]
     counts = [np.zeros((0, len(SPLITS)), np.int32)]
     for batch in tables.batches(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST}):
         hashes.append(batch["dhash"].to_numpy().copy())  # otherwise the whole batch would stay in memory
         counts.append(np.stack([batch[split].to_numpy() for split in SPLITS], axis=1))
-    return find_near_duplicates(np.concatenate(hashes), np.concatenate(counts), max_bits, NUM_LISTED)
+    all_hashes = np.concatenate(hashes)
+    hashes.clear()
+    return all_hashes, np.concatenate(counts)
 
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:

@@ -2,13 +2,16 @@
 
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+GROUP_ROWS = 100_000
+"""Minimum number of rows of a row group of a temporary file; Spark's batches have a hundred."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,20 @@ class SpooledRows(ParquetRows):
         return found
 
 
+def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield tables of at least GROUP_ROWS rows, but for the last."""
+    held: list[pa.RecordBatch] = []
+    num_rows = 0
+    for batch in batches:
+        held.append(batch)
+        num_rows += batch.num_rows
+        if num_rows >= GROUP_ROWS:
+            yield pa.Table.from_batches(held, schema).combine_chunks()
+            held, num_rows = [], 0
+    if num_rows:
+        yield pa.Table.from_batches(held, schema).combine_chunks()
+
+
 def spool_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path | None = None) -> SpooledRows:
     """Write rows to a temporary file without a name, whose disk space is freed with the result, also after a kill.
 
@@ -61,9 +78,9 @@ def spool_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Pat
     file, num_rows = tempfile.TemporaryFile(dir=folder), 0  # noqa: SIM115  # closed with the rows
     try:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                num_rows += batch.num_rows
+            for rows in _grouped(batches, schema):
+                writer.write_table(rows)
+                num_rows += rows.num_rows
         file.flush()
     except BaseException:
         with suppress(OSError):  # Its buffer may not fit on a full disk.

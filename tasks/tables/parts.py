@@ -156,14 +156,13 @@ def read_rows(target: PartTarget, names: Iterable[str], schema: pa.Schema) -> It
 REWRITE_ARROW = pa.schema(
     {
         "part": pa.string(),
-        "keep": pa.list_(pa.string()),
-        "reassigned": pa.list_(pa.string()),
+        "contents": pa.list_(pa.string()),
         "splits": pa.list_(pa.string()),
     }
 )
 """A part to rewrite.
 
-keep: sha256 of the rows to keep, null for all. reassigned, splits: sha256 and new split of rows whose split changes.
+contents, splits: sha256 and new split of the rows that change; null for rows that are removed.
 """
 
 
@@ -184,20 +183,17 @@ def make_rewriter(target: PartTarget) -> Mapper:
     return rewrite
 
 
-def _rewrite(
-    target: PartTarget, part: str, keep: list[str] | None, reassigned: list[str], splits: list[str]
-) -> dict[str, Any]:
-    wanted = None if keep is None else pa.array(keep)
-    contents, new_splits = pa.array(reassigned, pa.string()), pa.array(splits, pa.string())
+def _rewrite(target: PartTarget, part: str, contents: list[str], splits: list[str | None]) -> dict[str, Any]:
+    changed, new_splits = pa.array(contents, pa.string()), pa.array(splits, pa.string())
+    removed = changed.filter(new_splits.is_null())
     filesystem, root = file_system(target.folder)
     num_rows = 0
     with filesystem.open(f"{root}/{part}", "rb") as file, PartWriter(target) as writer:
         parquet = pq.ParquetFile(file)
         for group in range(parquet.num_row_groups):
             rows = parquet.read_row_group(group).cast(IMAGES_ARROW)
-            if wanted is not None:
-                rows = rows.filter(pc.is_in(rows["sha256"], wanted))
-            split = pc.coalesce(new_splits.take(pc.index_in(rows["sha256"], contents).combine_chunks()), rows["split"])
+            rows = rows.filter(pc.invert(pc.is_in(rows["sha256"], removed)))
+            split = pc.coalesce(new_splits.take(pc.index_in(rows["sha256"], changed).combine_chunks()), rows["split"])
             rows = rows.set_column(IMAGES_ARROW.get_field_index("split"), IMAGES_ARROW.field("split"), split)
             for batch in rows.combine_chunks().to_batches():
                 writer.write(batch)

@@ -14,6 +14,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from tasks.errors import QueryTooLarge
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
@@ -91,12 +92,12 @@ class Relations:
 
     def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
         """Run a statement without a result, with its parameters ($name) from `values`."""
-        with self._full_disk_as_oserror():
+        with self._translate_out_of_memory():
             self._database.execute(statement, values)
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        with self._full_disk_as_oserror():
+        with self._translate_out_of_memory():
             return self._database.execute(query, values).fetchall()
 
     def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
@@ -105,21 +106,29 @@ class Relations:
 
     def batches(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query in batches, cast to this schema, before another query is run."""
-        with self._full_disk_as_oserror():
+        with self._translate_out_of_memory():
             found: Any = self._database.sql(query, params=values)
             for batch in found.to_arrow_reader(BATCH_ROWS):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     @contextmanager
-    def _full_disk_as_oserror(self) -> Iterator[None]:
-        """Raise the operating system's error if the disk has no space for what does not fit into memory."""
+    def _translate_out_of_memory(self) -> Iterator[None]:
+        """Translate DuckDB's errors on a full disk into the operating system's, and others on memory for users.
+
+        Raises:
+            OSError: The disk has no space for what does not fit into memory.
+            QueryTooLarge: A part of a query that cannot spill does not fit into memory.
+        """
         try:
             yield
         except duckdb.OutOfMemoryException as error:
             # DuckDB's limit is a share of the free space.
-            if "max_temp_directory_size" not in str(error):
-                raise
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch.folder)) from error
+            if "max_temp_directory_size" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch.folder)) from error
+            raise QueryTooLarge(
+                f"a query on {', '.join(sorted(self._rows))} needs more memory than its limit of {MEMORY}, although it "
+                "spills to the disk: ingest fewer new files per run, or raise MEMORY in tasks/tables/relations.py"
+            ) from error
 
 
 def _text(value: str) -> str:

@@ -28,7 +28,8 @@ from tasks.predict.batch import pending_images
 from tasks.refs import EtlReport, ModelRef
 from tasks.spark.session import keep_spark, spark_session
 from tasks.tables import snapshots
-from tests.benchmarks.scale_data import MODEL, NEW_VERSION, etl_settings, storage_below, write_new
+from tests.benchmarks.scale_data import CLASSES, MODEL, NEW_VERSION, etl_settings, storage_below, write_new
+from tests.benchmarks.scale_first_run import first_run, write_rows
 
 NEW_SHARE = 0.01
 
@@ -52,9 +53,18 @@ def incremental(folder: Path) -> int:
     return report.read
 
 
+def _num_files(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("source/class-000/*.jpg")) * CLASSES
+
+
+def write_first_run(folder: Path) -> None:
+    """Write the rows of a first run that read as many files as the source has."""
+    write_rows(folder, _num_files(folder))
+
+
 def write_new_files(folder: Path) -> None:
     """Add one per cent of new files to the source."""
-    count = sum(1 for _ in folder.glob("source/class-000/*.jpg")) * 100
+    count = _num_files(folder)
     write_new(folder / "source", count, round(count * NEW_SHARE))
 
 
@@ -98,6 +108,7 @@ def maintenance(folder: Path) -> int:
 
 STEPS: dict[str, tuple[Callable[[Path], int], Callable[[Path], None] | None]] = {
     "listing": (listing, None),
+    "first run": (first_run, write_first_run),
     "nothing new": (nothing_new, None),
     "1 % new": (incremental, write_new_files),
     "near-duplicates": (near_duplicates, None),

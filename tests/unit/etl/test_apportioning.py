@@ -76,7 +76,13 @@ class Tables:
             if not killed:
                 changes = comparison.ledger_changes(THEN).table()
                 self._ledger |= {row["path"]: row for row in changes.to_pylist()}
-            return {part: contents for part, (contents, _) in comparison.reassigned().items()}
+            edits = [row for batch in comparison.edits().batches() for row in batch.to_pylist()]
+            return {
+                row["part"]: [
+                    sha256 for sha256, split in zip(row["contents"], row["splits"], strict=True) if split is not None
+                ]
+                for row in edits
+            }
 
     def _read(self, row: dict[str, object], source: Source, number: int) -> dict[str, object]:
         sha256 = sha256_of(source[str(row["path"])])

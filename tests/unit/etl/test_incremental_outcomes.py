@@ -88,10 +88,14 @@ class Tables:
             surplus = set(comparison.surplus()["sha256"].to_pylist())
             assert set(comparison.moved()["sha256"].to_pylist()) <= surplus
             self.images = {row for row in self.images if row[0] not in surplus}
-            inserted = {sha256 for _, _, kept in comparison.parts() for sha256 in kept or ()}
             missing = relations.rows("FROM missing")
             assert not self.images & set(missing)
-            assert not inserted - {sha256 for sha256, _, _ in missing}
+            removed = {row["sha256"] for row in rows if row["path"] in chosen and row["part"]}
+            removed -= {sha256 for sha256, _, _ in missing}
+            edits = comparison.edits()
+            changed = [row for batch in edits.batches() for row in batch.to_pylist()]
+            assert all(set(row["contents"]) == removed for row in changed)
+            assert bool(missing) == bool(edits.whole or changed)
             self.images |= set(missing)
             if not killed:
                 changes = comparison.ledger_changes(THEN).table().to_pylist()

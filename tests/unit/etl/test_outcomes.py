@@ -241,7 +241,10 @@ def test_parts_have_the_rows_to_insert(compare) -> None:
     ]
     with compare([listed(row["path"]) for row in rows], [], [existing("5", "cat")]) as comparison:
         resolve(comparison, *rows)
-        assert comparison.parts() == [("a", 2, None), ("b", 2, ["3"])]
+        edits = comparison.edits()
+        assert edits.whole == {"a": 2}
+        (batch,) = edits.batches()
+        assert batch.to_pylist() == [{"part": "b", "contents": ["1"], "splits": [None]}]
 
 
 def test_ledger_changes_report_whether_all_paths_are_new(compare) -> None:

@@ -105,34 +105,35 @@ def test_writer_without_images_creates_no_file(target: PartTarget) -> None:
     assert list(Path(target.folder).iterdir()) == []
 
 
-def test_rewriting_keeps_the_requested_images(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new part has the images to keep from every row group, and the old part is unchanged."""
+def test_rewriting_removes_the_requested_images(target: PartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new part has the other images of every row group, and the old part is unchanged."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
         (old,) = {writer.add(image(number)) for number in range(8)}
-    keep = [f"{number:064x}" for number in (1, 2, 7)]
+    kept, removed = ([f"{number:064x}" for number in numbers] for numbers in ((1, 2, 7), (0, 3, 4, 5, 6, 9)))
 
-    request = pa.RecordBatch.from_pylist([{"part": old, "keep": keep, "reassigned": [], "splits": []}])
+    row = {"part": old, "contents": removed, "splits": [None] * len(removed)}
+    request = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
     ((new, num_rows, was),) = [
         tuple(row.values()) for batch in make_rewriter(target)([request]) for row in batch.to_pylist()
     ]
     assert was == old
 
     assert num_rows == 3
-    assert pq.read_table(f"{target.folder}/{new}")["sha256"].to_pylist() == keep
+    assert pq.read_table(f"{target.folder}/{new}")["sha256"].to_pylist() == kept
     assert pq.ParquetFile(f"{target.folder}/{old}").metadata.num_rows == 8
 
 
 def test_rewriting_writes_the_new_split_of_reassigned_images(
     target: PartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other images keep their split, and without a list of rows to keep, all are kept."""
+    """Images that are not listed keep their split, and all are kept."""
     monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 250)
     with PartWriter(target) as writer:
         (old,) = {writer.add(image(number)) for number in range(8)}
     reassigned = {f"{number:064x}": split for number, split in ((0, "val"), (7, "test"), (9, "val"))}
 
-    row = {"part": old, "keep": None, "reassigned": list(reassigned), "splits": list(reassigned.values())}
+    row = {"part": old, "contents": list(reassigned), "splits": list(reassigned.values())}
     request = pa.RecordBatch.from_pylist([row], schema=REWRITE_ARROW)
     ((new, num_rows, was),) = [
         tuple(row.values()) for batch in make_rewriter(target)([request]) for row in batch.to_pylist()
@@ -152,7 +153,7 @@ def test_small_parts_are_rewritten_by_the_driver(target: PartTarget, monkeypatch
     for number in range(3):
         with PartWriter(target) as writer:
             old.append(writer.add(image(number)))
-    requests = pa.table([old, [None] * 3, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
+    requests = pa.table([old, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
     size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
 
     monkeypatch.setattr(rewriting, "DRIVER_BYTES", size)

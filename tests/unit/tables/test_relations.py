@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.errors import QueryTooLarge
 from tasks.storage import Storage
+from tasks.tables import parquet_rows
 from tasks.tables import relations as module
 from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.relations import Relations
@@ -86,6 +88,29 @@ def test_temporary_rows_have_no_name_and_end_with_their_owner(storage: Storage, 
     del relations
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_batches_are_collected_into_large_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group has at least GROUP_ROWS rows but for the last, however few rows each batch has."""
+    monkeypatch.setattr(parquet_rows, "GROUP_ROWS", 10)
+    batches = table_of(*map(str, range(25))).to_batches(max_chunksize=4)
+    rows = spool_rows(iter(batches), SCHEMA, tmp_path / "scratch")
+    with pq.ParquetFile(rows.files[0]) as file:
+        assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [12, 12, 1]
+    assert rows.table().equals(pa.Table.from_batches(batches).combine_chunks())
+
+
+def test_query_that_cannot_spill_ends_with_an_error_for_users(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the rows, the limit and the way out, and the error is not retried."""
+    monkeypatch.setattr(module, "MEMORY", "50MB")
+    query = "SELECT length(list(sha256(i::VARCHAR))) FROM range(1_000_000) s(i)"
+    expected = "a query on found needs more memory than its limit of 50MB.*: ingest fewer new files per run, or raise"
+    with Relations(storage) as relations:
+        relations.add("found", table_of("x"))
+        with pytest.raises(QueryTooLarge, match=expected):
+            relations.rows(query)
 
 
 def test_queries_above_the_memory_limit_spill(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
