@@ -1,5 +1,7 @@
 """Idle Spark sessions beside a training run."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tasks.config.storage import SparkConfig
@@ -14,7 +16,7 @@ def test_idle_session_stays_if_four_of_its_heaps_are_free(
     free_gib: int, master: str, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session stays only on a local master with free memory of four heaps, of which its own may be one."""
-    session, stopped = object(), []
+    session, stopped = SimpleNamespace(sparkContext=SimpleNamespace(master=master)), []
     monkeypatch.setattr(spark._state, "session", session)
     monkeypatch.setattr(spark, "_stop", stopped.append)
     monkeypatch.setattr(spark, "free_memory", lambda: free_gib << 30)

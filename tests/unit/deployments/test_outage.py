@@ -64,7 +64,7 @@ def test_unanswered_connection_is_answered_with_503(error, has_handler, caplog) 
     caplog.set_level(logging.WARNING)
     response = request("/api/fail", error, has_handler=has_handler)
     assert (response.status_code, response.json()) == (503, {"exception_message": "Service Unavailable"})
-    assert f"POST /api/fail is answered with 503: {error!r}" in caplog.text
+    assert f"POST /api/fail is answered with 503: {error!r}" in caplog.messages
 
 
 def test_other_errors_and_answers_are_unchanged() -> None:
