@@ -58,7 +58,7 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
 
 def is_swept(path: str) -> bool:
     """Return whether the table's log has no marker of a run, or `sweep_killed_runs` would leave them."""
-    return not excludes_other_machines(path) or not _markers(path)
+    return not _markers(path) or not excludes_other_machines(path)
 
 
 def _markers(path: str) -> list[str]:

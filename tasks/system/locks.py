@@ -64,17 +64,14 @@ def excludes_other_machines(url: str) -> bool:
     Files of others are removed only under such a lock: the Prefect server's may have been lost meanwhile.
     """
     path = local_path(url)
-    if path is None:
-        return False
-    mount = mount_of(path)
-    return not mount.is_shared() or mount.has_shared_locks()
+    return path is not None and mount_of(path).excludes_other_machines()
 
 
 def unlocked_warning(url: str) -> str | None:
     """Return the warning about a folder whose locks may not exclude other machines, or None."""
     path = local_path(url)
     mount = None if path is None or _SERVER_LOCK.get() is not None else mount_of(path)
-    if mount is None or not mount.is_shared() or mount.has_shared_locks():
+    if mount is None or mount.excludes_other_machines():
         return None
     return (
         f"'{url}' is on a file system ({mount.kind}) whose locks may hold on this machine only: run one driver at a "

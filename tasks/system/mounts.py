@@ -51,6 +51,10 @@ class Mount(NamedTuple):
             return False
         return not self.options & {"nolock", "local_lock=all", "local_lock=flock"}
 
+    def excludes_other_machines(self) -> bool:
+        """Return whether a file lock of this machine excludes all other writers."""
+        return not self.is_shared() or self.has_shared_locks()
+
 
 def mount_of(folder: Path, mounted: Iterable[Mounted] | None = None) -> Mount:
     """Return the file system of a folder, which need not exist.

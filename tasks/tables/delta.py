@@ -47,8 +47,7 @@ def check_table_path(path: str) -> bool:
         return False
     if filesystem.exists(f"{root}/_delta_log"):
         return newest_commit(path) is not None
-    names = [found.rsplit("/", 1)[-1] for found in filesystem.ls(root, detail=False)]
-    if not filesystem.isdir(root) or not all(name.startswith(PROBE) for name in names):
+    if not filesystem.isdir(root) or not all(name.startswith(PROBE) for name in list_names(path)):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log): move the existing files, or give {OTHER_TABLES}"
         )

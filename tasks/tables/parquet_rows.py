@@ -48,18 +48,18 @@ class SpooledRows(ParquetRows):
         return found
 
 
-def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield tables of at least GROUP_ROWS rows, but for the last."""
+def grouped(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
+    """Yield tables of at least so many rows, but for the last; none for batches without rows."""
     held: list[pa.RecordBatch] = []
     num_rows = 0
     for batch in batches:
         held.append(batch)
         num_rows += batch.num_rows
-        if num_rows >= GROUP_ROWS:
-            yield pa.Table.from_batches(held, schema).combine_chunks()
+        if num_rows >= least:
+            yield pa.Table.from_batches(held).combine_chunks()
             held, num_rows = [], 0
     if num_rows:
-        yield pa.Table.from_batches(held, schema).combine_chunks()
+        yield pa.Table.from_batches(held).combine_chunks()
 
 
 def spool_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path | None = None) -> SpooledRows:
@@ -78,7 +78,7 @@ def spool_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Pat
     file, num_rows = tempfile.TemporaryFile(dir=folder), 0  # noqa: SIM115  # closed with the rows
     try:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for rows in _grouped(batches, schema):
+            for rows in grouped(batches, GROUP_ROWS):
                 writer.write_table(rows)
                 num_rows += rows.num_rows
         file.flush()

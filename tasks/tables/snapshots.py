@@ -29,7 +29,7 @@ from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, newest_in_log
-from tasks.tables.parquet_rows import ParquetRows, spool_rows
+from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
 from tasks.tables.properties import table_source
 
 STREAM_ROWS = 10_000
@@ -252,7 +252,7 @@ def _stream(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Spark's own batches have few rows, since its settings are for images.
-        for table in _grouped(batches):
+        for table in grouped(batches, STREAM_ROWS):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
@@ -261,18 +261,6 @@ def _stream(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     packed = rows.mapInArrow(pack, "packed binary")  # type: ignore[arg-type]  # takes an iterator, as documented
     for row in packed.toLocalIterator():
         yield from pa.ipc.open_stream(row["packed"]).read_all().cast(schema).to_batches()
-
-
-def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield tables of at least STREAM_ROWS rows, but for the last."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(one.num_rows for one in held) >= STREAM_ROWS:
-            yield pa.Table.from_batches(held)
-            held = []
-    if held:
-        yield pa.Table.from_batches(held)
 
 
 def _chosen_rows(spark: SparkSession, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int]) -> DataFrame:

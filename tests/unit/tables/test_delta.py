@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import WrongInput
+from tasks.object_store import PROBE
 from tasks.tables.delta import check_table_path, clear_uncommitted
 
 PART = "part-00000-ca6d2c32-15d2-441f-859d-8b8f1bfc8df4-c000.zstd.parquet"
@@ -45,3 +46,13 @@ def test_parquet_files_without_a_delta_log_are_refused_and_kept(tmp_path: Path) 
         check_table_path(str(tmp_path / "images"))
     clear_uncommitted(str(tmp_path / "images"))
     assert (tmp_path / "images" / PART).exists()
+
+
+def test_left_probe_does_not_make_a_folder_something_else_than_a_table(tmp_path: Path) -> None:
+    """A run that is killed while it checks a location leaves an empty file, which the creation of the table removes."""
+    probe = f"{PROBE}0123"
+    write(tmp_path / "images", probe)
+    assert not check_table_path(str(tmp_path / "images"))
+    (tmp_path / "images" / "_delta_log").mkdir()
+    clear_uncommitted(str(tmp_path / "images"))
+    assert not (tmp_path / "images" / probe).exists()
