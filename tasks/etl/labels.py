@@ -105,13 +105,11 @@ def _read_table(file: str, setting: str) -> pa.Table:
         raise WrongInput(f"{setting}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
 
 
-def _label_rule(etl: EtlConfig) -> Callable[[str, str | None], str | None]:
-    if etl.labels.by == "pattern":
-        assert etl.labels.pattern is not None, "the form refuses it"
-        pattern = compile_pattern(etl.labels.pattern)
-        group = pattern.groupindex.get("label", 1)
-        return lambda path, _split: find_group(pattern, path, group) or None
-    return label_from_folder
+def _label_rule(etl: EtlConfig) -> Callable[[str], str | None]:
+    assert etl.labels.pattern is not None, "the form refuses it"
+    pattern = compile_pattern(etl.labels.pattern)
+    group = pattern.groupindex.get("label", 1)
+    return lambda path: find_group(pattern, path, group) or None
 
 
 class PathLabels:
@@ -139,9 +137,16 @@ class PathLabels:
             if not by_folder:
                 return found
             return [(label, split_from_folders(path)) for path, (label, _) in zip(paths, found, strict=True)]
+        if self._etl.labels.by == "folder":
+            # Both follow from the folders: computed once per folder, and the same for all its files.
+            of_folder: dict[str, Named] = {}
+            folders = [path[: path.rfind("/") + 1] for path in paths]
+            for folder in set(folders):
+                split = split_from_folders(folder) if by_folder else None
+                of_folder[folder] = (label_from_folder(folder, split), split)
+            return [of_folder[folder] for folder in folders]
         rule = _label_rule(self._etl)
-        splits = [split_from_folders(path) if by_folder else None for path in paths]
-        return [(rule(path, split), split) for path, split in zip(paths, splits, strict=True)]
+        return [(rule(path), split_from_folders(path) if by_folder else None) for path in paths]
 
     def warn_of_absent(self) -> None:
         """Log a warning if the label file has paths that none of the given paths is."""

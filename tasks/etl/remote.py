@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tasks.config.etl import EtlConfig
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.listing import ListedFile, is_image_path, make_listing
+from tasks.etl.listing import ListedFiles, is_image_path, make_listing
 from tasks.spark.file_systems import check_folder, hadoop_files
 from tasks.tables.parquet_rows import SpooledRows
 
@@ -31,14 +31,18 @@ def list_remote(
     return make_listing(_remote_files(spark, url), url, etl, scratch)
 
 
-def _remote_files(spark: SparkSession, url: str) -> Iterator[ListedFile]:
+def _remote_files(spark: SparkSession, url: str) -> Iterator[ListedFiles]:
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
     while page := listing.page(FILES_PER_PAGE):
+        files = ListedFiles()
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
             if is_image_path(path):
-                yield path, int(size), int(milliseconds) * 1000
+                files.paths.append(path)
+                files.sizes.append(int(size))
+                files.times.append(int(milliseconds) * 1000)
+        yield files
 
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
