@@ -1,5 +1,7 @@
 """Near-duplicates: a perceptual hash of images, and the search for similar images in different splits."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -7,6 +9,8 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from tasks.system.cores import num_cores
 
 HASH_BITS = 64
 
@@ -18,6 +22,18 @@ MAX_EQUAL_BANDS = 5
 
 SORT_WORK = 3
 """Time to sort the hashes by a key, per hash, in comparisons of two hashes."""
+
+CHUNK = 1 << 18
+"""Number of hashes worked on at once: few enough that arrays of them stay in the cache of the processor."""
+
+MAX_TABLE_BITS = 24
+"""Logarithm of the largest number of slots of a table of hashes, which takes 64 MB."""
+
+MAX_THREADS = 2
+"""Keys searched at the same time; each takes 64 MB, and 8 bytes per hash."""
+
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""Odd multiplier that spreads the bits of a key over the highest bits (Knuth, The Art of Computer Programming, 6.4)."""
 
 _BITS_SET = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
 
@@ -103,6 +119,77 @@ class NearDuplicates:
     bits: list[int]
 
 
+def _pairs_by_key(
+    hashes: npt.NDArray[np.uint64], key: np.uint64
+) -> Iterator[tuple[int, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
+    """Yield the pairs of hashes that are equal in the bits of a key, each once.
+
+    Every hash writes its place into a table, at a slot that follows from its key. Those that do not find their own
+    place there afterwards are a pair with the hash that they find. They do the same without it until none is left.
+
+    Yields:
+        The number of hashes that each of these was compared with so far, and the places of both hashes of each pair.
+    """
+    num_bits = min(max(1, len(hashes).bit_length()), MAX_TABLE_BITS)
+    shift = np.uint64(HASH_BITS - num_bits)
+    table = np.zeros(1 << num_bits, dtype=np.uint32)
+
+    def slots_of(places: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        # NumPy would convert indices of another type; so few bits have the same value with a sign.
+        return (((hashes.take(places) & key) * SPREAD) >> shift).view(np.int64)
+
+    remaining = np.arange(len(hashes), dtype=np.uint32)
+    round_number = 0
+    while len(remaining):
+        round_number += 1
+        chunks = [remaining[begin : begin + CHUNK] for begin in range(0, len(remaining), CHUNK)]
+        for places in chunks:
+            table[slots_of(places)] = places
+        others = []
+        for places in chunks:
+            found = table.take(slots_of(places))
+            is_other = np.flatnonzero(found != places)
+            first, second = places[is_other], found[is_other]
+            others.append(first)
+            equal = (hashes.take(first) ^ hashes.take(second)) & key == 0
+            yield round_number, first[equal], second[equal]
+        remaining = np.concatenate(others)
+
+
+def _search_key(
+    hashes: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int32],
+    max_bits: int,
+    num_listed: int,
+    masks: list[int],
+    key: tuple[int, ...],
+) -> tuple[int, bool, list[tuple[int, int, int]]]:
+    """Return the number of pairs of images found with a key, whether these are all, and the closest pairs of hashes."""
+    keys, bands = hashes.view(np.uint64), [np.uint64(mask) for mask in masks]
+    # A pair is counted only with the first key in which its hashes are equal.
+    earlier = [bands[band] for band in range(max(key)) if band not in key]
+    num_pairs = 0
+    listed: list[tuple[int, int, int]] = []
+    for compared, first, second in _pairs_by_key(keys, np.bitwise_or.reduce([bands[band] for band in key])):
+        if compared > BUCKET_NEIGHBOURS and len(first):
+            return num_pairs, False, listed
+        near = hamming_distances(keys[first], keys[second]) <= max_bits
+        left, right = first[near], second[near]
+        for band in earlier:
+            is_first = (keys[left] ^ keys[right]) & band != 0
+            left, right = left[is_first], right[is_first]
+        in_left, in_right = counts[left].astype(np.int64), counts[right].astype(np.int64)
+        across = in_left.sum(axis=1) * in_right.sum(axis=1) - (in_left * in_right).sum(axis=1)
+        num_pairs += int(across.sum())
+        left, right = left[across > 0], right[across > 0]
+        distances = hamming_distances(keys[left], keys[right])
+        pairs = np.sort([hashes[left], hashes[right]], axis=0)
+        best = np.lexsort((pairs[1], pairs[0], distances))[:num_listed]
+        found = [(int(distances[at]), int(pairs[0, at]), int(pairs[1, at])) for at in best]
+        listed = sorted([*listed, *found])[:num_listed]
+    return num_pairs, True, listed
+
+
 def find_near_duplicates(
     hashes: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int32],
@@ -113,47 +200,27 @@ def find_near_duplicates(
     """Find hashes in different splits with a distance of at most `max_bits`, without comparing all pairs.
 
     Args:
-        hashes: Distinct hashes in ascending order, shape (N,).
+        hashes: Distinct hashes, shape (N,).
         counts: Number of images with the hash in each split, shape (N, number of splits).
         max_bits: Largest Hamming distance of near-duplicates.
         num_listed: Maximum length of the list of the closest pairs.
         banding: Partition of the bits, which decides the speed; by default that of `choose_banding`.
     """
-    keys = hashes.view(np.uint64)
-    totals = counts.sum(axis=1, dtype=np.int64)
     # Images with the same hash in different splits are pairs of distance 0.
     same_hash = _pairs_across(counts)
     num_pairs, complete = int(same_hash.sum()), True
-    listed = [(0, int(hashes[at]), int(hashes[at])) for at in np.flatnonzero(same_hash)[:num_listed]]
+    listed = [(0, int(found), int(found)) for found in np.sort(hashes[same_hash > 0])[:num_listed]]
     del same_hash  # the search needs the memory
     banding = banding or choose_banding(len(hashes), max_bits)
-    bands = [np.uint64(mask) for mask in banding.masks()]
-    for key in combinations(range(banding.num_bands), banding.num_equal):
-        mask = np.bitwise_or.reduce([bands[band] for band in key])
-        # A pair is counted only with the first key in which its hashes are equal.
-        earlier = [bands[band] for band in range(max(key)) if band not in key]
-        order = np.argsort(keys & mask, kind="stable")
-        bucket = keys[order] & mask
-        starts = np.flatnonzero(bucket[1:] == bucket[:-1])
-        for step in range(1, BUCKET_NEIGHBOURS + 2):
-            if step > 1:
-                starts = starts[starts + step < len(order)]
-                starts = starts[bucket[starts] == bucket[starts + step]]
-            if not len(starts):
-                break
-            if step > BUCKET_NEIGHBOURS:
-                complete = False
-                break
-            left, right = order[starts], order[starts + step]
-            distances = hamming_distances(keys[left], keys[right])
-            different = keys[left] ^ keys[right]
-            first = np.all([different & band != 0 for band in earlier], axis=0)
-            across = totals[left] * totals[right] - (counts[left].astype(np.int64) * counts[right]).sum(axis=1)
-            near = np.flatnonzero((distances <= max_bits) & first & (across > 0))
-            num_pairs += int(across[near].sum())
-            best = near[np.lexsort((right[near], left[near], distances[near]))[:num_listed]]
-            listed += [(int(distances[at]), int(hashes[left[at]]), int(hashes[right[at]])) for at in best]
-        listed = sorted(listed)[:num_listed]
+    masks = banding.masks()
+    # NumPy works on arrays without Python's lock.
+    with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as threads:
+        keys = combinations(range(banding.num_bands), banding.num_equal)
+        for pairs, is_complete, closest in threads.map(
+            lambda key: _search_key(hashes, counts, max_bits, num_listed, masks, key), keys
+        ):
+            num_pairs, complete = num_pairs + pairs, complete and is_complete
+            listed = sorted([*listed, *closest])[:num_listed]
     return NearDuplicates(
         num_pairs, complete, [(first, second) for _, first, second in listed], [bits for bits, _, _ in listed]
     )
