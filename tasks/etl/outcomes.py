@@ -3,19 +3,18 @@
 The outcomes are stored, duplicate, quarantined and deleted.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tasks.decode import Reason
+from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
+from tasks.etl.ledger_changes import LedgerChanges, find_changes
+from tasks.etl.part_edits import Edits, find_edits
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
-from tasks.schema import DELETED, DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, QUARANTINED, STORED
+from tasks.schema import IMAGE_KEYS_ARROW, LISTING_ARROW, STORED
 from tasks.tables.parquet_rows import ParquetRows
-from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
 
 READ_AGAIN = (
@@ -31,69 +30,6 @@ ASSIGNED_ARROW = pa.schema(
     [("label", pa.string()), ("split", pa.string()), ("first", pa.int64()), ("last", pa.int64())]
 )
 """Assignment of a class's images to splits, by the rank of the first image and of the last (excluded)."""
-
-
-EDITS_ARROW = pa.schema([("part", pa.string()), ("sha256", pa.string()), ("split", pa.string())])
-"""Rows of parts to remove (split is null) or to give another split."""
-
-
-@dataclass(frozen=True)
-class LedgerChanges:
-    """New and changed rows of the ledger.
-
-    Attributes:
-        num_rows: Number of rows.
-        all_new: Whether no row has a path that the ledger has.
-    """
-
-    num_rows: int
-    all_new: bool
-    _relations: Relations
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, with the columns of FILES_ARROW, ordered by path."""
-        return self._relations.batches("FROM changes ORDER BY path", FILES_ARROW)
-
-    def table(self) -> pa.Table:
-        """Return the rows as a table in memory."""
-        return pa.Table.from_batches(self.batches(), FILES_ARROW)
-
-
-@dataclass(frozen=True)
-class Edits:
-    """Rows of parts to remove or change before the parts are committed.
-
-    Attributes:
-        whole: Parts that are committed as they are, with their numbers of rows.
-    """
-
-    whole: dict[str, int]
-    _relations: Relations
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the other parts with rows to insert, with the columns of REWRITE_ARROW.
-
-        Rows that are a duplicate in another part, in conflict, or in the table already are removed.
-        """
-        remaining = EDITS_ARROW.empty_table()
-        for batch in self._relations.batches(queries.EDITS, EDITS_ARROW):
-            rows = pa.concat_tables([remaining, pa.Table.from_batches([batch])]).combine_chunks()
-            # The last part may continue in the next batch.
-            first_of_last = pc.index(rows["part"], rows["part"][-1]).as_py()
-            if first_of_last:
-                yield _by_part(rows.slice(0, first_of_last))
-            remaining = rows.slice(first_of_last)
-        if remaining.num_rows:
-            yield _by_part(remaining)
-
-
-def _by_part(rows: pa.Table) -> pa.RecordBatch:
-    """Return the rows of EDITS_ARROW, which are ordered by part, as one row of REWRITE_ARROW per part."""
-    rows = rows.combine_chunks()
-    runs = pc.run_end_encode(rows["part"].combine_chunks())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends.cast(pa.int32())])
-    lists = [pa.ListArray.from_arrays(offsets, rows[name].combine_chunks()) for name in ("sha256", "split")]
-    return pa.RecordBatch.from_arrays([runs.values, *lists], schema=REWRITE_ARROW)
 
 
 class Comparison:
@@ -133,14 +69,26 @@ class Comparison:
         self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
             self._relations.add(name, rows)
-        self._relations.run(queries.KNOWN)
-        self._relations.run(queries.CHANGED, {"replaced": replaced, "read_again": list(READ_AGAIN)})
-        self._relations.run(queries.LOST, {"stored": STORED})
-        self._relations.run(queries.UNCHANGED)
-        self._relations.run(queries.ORPHANS, {"stored": STORED})
-        self._relations.run(queries.ABSENT, {"keep": keep_deleted and not replaced})
+        for macro in (comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN):
+            self._relations.run(macro)
+        self._find_changed()
+        self._relations.run(comparison_queries.UNSETTLED, {"stored": STORED})
+        self._relations.run(comparison_queries.LOST, {"stored": STORED})
+        self._relations.run(comparison_queries.UNCHANGED)
+        self._relations.run(comparison_queries.ORPHANS, {"stored": STORED})
+        self._relations.run(comparison_queries.ABSENT, {"keep": keep_deleted and not replaced})
         self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged")
-        self._relations.run(queries.KEPT)
+        self._relations.run(comparison_queries.KEPT)
+
+    def _find_changed(self) -> None:
+        again = {"read_again": list(READ_AGAIN)}
+        chosen = ""
+        if not self._replaced:
+            # A file without a predefined split differs here if others have one; below, its split is compared exactly.
+            ((has_splits,),) = self._relations.rows("SELECT count(split) > 0 FROM listing")
+            self._relations.run(comparison_queries.DIFFERING.format(split="split" if has_splits else "NULL"), again)
+            chosen = comparison_queries.IN_DIFFERING
+        self._relations.run(comparison_queries.CHANGED.format(chosen=chosen), {"replaced": self._replaced} | again)
 
     def num_new(self) -> int:
         """Return the number of new and changed files."""
@@ -173,37 +121,41 @@ class Comparison:
                 value that a worker wrote into the part, and does not affect the assignment.
         """
         self._relations.add("staged", read)
+        self._relations.run(queries.AFFECTED)
         if self._rule is None:
-            self._relations.run("CREATE OR REPLACE TEMP VIEW read AS FROM staged")
+            self._relations.run(queries.READ)
         else:
             self._relations.run(queries.KNOWN_SPLITS, {"replaced": self._replaced})
             self._relations.run(queries.READ_WITH_KNOWN_SPLITS)
-        names = {"stored": STORED, "duplicate": DUPLICATE, "quarantined": QUARANTINED}
-        conflicts = {"label_conflict": Reason.LABEL_CONFLICT.value, "split_conflict": Reason.SPLIT_CONFLICT.value}
-        self._relations.run(queries.AFFECTED)
-        self._relations.run(queries.RESOLVE, names | conflicts)
-        self._relations.run(queries.OUTCOMES)
+        for query in (queries.RECALLED, queries.CANDIDATES, queries.REPEATED, queries.CONTENTS, queries.CONFLICTS):
+            self._relations.run(query)
+        self._relations.run(queries.RESOLVING)
         # An image of a deleted file is not kept if a file of the source has the same content: that file's label counts.
-        self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM outcomes")
-        self._relations.run(queries.KEPT)
-        self._relations.run(queries.LOOSE)
-        for view in (queries.STORED_IMAGES, queries.ASSIGNED_IMAGES, queries.MISSING):
-            self._relations.run(view)
-        if self._rule is not None:
+        self._relations.run(
+            "CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged UNION ALL SELECT sha256 FROM read"
+        )
+        for query in (comparison_queries.KEPT, queries.LOOSE, queries.OTHERS):
+            self._relations.run(query)
+        if self._rule is None:
+            self._relations.run(queries.RESOLVE)
+        else:
             self._assign_splits(self._rule)
+        for query in (queries.OUTCOMES, queries.STORED_IMAGES, queries.ASSIGNED_IMAGES):
+            self._relations.run(query)
 
     def _assign_splits(self, rule: SplitRule) -> None:
         """Assign splits to the images without one, in the order of a hash of seed and content."""
-        self._relations.run(queries.UNASSIGNED, {"seed": rule.seed, "stored": STORED})
-        new = dict(self._relations.rows("SELECT label, count(*) FROM unassigned GROUP BY label"))
-        if not new:
-            return
         existing: dict[str, Counts] = {}
-        for label, split, number in self._relations.rows(queries.SPLIT_COUNTS):
-            existing.setdefault(label, {})[split] = number
+        new: dict[str, int] = {}
+        for label, split, number in self._relations.rows(queries.SPLIT_COUNTS, {"stored": STORED}):
+            if split is None:
+                new[label] = number
+            else:
+                existing.setdefault(label, {})[split] = number
         assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in apportion_classes(existing, new, rule)]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
-        self._relations.run(queries.ASSIGN)
+        self._relations.run(queries.BOUNDS, {"seed": rule.seed, "stored": STORED})
+        self._relations.run(queries.ASSIGN, {"seed": rule.seed})
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
         """Return label, split, outcome, reason and number of files of each group of the source's files."""
@@ -215,18 +167,14 @@ class Comparison:
 
     def edits(self) -> Edits:
         """Return which parts contain exactly images to insert, and the changes to the others that have such images."""
-        # With equal counts, every image in a part is to be inserted, since every image to insert is in a part.
-        ((all_are,),) = self._relations.rows(queries.ALL_ARE_INSERTED)
-        inserted = (queries.ALL_PARTS, queries.NONE_UNWANTED)
-        for query in inserted if all_are else (queries.WANTED, queries.PARTS, queries.UNWANTED):
-            self._relations.run(query)
-        self._relations.run(queries.REASSIGNED if self._rule is not None else queries.NONE_REASSIGNED)
-        return Edits(dict(self._relations.rows(queries.WHOLE_PARTS)), self._relations)
+        return find_edits(self._relations)
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""
         query = """
-            SELECT sha256 FROM loose ANTI JOIN (FROM resolved_images UNION ALL FROM kept) USING (sha256, label, split)
+            SELECT sha256 FROM loose ANTI JOIN (
+                FROM resolved_images SEMI JOIN loose USING (sha256) UNION ALL FROM kept
+            ) USING (sha256, label, split)
         """
         return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
@@ -247,7 +195,4 @@ class Comparison:
 
         Files that are no longer in the source have the outcome deleted.
         """
-        self._relations.run(queries.CHANGES, {"deleted": DELETED, "seen_at": seen_at})
-        ((num_changes,),) = self._relations.rows("SELECT count(*) FROM changes")
-        ((num_known,),) = self._relations.rows("SELECT count(*) FROM ledger SEMI JOIN changes USING (path)")
-        return LedgerChanges(num_changes, num_known == 0, self._relations)
+        return find_changes(self._relations, seen_at)

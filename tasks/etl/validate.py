@@ -32,15 +32,32 @@ MEASURED_ARROW = pa.schema([field for field in IMAGES_ARROW if field.name not in
 HASHES_ARROW = pa.schema([("dhash", pa.int64()), *((split, pa.int32()) for split in SPLITS)])
 
 COUNT_HASHES = """
-SELECT dhash, count_if(split = $train) AS train, count_if(split = $val) AS val, count_if(split = $test) AS test
-FROM images WHERE dhash IS NOT NULL GROUP BY dhash ORDER BY dhash
+SELECT dhash, count(*) FILTER (split = $train) AS train, count(*) FILTER (split = $val) AS val,
+    count(*) FILTER (split = $test) AS test
+FROM images WHERE dhash IS NOT NULL GROUP BY dhash
 """
 
 FIRST_OF_EACH = """
-SELECT dhash, split, label, coalesce((SELECT min(path) FROM files WHERE files.sha256 = images.sha256), sha256)
-FROM images WHERE dhash IN $hashes
-QUALIFY row_number() OVER (PARTITION BY dhash, split ORDER BY sha256) = 1
+WITH first AS (
+    SELECT dhash, split, label, sha256 FROM images WHERE dhash IN $hashes
+    QUALIFY row_number() OVER (PARTITION BY dhash, split ORDER BY sha256) = 1
+)
+SELECT dhash, split, label, coalesce(path, sha256) FROM first LEFT JOIN (
+    SELECT sha256, min(path) AS path FROM files SEMI JOIN first USING (sha256) GROUP BY sha256
+) USING (sha256)
 ORDER BY split
+"""
+
+SUSPECTS = """
+CREATE OR REPLACE TABLE suspects AS
+SELECT hash(sha256) AS key FROM images GROUP BY key HAVING min(hash(split)) <> max(hash(split))
+"""
+"""Hashes of contents that may be in two splits: groups of ten million values of sha256 would not fit into memory."""
+
+COUNT_LEAKED = """
+SELECT count(*) FROM (
+    SELECT sha256 FROM images SEMI JOIN suspects ON hash(sha256) = key GROUP BY sha256 HAVING min(split) <> max(split)
+)
 """
 
 
@@ -89,9 +106,8 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
 
 
 def _check_leakage(tables: Relations, report: EtlReport) -> None:
-    ((leaked,),) = tables.rows(
-        "SELECT count(*) FROM (SELECT sha256 FROM images GROUP BY sha256 HAVING min(split) <> max(split))"
-    )
+    tables.run(SUSPECTS)
+    ((leaked,),) = tables.rows(COUNT_LEAKED)
     if leaked:
         raise WrongInput(
             f"{leaked} images of '{report.images.path}' version {report.images.version} are in more than one split, "
@@ -101,7 +117,7 @@ def _check_leakage(tables: Relations, report: EtlReport) -> None:
 
 
 def _count_hashes(tables: Relations) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Return the distinct hashes in ascending order, and their numbers of images per split: 20 bytes per image."""
+    """Return the distinct hashes, and their numbers of images per split: 20 bytes per image."""
     hashes = [np.zeros(0, np.int64)]
     counts = [np.zeros((0, len(SPLITS)), np.int32)]
     for batch in tables.batches(COUNT_HASHES, HASHES_ARROW, {"train": TRAIN, "val": VAL, "test": TEST}):

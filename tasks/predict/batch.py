@@ -5,45 +5,37 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import pandas as pd
-import pyarrow as pa
 from pyspark import Accumulator, SparkFiles
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
-from tasks.predict.least_confident import SHA256_ARROW, least_confident
+from tasks.predict.least_confident import least_confident
+from tasks.predict.pending import PendingImages, pending_images
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.cluster import num_task_slots, task_threads, threads_per_task
 from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
-from tasks.spark.scratch import scratch_root
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
-from tasks.tables.parquet_rows import ParquetRows
-from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
-
-KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
 
 MIN_PARTS_PER_CORE = 4
 """Partitions of a table per core from which its images are predicted where they are read."""
@@ -85,53 +77,6 @@ def make_predictor(
 
     predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
     return predictor
-
-
-@dataclass(frozen=True)
-class PendingImages:
-    """Images without a prediction by a model version.
-
-    Attributes:
-        count: Their number.
-        num_images: Number of all images of the table.
-    """
-
-    count: int
-    num_images: int
-    _relations: Relations
-
-    def table(self) -> pa.Table:
-        """Return the sha256 of the images as a table in memory."""
-        return self._relations.table("FROM pending", SHA256_ARROW)
-
-
-@contextmanager
-def pending_images(
-    spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
-) -> Iterator[PendingImages]:
-    """Yield the images without a prediction by this model version; both tables stay on the disk.
-
-    Raises:
-        WrongInput: An image has no sha256, the key of its prediction.
-    """
-    scratch = scratch_root(storage)
-    newest = snapshots.newest_snapshot(spark, predictions)
-    predicted: pa.Table | ParquetRows = KEYS_ARROW.empty_table()
-    if newest is not None:
-        by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, KEYS_ARROW, scratch, by_model)
-    with Relations(storage) as relations:
-        relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
-        relations.add("predictions", predicted)
-        ((num_images, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM images")
-        if nulls:
-            raise WrongInput(
-                f"predict.table is '{table.path}', where sha256 is null in {nulls} of {num_images} rows: "
-                "it is the key of a prediction, so set it in every row"
-            )
-        relations.run("CREATE TABLE pending AS FROM images ANTI JOIN predictions USING (sha256)")
-        ((count,),) = relations.rows("SELECT count(*) FROM pending")
-        yield PendingImages(count, num_images, relations)
 
 
 def check_images(columns: Iterable[str], path: str) -> None:

@@ -41,6 +41,9 @@ class Relations:
             "temp_directory": str(self._scratch.folder / "duckdb"),
             "memory_limit": MEMORY,
             "threads": min(num_cores(), MAX_THREADS),
+            # The right side of a join, as it is written, becomes the hash table. DuckDB takes a Parquet file that it
+            # reads with a given schema for one row, and would choose the one of ten million rows.
+            "disabled_optimizers": "join_order,build_side_probe_side",
             "preserve_insertion_order": "false",  # otherwise tables are built from buffers of all their rows
             # DuckDB must not download extensions: none is needed.
             "autoinstall_known_extensions": "false",
@@ -64,24 +67,34 @@ class Relations:
     def add(self, name: str, rows: pa.Table | ParquetRows) -> None:
         """Add rows under a name, without a copy."""
         self._rows[name] = rows  # a temporary file lasts as long as its rows
-        if isinstance(rows, ParquetRows):
+        is_empty = not (rows.files if isinstance(rows, ParquetRows) else rows.num_rows)
+        if is_empty:  # as such part of the query's text, so that joins with it are left out
+            self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._empty(rows.schema)}")
+        elif isinstance(rows, ParquetRows):
             self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._scan(rows)}")
         else:
+            self.run(f"DROP VIEW IF EXISTS {name}")
             self._database.register(name, rows)
+
+    def _types(self, fields: list[pa.Field]) -> list[Any]:
+        return list(self._database.from_arrow(pa.schema(fields).empty_table()).types)
+
+    def _empty(self, schema: pa.Schema) -> str:
+        fields = list(schema)
+        names = ", ".join(
+            f'NULL::{kind} AS "{field.name}"' for field, kind in zip(fields, self._types(fields), strict=True)
+        )
+        return f"SELECT {names} WHERE false"
 
     def _scan(self, rows: ParquetRows) -> str:
         """Return a query of the rows; the text has all names, since a view has no parameters."""
         fields = [*rows.schema]
         fields += [pa.field(name, pa.scalar(value).type) for name, value in rows.where.items()]
         fields = list({field.name: field for field in fields}.values())
-        types = self._database.from_arrow(pa.schema(fields).empty_table()).types
         columns = ", ".join(
             f"{_text(field.name)}: {{name: {_text(field.name)}, type: {_text(str(kind))}, default_value: NULL}}"
-            for field, kind in zip(fields, types, strict=True)
+            for field, kind in zip(fields, self._types(fields), strict=True)
         )
-        if not rows.files:
-            names = ", ".join(f'NULL::{kind} AS "{field.name}"' for field, kind in zip(fields, types, strict=True))
-            return f"SELECT {names} LIMIT 0"
         files = ", ".join(_text(glob.escape(file)) for file in rows.files)
         names = ", ".join(f'"{name}"' for name in rows.schema.names)
         wanted = " AND ".join(f'"{name}" = {_literal(value)}' for name, value in rows.where.items())

@@ -88,7 +88,7 @@ class Tables:
             surplus = set(comparison.surplus()["sha256"].to_pylist())
             assert set(comparison.moved()["sha256"].to_pylist()) <= surplus
             self.images = {row for row in self.images if row[0] not in surplus}
-            missing = relations.rows("FROM missing")
+            missing = relations.rows("FROM resolved_images ANTI JOIN loose USING (sha256, label, split)")
             assert not self.images & set(missing)
             removed = {row["sha256"] for row in rows if row["path"] in chosen and row["part"]}
             removed -= {sha256 for sha256, _, _ in missing}

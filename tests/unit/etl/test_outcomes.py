@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tasks.etl import comparison_queries
 from tasks.etl.outcomes import Comparison
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
@@ -112,6 +113,19 @@ def test_file_that_differs_from_the_ledger_is_read_again(compare, change: Row) -
     with compare([row], [known("cat/a.jpg", "1")], [existing("1", "cat")]) as comparison:
         assert to_read(comparison) == [row]
         assert comparison.num_new() == 1
+
+
+def test_unchanged_files_of_the_bucket_of_a_changed_one_are_not_read(compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison finds the buckets of paths and contents that differ, and in them the files."""
+    monkeypatch.setattr(comparison_queries, "BUCKET_OF", "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 63")
+    paths = [f"cat/{number}.jpg" for number in range(20)]
+    listing = [listed(path) for path in paths[:-1]]
+    listing[3]["size"] += 1
+    images = [existing(path, "cat") for path in paths if path != "cat/5.jpg"]
+    with compare(listing, [known(path, path) for path in paths], [*images, existing("other", "cat")]) as comparison:
+        assert to_read(comparison) == [listing[3], listing[5]]
+        assert comparison.num_new() == 2
+        assert not comparison.is_up_to_date()
 
 
 @pytest.mark.parametrize("split", [None, "train"], ids=["decided by content", "predefined"])

@@ -1,0 +1,103 @@
+"""SQL queries of the comparison of a source with the tables.
+
+The right side of a join, of which DuckDB builds a hash table, is usually small, or cut to the rows that matter.
+
+Views and tables, in the order of their creation:
+
+- listing, ledger, existing: the files of the source, and the rows of the tables `files` and `images`.
+- known: rows of the ledger whose file was in the source at the last run.
+- differing: buckets of paths, by their hash, that have other files or other values in the source than in `known`.
+- changed: paths with a status, new, again (unchanged, but read again) or gone. The others are unchanged.
+- unsettled: buckets of contents, by their hash, that have other rows in `images` than stored files in `known`.
+- orphans: rows of `images` without an unchanged stored file.
+- absent, kept: images of deleted files, and those of them that stay in the table.
+"""
+
+BUCKET_OF = "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 44"
+"""One of 2^20 buckets: at ten million files ten in each, and few enough for memory."""
+
+KNOWN = "CREATE OR REPLACE VIEW known AS FROM ledger WHERE outcome <> 'deleted'"
+
+DIFFERING = """
+CREATE OR REPLACE TABLE differing AS
+-- By number of files and sum of 64-bit hashes of their values: a join of ten million paths would not fit into memory.
+-- A changed file is missed with a probability of 2^-64.
+WITH listed AS (
+    SELECT bucket_of(path) AS bucket, count(*) AS number,
+        sum(hash(path, label, {split}, size, modified_at)) AS total
+    FROM listing GROUP BY bucket
+),
+recorded AS (
+    SELECT bucket_of(path) AS bucket, count(*) AS number,
+        sum(hash(path, label, {split}, size, modified_at)) AS total
+    FROM known GROUP BY bucket
+)
+SELECT bucket FROM listed FULL OUTER JOIN recorded USING (bucket)
+WHERE listed.number IS DISTINCT FROM recorded.number OR listed.total IS DISTINCT FROM recorded.total
+UNION SELECT bucket_of(path) FROM known WHERE reason IN $read_again
+"""
+
+CHANGED = """
+CREATE OR REPLACE TABLE changed AS
+SELECT coalesce(l.path, k.path) AS path,
+    coalesce(
+        NOT $replaced AND l.size = k.size AND l.modified_at = k.modified_at AND l.label IS NOT DISTINCT FROM k.label
+        -- If the split follows from the content, the listing has none and the ledger's is valid.
+        AND coalesce(l.split, k.split) IS NOT DISTINCT FROM k.split, false) AS is_same,
+    CASE WHEN l.path IS NULL THEN 'gone' WHEN is_same THEN 'again' ELSE 'new' END AS status
+FROM (FROM listing {chosen}) l FULL OUTER JOIN (
+    SELECT path, label, split, size, modified_at, coalesce(reason IN $read_again, false) AS read_again
+    FROM known {chosen}
+) k ON l.path = k.path
+WHERE NOT is_same OR k.read_again
+"""
+
+IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
+
+UNSETTLED = """
+CREATE OR REPLACE TABLE unsettled AS
+-- As `differing`, by a hash of the content.
+WITH present AS (
+    SELECT bucket_of(sha256) AS bucket, count(*) AS number, sum(hash(sha256, label, split)) AS total
+    FROM existing GROUP BY bucket
+),
+recorded AS (
+    SELECT bucket_of(sha256) AS bucket, count(*) AS number, sum(hash(sha256, label, split)) AS total
+    FROM known WHERE outcome = $stored GROUP BY bucket
+)
+SELECT bucket FROM present FULL OUTER JOIN recorded USING (bucket)
+WHERE present.number IS DISTINCT FROM recorded.number OR present.total IS DISTINCT FROM recorded.total
+UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = $stored
+"""
+
+LOST = """
+INSERT INTO changed SELECT path, true, 'new' FROM (
+    FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = $stored
+)
+ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)
+ANTI JOIN changed USING (path)
+"""
+
+UNCHANGED = "CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed USING (path)"
+
+ORPHANS = """
+CREATE OR REPLACE TABLE orphans AS
+FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket ANTI JOIN (
+    FROM unchanged SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = $stored
+) USING (sha256, label, split)
+"""
+
+ABSENT = """
+CREATE OR REPLACE TABLE absent AS
+SELECT sha256, label, split FROM (
+    FROM known SEMI JOIN (FROM changed WHERE status = 'gone') USING (path)
+    UNION ALL
+    FROM ledger ANTI JOIN changed USING (path) WHERE outcome = 'deleted'
+) WHERE $keep
+"""
+
+KEPT = """
+CREATE OR REPLACE TABLE kept AS
+FROM existing SEMI JOIN (FROM absent ANTI JOIN (FROM live SEMI JOIN absent USING (sha256)) USING (sha256))
+    USING (sha256, label, split)
+"""
