@@ -1,7 +1,8 @@
 """Growth of the steps that work on names, times and hashes, up to ten million files: memory of the driver, and seconds.
 
 The tables have rows without images, and the source has links to one small file. One per cent of new files are images.
-Each step runs in a separate process. The peer of a size is the next smaller one; the goal of the ratio is n log n.
+Each step runs in a separate process. The names of the source are read once before it is listed, so that they are in the
+system's cache at every size. The peer of a size is the next smaller one; the goal of the ratio is n log n.
 
 Run: `make bench-scale`; BENCH_ARGS=--quick for ten and a hundred thousand files.
 """

@@ -1,6 +1,7 @@
 """One step on the tables of `scale_data.py`, as a script that prints its costs: `scale_steps.py STEP FOLDER`."""
 
 import json
+import os
 import resource
 import sys
 import time
@@ -24,7 +25,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.etl.source import prepare_source
 from tasks.etl.validate import measure_tables
 from tasks.maintenance.maintain import maintain_tables
-from tasks.predict.batch import pending_images
+from tasks.predict.pending import pending_images
 from tasks.refs import EtlReport, ModelRef
 from tasks.spark.session import keep_spark, spark_session
 from tasks.tables import snapshots
@@ -55,6 +56,12 @@ def incremental(folder: Path) -> int:
 
 def _num_files(folder: Path) -> int:
     return sum(1 for _ in folder.glob("source/class-000/*.jpg")) * CLASSES
+
+
+def read_names(folder: Path) -> None:
+    """Read the names of all files, so that they are in the system's cache at every size."""
+    for found in folder.glob("source/*"):
+        os.listdir(found)
 
 
 def write_first_run(folder: Path) -> None:
@@ -107,9 +114,9 @@ def maintenance(folder: Path) -> int:
 
 
 STEPS: dict[str, tuple[Callable[[Path], int], Callable[[Path], None] | None]] = {
-    "listing": (listing, None),
+    "listing": (listing, read_names),
     "first run": (first_run, write_first_run),
-    "nothing new": (nothing_new, None),
+    "nothing new": (nothing_new, read_names),
     "1 % new": (incremental, write_new_files),
     "near-duplicates": (near_duplicates, None),
     "cache planning": (cache_planning, None),
