@@ -9,7 +9,7 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - recalled, candidates: unchanged files with such a content, and all files with such a content.
 - repeated: hashes of the contents of several candidates.
 - contents, conflicts: these contents, and those of them under several labels or splits.
-- resolving: the candidates and their outcomes, without the splits that are assigned now.
+- resolving, drawn: the candidates and their outcomes, without the splits that are assigned now, and with their draws.
 - bounds: the range of draws of each split of a class.
 - resolved: the candidates and their outcomes; is_moved if the split differs from the split in the part.
 - others, outcomes, stored: all other files and their outcomes, those of all files, and the stored images.
@@ -100,46 +100,45 @@ FROM candidates f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha2
     LEFT JOIN conflicts x ON c.sha256 = x.sha256
 """  # noqa: S608  # constants of the tables
 
-RESOLVE = """
-CREATE OR REPLACE TABLE resolved AS
-SELECT * EXCLUDE (split_in_part), false AS is_moved FROM resolving
-"""
-
 OTHERS = """
 CREATE OR REPLACE VIEW others AS
 SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail
 FROM unchanged ANTI JOIN affected ON hash(sha256) = key
 """
 
+DRAW_OF = "CREATE OR REPLACE MACRO draw_of(seed, sha256) AS ('0x' || sha256(concat(seed, ':', sha256))[1:15])::BIGINT"
+"""Place of an image in the order of its class: 60 bits, which no two of ten million images are expected to share."""
+
+DRAWN = """
+CREATE OR REPLACE TABLE drawn AS
+-- A table, since the draws take as long as all the rest; the splits that follow from them do not.
+SELECT *, CASE WHEN split IS NULL AND reason IS NULL THEN draw_of($seed, sha256) END AS draw FROM resolving
+"""
+
 SPLIT_COUNTS = """
 SELECT label, split, count(*) FROM (
     SELECT label, split FROM others WHERE outcome = $stored
-    UNION ALL SELECT label, split FROM resolving WHERE outcome = $stored
+    UNION ALL SELECT label, split FROM drawn WHERE outcome = $stored
     UNION ALL SELECT label, split FROM kept
 ) GROUP BY ALL
 """
-
-DRAW_OF = "CREATE OR REPLACE MACRO draw_of(seed, sha256) AS ('0x' || sha256(concat(seed, ':', sha256))[1:15])::BIGINT"
-"""Place of an image in the order of its class: 60 bits, which no two of ten million images are expected to share."""
 
 BOUNDS = """
 CREATE OR REPLACE TABLE bounds AS
 WITH ranked AS (
     SELECT label, draw, row_number() OVER (PARTITION BY label ORDER BY draw) - 1 AS rank
-    FROM (SELECT label, draw_of($seed, sha256) AS draw FROM resolving WHERE outcome = $stored AND split IS NULL)
+    FROM drawn WHERE outcome = $stored AND split IS NULL
 )
 SELECT label, assigned.split, draw AS lower,
     lead(draw, 1, 1::BIGINT << 60) OVER (PARTITION BY label ORDER BY draw) AS upper
 FROM ranked JOIN assigned USING (label) WHERE rank = assigned.first
 """
 
-ASSIGN = """
-CREATE OR REPLACE TABLE resolved AS
+RESOLVED = """
+CREATE OR REPLACE VIEW resolved AS
 SELECT r.* EXCLUDE (split_in_part, draw) REPLACE (coalesce(r.split, b.split) AS split),
     coalesce(split_in_part <> coalesce(r.split, b.split), false) AS is_moved
-FROM (
-    SELECT *, CASE WHEN split IS NULL AND reason IS NULL THEN draw_of($seed, sha256) END AS draw FROM resolving
-) r LEFT JOIN bounds b ON r.label = b.label AND r.draw >= b.lower AND r.draw < b.upper
+FROM drawn r LEFT JOIN bounds b ON r.label = b.label AND r.draw >= b.lower AND r.draw < b.upper
 """
 
 OUTCOMES = """

@@ -136,15 +136,14 @@ class Comparison:
         )
         for query in (comparison_queries.KEPT, queries.LOOSE, queries.OTHERS):
             self._relations.run(query)
-        if self._rule is None:
-            self._relations.run(queries.RESOLVE)
-        else:
-            self._assign_splits(self._rule)
+        self._assign_splits()
         for query in (queries.OUTCOMES, queries.STORED_IMAGES, queries.ASSIGNED_IMAGES):
             self._relations.run(query)
 
-    def _assign_splits(self, rule: SplitRule) -> None:
+    def _assign_splits(self) -> None:
         """Assign splits to the images without one, in the order of a hash of seed and content."""
+        rule = self._rule
+        self._relations.run(queries.DRAWN, {"seed": 0 if rule is None else rule.seed})
         existing: dict[str, Counts] = {}
         new: dict[str, int] = {}
         for label, split, number in self._relations.rows(queries.SPLIT_COUNTS, {"stored": STORED}):
@@ -152,10 +151,11 @@ class Comparison:
                 new[label] = number
             else:
                 existing.setdefault(label, {})[split] = number
-        assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in apportion_classes(existing, new, rule)]
+        ranges = () if rule is None else apportion_classes(existing, new, rule)
+        assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in ranges]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
-        self._relations.run(queries.BOUNDS, {"seed": rule.seed, "stored": STORED})
-        self._relations.run(queries.ASSIGN, {"seed": rule.seed})
+        self._relations.run(queries.BOUNDS, {"stored": STORED})
+        self._relations.run(queries.RESOLVED)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
         """Return label, split, outcome, reason and number of files of each group of the source's files."""
