@@ -88,6 +88,22 @@ class Promotion(Ref):
         return f"{champion} {outcomes[self.outcome]}: {self.reason}"
 
 
+class Rollback(Ref):
+    """The champion after a rollback."""
+
+    champion: ModelRef
+    rolled_back: ModelRef
+    """The version that was the champion before."""
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """The rollback as a sentence."""
+        name = self.champion.name
+        why = f": {self.reason}" if self.reason else ""
+        return f"{name} version {self.rolled_back.version} was rolled back to version {self.champion.version}{why}"
+
+
 class PredictedImage(Ref):
     """The prediction of one image, for display."""
 
@@ -107,6 +123,8 @@ class PredictReport(Ref):
     errors: int
     seconds: float
     """Wall time of inference and write, without the start of the Spark session."""
+    unlearned: tuple[str, ...] = ()
+    """Labels of the table that are not classes of the model; empty if nothing was predicted."""
     least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
     """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 

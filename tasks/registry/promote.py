@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from tasks import tracking
@@ -13,6 +14,7 @@ from tasks.model.package import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.compare import champion_accuracy, num_test_images
 from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
+from tasks.registry.previous import CHAMPION, repair_previous
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
@@ -20,8 +22,6 @@ from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
 
 logger = logging.getLogger("lakevision.registry")
-
-CHAMPION = "champion"
 
 
 def promote_best(
@@ -50,13 +50,18 @@ def promote_best(
     if not runs:
         raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
     tested = {run.run_id: _with_table(evaluated_run(storage, run), table) for run in runs}
+    _check_one_table(list(tested.values()))
+    name = promote.model_name or _derived_name(next(iter(tested.values())), storage)
+    rolled_back = tracking.rolled_back_runs(storage, name)
+    # If all were rolled back, the best of them is left out below, with the reason.
+    tested = {run_id: one for run_id, one in tested.items() if run_id not in rolled_back} or tested
     accuracies = {run_id: one.accuracy for run_id, one in tested.items()}
     best = tested[choose_best(accuracies, promote.min_test_accuracy)]
-    _check_one_table(list(tested.values()))
-    name = promote.model_name or _derived_name(best, storage)
-    with exclusive_lock(_lock_path(storage, name)):
+    with promotion_lock(storage, name):
         earlier = tracking.registered_version(storage, best.run, name)
-        challenge = _Challenge(best, accuracies, name, promote.model_name is not None, earlier, storage)
+        is_given = promote.model_name is not None
+        tags = {} if earlier is None else tracking.version_tags(storage, earlier)
+        challenge = _Challenge(best, accuracies, name, is_given, earlier, storage, tags.get(tracking.ROLLED_BACK_TAG))
         decision = None
         # The lock does not cover other machines: a promotion there may move the alias before this one is written.
         while decision is None:
@@ -76,6 +81,7 @@ class _Challenge:
         name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
         earlier: Version as which an earlier promotion registered the run, or None.
         storage: Storage with the tracking URI.
+        rolled_back: Sentence on the rollback of the run's version, or None.
     """
 
     best: EvaluatedRun
@@ -84,12 +90,13 @@ class _Challenge:
     name_is_given: bool
     earlier: ModelRef | None
     storage: Storage
+    rolled_back: str | None
 
 
-def _lock_path(storage: Storage, name: str) -> str:
-    """Return the path of the lock for promotions under a name: beside the database file, else in the home."""
+def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
+    """Return the lock of promotions and rollbacks under a name: beside the database file, else in the home."""
     folder = tracking.database_folder(storage) or storage.home
-    return f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return exclusive_lock(f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
 
 
 def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | None:
@@ -115,13 +122,14 @@ def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | 
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias has no history: this is the version to roll back to.
-        tags["previous_champion"] = str(previous.version)
+        tags[tracking.PREVIOUS_TAG] = str(previous.version)
     # Before the alias moves, so that it never names a version without its tags.
     tracking.tag_version(storage, champion, tags)
     if decision.outcome == "promoted":
         if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
             return None
         tracking.set_alias(storage, champion, CHAMPION)
+    repair_previous(storage, champion)
     return decision
 
 
@@ -186,6 +194,26 @@ def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
     return name
 
 
+def _why_left_out(challenge: _Challenge, champion: EvaluatedRun, previous: ModelRef) -> str | None:
+    """Return why the run is not even compared with the champion, or None."""
+    best, earlier = challenge.best, challenge.earlier
+    if challenge.rolled_back is not None:
+        return f"is not promoted again, since {challenge.rolled_back}"
+    if earlier is not None and earlier.version < previous.version:
+        return (
+            f"is version {earlier.version} already, which is older, and promoting it again does not move the alias "
+            "back (to go back to the previous champion, run the flow rollback)"
+        )
+    if is_older(best, champion):
+        assert best.table is not None, "an older table is known"
+        assert champion.table is not None, "an older table is known"
+        return (
+            f"was trained on version {best.table.version} of the table, and the champion on version "
+            f"{champion.table.version}"
+        )
+    return None
+
+
 def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
     """Return the decision, with version 0 for a champion that is not registered yet."""
     best, name, storage = challenge.best, challenge.name, challenge.storage
@@ -211,24 +239,8 @@ def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
     if previous.run_id == best.run.run_id:
         return decision("unchanged", best.accuracy, best.images, measured)
     check_comparable(best, champion, name, is_given=challenge.name_is_given)
-    if challenge.earlier is not None and challenge.earlier.version < previous.version:
-        return decision(
-            "kept",
-            champion.accuracy,
-            champion.images,
-            f"run {best.run.run_id} is version {challenge.earlier.version} already, which is older, and promoting it "
-            "again does not move the alias back (to roll back, set the alias in MLflow)",
-        )
-    if is_older(best, champion):
-        assert best.table is not None, "an older table is known"
-        assert champion.table is not None, "an older table is known"
-        return decision(
-            "kept",
-            champion.accuracy,
-            champion.images,
-            f"run {best.run.run_id} was trained on version {best.table.version} of the table, and the champion on "
-            f"version {champion.table.version}",
-        )
+    if (why := _why_left_out(challenge, champion, previous)) is not None:
+        return decision("kept", champion.accuracy, champion.images, f"run {best.run.run_id} {why}")
     known = champion_accuracy(best, champion, previous, storage)
     if not known.is_comparable:
         reason = f"run {best.run.run_id} has {measured}, the champion {known.accuracy:.4f} {known.measured_on}"

@@ -1,14 +1,16 @@
-"""The Prefect tasks that check and carry out a promotion, and its artifacts."""
+"""The Prefect tasks that check and carry out a promotion or a rollback, and their artifacts."""
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
+from tasks.config.rollback import RollbackConfig
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.promote import check_promotion, promote_best
+from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.text.markup import markdown_table, markdown_text
 
@@ -35,6 +37,18 @@ def promote_run(
         # As in `skipped`: Prefect uses a returned state as the task's own.
         return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]  # Prefect unpacks a returned state
     return decision.champion
+
+
+@stage("rollback", timeout_seconds=1800, retries=0)
+def roll_back_champion(rollback: RollbackConfig, storage: Storage) -> ModelRef:
+    """Make the previous champion the champion again, and return it; a retry could go back a second time."""
+    done = roll_back(rollback, storage)
+    create_markdown_artifact(
+        f"## Rolled back\n\n{markdown_text(done.sentence)}.\n",
+        key="rollback",
+        description="Which version is the champion again, and why",
+    )
+    return done.champion
 
 
 def publish_promotion(decision: Promotion, storage: Storage) -> None:

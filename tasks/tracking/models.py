@@ -23,6 +23,12 @@ from tasks.tracking.trained_tables import table_tags
 SOURCE_TAG = "lakevision.source"
 """Tag of a registered version with the source of the images in its table."""
 
+PREVIOUS_TAG = "previous_champion"
+"""Tag of a version that became the champion, with the number of the version that was the champion before."""
+
+ROLLED_BACK_TAG = "lakevision.rolled_back"
+"""Tag of a version that was rolled back, with the sentence that says so; promotions leave it out."""
+
 
 def whole_model(storage: Storage, run: RunRef) -> str | None:
     """Return the id of the newest complete model that a run logged, or None.
@@ -41,6 +47,28 @@ def registered_version(storage: Storage, run: RunRef, name: str) -> ModelRef | N
         if found.run_id == run.run_id:
             return ModelRef(name=name, version=int(found.version), run_id=run.run_id)
     return None
+
+
+def rolled_back_runs(storage: Storage, name: str) -> dict[str, str]:
+    """Return the sentence of each version of the registered model `name` that was rolled back, by MLflow run id."""
+    versions = client_of(storage).search_model_versions(f"name = '{name}'")
+    return {found.run_id: found.tags[ROLLED_BACK_TAG] for found in versions if ROLLED_BACK_TAG in found.tags}
+
+
+def numbered_version(storage: Storage, name: str, number: str) -> ModelRef | None:
+    """Return the version of the registered model `name` with this number, or None if it was deleted.
+
+    Raises:
+        WrongInput: The version does not name a valid MLflow run.
+    """
+    try:
+        found = client_of(storage).get_model_version(name, number)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    run_id = checked_run_id(found.run_id, f"{name} version {number}")
+    return ModelRef(name=name, version=int(found.version), run_id=run_id)
 
 
 def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
@@ -125,6 +153,11 @@ def tag_version(storage: Storage, model: ModelRef, tags: Mapping[str, str]) -> N
 def set_alias(storage: Storage, model: ModelRef, alias: str) -> None:
     """Set the alias to this version."""
     client_of(storage).set_registered_model_alias(model.name, alias, str(model.version))
+
+
+def remove_alias(storage: Storage, name: str, alias: str) -> None:
+    """Remove the alias from the registered model `name`, if it has it."""
+    client_of(storage).delete_registered_model_alias(name, alias)
 
 
 def model_location(model: ModelRef) -> str:

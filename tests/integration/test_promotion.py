@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import deltalake
 import mlflow
@@ -11,15 +12,22 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 
+from flows.rollback import rollback
 from tasks import tracking
+from tasks.config.etl import EtlConfig
 from tasks.config.promotion import PromoteConfig
+from tasks.config.rollback import RollbackConfig, RollbackRun
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_images
 from tasks.model.classifier import ImageClassifier
 from tasks.model.package import FILE_LIMITS
 from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import ModelRef
-from tasks.registry.promote import CHAMPION, check_promotion, promote_best
+from tasks.registry.previous import CHAMPION, PREVIOUS
+from tasks.registry.promote import check_promotion, promote_best
+from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
@@ -305,3 +313,83 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
     assert "/#/models/photos/versions/1" in str(link.data)
     assert "MLflow's model registry" in link.description
     assert {task.state_name for task in tasks if task.flow_run_id == flow_run_id} == {"Completed", "Kept"}
+
+
+def aliases(storage) -> tuple[int | None, int | None]:
+    """Return the numbers of the versions with the aliases `champion` and `previous`."""
+    found = (tracking.model_with_alias(storage, NAME, alias) for alias in (CHAMPION, PREVIOUS))
+    return tuple(None if version is None else version.version for version in found)
+
+
+def test_rollback_goes_back_one_version_and_its_run_is_not_promoted_again(storage, tmp_path, messages_of, caplog):
+    """Neither the run that was rolled back nor a list of runs that has it brings it back; a better run is promoted."""
+    caplog.set_level("INFO", "lakevision")
+    rollback = RollbackConfig(model_name=NAME, reason="wrong labels")
+    with pytest.raises(WrongInput, match="the registered model 'photos' has no champion: run the flow promote first"):
+        roll_back(rollback, storage)
+    first, second, third = (log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2, 3))
+    promote_best([first], NAMED, storage)
+    assert aliases(storage) == (1, None)
+    with pytest.raises(WrongInput, match="photos version 1 has no previous champion that is still registered"):
+        roll_back(rollback, storage)
+    promote_best([second], NAMED, storage)
+    assert aliases(storage) == (2, 1)
+
+    done = roll_back(rollback, storage)
+
+    assert (done.champion.version, done.rolled_back.version) == (1, 2)
+    assert done.sentence == "photos version 2 was rolled back to version 1: wrong labels"
+    assert done.sentence in messages_of("lakevision.registry")
+    assert aliases(storage) == (1, None)
+    kept = promote_best([second], NAMED, storage)
+    assert (kept.outcome, kept.champion.version) == ("kept", 1)
+    assert f"run {second.run_id} is not promoted again, since {done.sentence}" in kept.reason
+    assert promote_best([first, second], NAMED, storage).outcome == "unchanged"
+    assert promote_best([third, second], NAMED, storage).champion.run_id == third.run_id
+    assert aliases(storage) == (3, 1)
+
+
+def test_rollback_is_finished_by_the_next_one_after_a_kill(storage, tmp_path, monkeypatch):
+    """Killed before the alias moves, the champion is as before; the alias `previous` is repaired by a promotion."""
+    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
+    for run in runs:
+        promote_best([run], NAMED, storage)
+    with monkeypatch.context() as killed:
+        killed.setattr(tracking, "set_alias", lambda *_arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(RollbackConfig(model_name=NAME), storage)
+    assert aliases(storage) == (2, 1)
+    tracking.remove_alias(storage, NAME, PREVIOUS)
+    assert promote_best(runs[1:], NAMED, storage).outcome == "unchanged"
+    assert aliases(storage) == (2, 1)
+    assert roll_back(RollbackConfig(model_name=NAME), storage).champion.version == 1
+    assert aliases(storage) == (1, None)
+
+
+def test_rollback_to_a_version_that_cannot_be_loaded_changes_nothing(storage, tmp_path):
+    """The files of the previous champion are checked before the alias moves."""
+    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
+    for run in runs:
+        promote_best([run], NAMED, storage)
+    for file in Path(storage.home).rglob("weights.pt"):
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(WrongInput, match="photos version 1"):
+        roll_back(RollbackConfig(model_name=NAME), storage)
+    assert aliases(storage) == (2, 1)
+
+
+def test_rollback_of_a_table_in_a_flow_is_an_artifact(prefect_harness, source, storage, tmp_path, monkeypatch):
+    """Without a name it is the model of the table `images`, and the artifact has the sentence."""
+    monkeypatch.setenv("LAKEVISION_HOME", storage.home)
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    for seed in (1, 2):
+        champion = promote_best([log_run(storage, tmp_path, seed, 0.5 + seed / 10)], PromoteConfig(), storage).champion
+
+    found = rollback(RollbackRun.model_validate({"reason": "why not", "storage": {"home": storage.home}}))
+
+    assert found == champion.model_copy(update={"version": 1, "run_id": found.run_id})
+    with get_client(sync_client=True) as client:
+        (artifact,) = client.read_artifacts(
+            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["rollback"]}})
+        )
+    assert f"{champion.name} version 2 was rolled back to version 1: why not" in str(artifact.data).replace("\\", "")

@@ -1,0 +1,19 @@
+"""The rollback flow: make the previous champion the champion again."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.config.rollback import RollbackRun
+from tasks.orchestration.task import run_stage
+from tasks.refs import ModelRef
+from tasks.registry.task import roll_back_champion
+from tasks.storage import resolve_storage
+
+
+@dag_flow("rollback")
+def rollback(config: RollbackRun = RollbackRun()) -> ModelRef:
+    """Make the previous champion the champion again, and return it."""
+    return run_stage(roll_back_champion, config.rollback, resolve_storage(config.storage))
+
+
+if __name__ == "__main__":
+    run_from_command_line(rollback, RollbackRun)

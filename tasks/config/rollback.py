@@ -1,0 +1,26 @@
+"""Parameters of the rollback to the previous champion."""
+
+from pydantic import Field
+
+from tasks.config.frozen import FrozenConfig
+from tasks.config.run import TABLES, Run
+from tasks.config.storage import StorageConfig
+from tasks.config.values import ModelName
+
+
+class RollbackConfig(FrozenConfig):
+    """Rollback to the previous champion."""
+
+    model_name: ModelName | None = Field(
+        None, description="Name of the registered model; empty: the model of the table `images`"
+    )
+    reason: str = Field("", max_length=500, description="Why, for the log and the tag of the version")
+
+
+class RollbackRun(Run):
+    """Parameters of the flow `rollback`."""
+
+    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "reason")}
+
+    storage: StorageConfig = StorageConfig()
+    rollback: RollbackConfig = RollbackConfig()
