@@ -24,6 +24,16 @@ class PredictConfig(FrozenConfig):
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
     batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
+    max_error_fraction: float = Field(
+        0.5,
+        ge=0.0,
+        le=1.0,
+        description="Maximum fraction of images with an error instead of a label; above it the run fails and writes "
+        "nothing",
+    )
+    retry_errors: bool = Field(
+        False, description="Predict images with an error again, and replace their rows; otherwise they keep the error"
+    )
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of inference, in seconds; it is retried twice, each time with this timeout"
     )

@@ -1,9 +1,9 @@
 """The files of a model package, their size limits, and the description, validated before a network is built."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from tasks.errors import WrongInput, explain
 
@@ -18,14 +18,33 @@ Label = Annotated[str, Field(min_length=1, max_length=1024)]
 """A class name; the limit is longer than any folder name."""
 
 
+def _check_unique(classes: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(classes)) != len(classes):
+        raise ValueError(f"{len(classes) - len(set(classes))} of {len(classes)} classes are duplicates")
+    return classes
+
+
+# Stop at the first error: an invalid file may have millions.
+Classes = Annotated[
+    tuple[Label, ...], FailFast(), Field(min_length=2, max_length=1_000_000), AfterValidator(_check_unique)
+]
+
+
+class DescribedClasses(BaseModel):
+    """The classes in a description; torch is not imported to validate them."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    classes: Classes
+
+
 class Description(BaseModel):
     """Description of the weights of a model package: architecture, classes and image size."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     model: str = Field(max_length=100)
-    # Stop at the first error: an invalid file may have millions.
-    classes: Annotated[tuple[Label, ...], FailFast()] = Field(min_length=2, max_length=1_000_000)
+    classes: Classes
     image_size: int = Field(ge=16, le=1024)
 
     @field_validator("model")
@@ -37,17 +56,8 @@ class Description(BaseModel):
             raise ValueError(f"'{name}' is not a classifier of the installed torchvision")
         return name
 
-    @field_validator("classes")
-    @classmethod
-    def _are_unique(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(classes)) != len(classes):
-            raise ValueError(f"{len(classes) - len(set(classes))} of {len(classes)} classes are duplicates")
-        return classes
 
-    @classmethod
-    def parse(cls, content: bytes) -> Self:
-        """Parse the content of a description file."""
-        return cls.model_validate_json(content)
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 def read_description(folder: Path) -> Description:
@@ -56,10 +66,23 @@ def read_description(folder: Path) -> Description:
     Raises:
         WrongInput: The file is too large or invalid.
     """
+    return _read(folder, Description)
+
+
+def read_classes(folder: Path) -> tuple[str, ...]:
+    """Return the classes of a model package; the rest of its description is not validated.
+
+    Raises:
+        WrongInput: As `read_description`.
+    """
+    return _read(folder, DescribedClasses).classes
+
+
+def _read(folder: Path, kind: type[_Kind]) -> _Kind:
     file = folder / DESCRIPTION_FILE
     check_size(file, FILE_LIMITS[DESCRIPTION_FILE])
     try:
-        return Description.parse(file.read_bytes())
+        return kind.model_validate_json(file.read_bytes())
     except ValidationError as error:
         # Truncated: a class name in an untrusted file may be as long as the file.
         raise WrongInput(

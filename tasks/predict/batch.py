@@ -1,35 +1,28 @@
 """Batch inference: a Spark iterator pandas UDF decodes and predicts the images without a prediction."""
 
 import logging
-import os
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from uuid import uuid4
+from collections.abc import Iterable
+from datetime import UTC, datetime
 
-import pandas as pd
-from pyspark import Accumulator, SparkFiles
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import WrongInput
-from tasks.predict.champion import check_model, check_promoted, fetch_classifier, model_of_table, named_model
+from tasks.errors import WrongInput, join_names
+from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PendingImages, pending_images
+from tasks.predict.scoring import make_predictor, send_package
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
-from tasks.schema import PREDICTION, PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark.cluster import num_task_slots, task_threads, threads_per_task
-from tasks.spark.progress import EndedParts, count_ended_tasks, num_tasks
+from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
+from tasks.spark.cluster import num_task_slots, threads_per_task
+from tasks.spark.progress import count_ended_tasks, num_tasks
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
-from tasks.spark.worker_log import WorkerCount, log_from_worker
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
@@ -39,44 +32,6 @@ logger = logging.getLogger("lakevision.predict")
 
 MIN_PARTS_PER_CORE = 4
 """Partitions of a table per core from which its images are predicted where they are read."""
-
-
-def make_predictor(
-    package: str, batch_size: int, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
-) -> Callable[[str], Column]:
-    """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
-
-    Args:
-        package: Name of the folder into which executors unpack the model package.
-        batch_size: Number of images per forward pass.
-        num_threads: Number of compute threads per Python worker; None for the cores that Spark reserves for a task.
-        ended: Accumulator of the tasks that ended.
-    """
-    driver = os.getpid()
-
-    def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-        import torch
-
-        from tasks.model.classifier import ImageClassifier
-
-        count = WorkerCount("predict", driver, ended)
-
-        # Spark already runs one worker per core: more threads would oversubscribe the cores.
-        torch.set_num_threads(num_threads or task_threads())
-        began = time.perf_counter()
-        model = ImageClassifier.load(Path(SparkFiles.get(package)))
-        log_from_worker(f"model loaded in {time.perf_counter() - began:.1f} s")
-        for contents in batches:
-            parts = [
-                model.predict_frame(contents.iloc[begin : begin + batch_size])
-                for begin in range(0, len(contents), batch_size)
-            ]
-            count.add(len(contents))
-            yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
-        count.close()
-
-    predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
-    return predictor
 
 
 def check_images(columns: Iterable[str], path: str) -> None:
@@ -149,20 +104,25 @@ def _predict(
     predict: PredictConfig,
     storage: Storage,
 ) -> PredictReport:
-    check_images(snapshots.columns_of(spark, table), table.path)
+    check_images(snapshots.schema_of(spark, table).names, table.path)
     errors, seconds = 0, 0.0
-    with pending_images(spark, table, predictions, model, storage) as pending:
+    unlearned: tuple[str, ...] = ()
+    again = predict.retry_errors
+    with pending_images(spark, table, predictions, model, storage, retry_errors=again) as pending:
         num = pending.count
         if num and spark is None:
             raise NeedsSpark
         began = time.perf_counter()
         contents = _pending_contents(spark, table, pending) if spark is not None and num else None
+        labels = pending.labels
     if spark is not None and contents is not None:
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
         check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
-        package = _send_package(spark, storage, model)
+        package, classes = send_package(spark, storage, model)
+        unlearned = tuple(sorted(set(labels) - set(classes)))
+        _warn_of_unlearned(unlearned, table, model)
         with counted("predict", num):
-            errors = _predict_pending(spark, contents, predictions, package, model, predict.batch_size)
+            errors = _predict_pending(spark, contents, predictions, package, model, predict)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
@@ -173,6 +133,7 @@ def _predict(
         predicted=num,
         errors=errors,
         seconds=seconds,
+        unlearned=unlearned,
         least_confident=least_confident(spark, table, written, model, storage),
     )
 
@@ -183,7 +144,14 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
     # A worker loads the model once per task: few tasks, not one per file.
     tasks = num_tasks(pending.count, slots, least=slots)
     contents = snapshots.read_version(spark, table).select("sha256", "content")
-    if pending.count == pending.num_images:
+    if pending.num_rows > pending.count:
+        logger.warning(
+            "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
+            pending.num_rows - pending.count,
+            table.path,
+        )
+        contents = contents.groupBy("sha256").agg(F.min("content").alias("content"))
+    if pending.num_rows == pending.num_images:
         # The files of a large table fill all cores evenly, and no image is shuffled.
         is_large = contents.rdd.getNumPartitions() >= MIN_PARTS_PER_CORE * slots
         return contents.coalesce(tasks) if is_large else contents.repartition(tasks)
@@ -192,21 +160,16 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
     return contents.join(chosen, on="sha256", how="left_semi").repartition(tasks)
 
 
-def _send_package(spark: SparkSession, storage: Storage, model: ModelRef) -> str:
-    """Send the model package to every executor, none of which needs the registry; return its folder's name there."""
-    # Independent of the registry: a name with slashes would lead out of the workers' folder.
-    name = f"model-{uuid4().hex}"
-    # The driver serves the archive as long as the session: an executor that starts later fetches it, too.
-    archive = Path(spark.sparkContext._temp_dir) / f"{name}.zip"
-    with TemporaryDirectory(prefix="lakevision-model-") as scratch:
-        folder = fetch_classifier(storage, model, Path(scratch) / name)
-        # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-            for file in sorted(folder.rglob("*")):
-                packed.write(file, file.relative_to(folder))
-    # A URI: Spark would take a number sign, a space or a percent sign in the home's path for a part of one.
-    spark.sparkContext.addArchive(f"{archive.as_uri()}#{name}")
-    return name
+def _warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
+    """Warn of labels of the table that the model cannot predict."""
+    if labels:
+        logger.warning(
+            "%s version %d was trained without %s of '%s', so that it gives their images other labels: train again",
+            model.name,
+            model.version,
+            join_names(list(labels[:NUM_NAMED]), len(labels)),
+            table.path,
+        )
 
 
 def _predict_pending(
@@ -215,27 +178,41 @@ def _predict_pending(
     predictions: str,
     package: str,
     model: ModelRef,
-    batch_size: int,
+    predict: PredictConfig,
 ) -> int:
-    """Predict and merge in one commit; return the number of images with an error instead of a label."""
-    predictor = make_predictor(package, batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
+    """Predict and merge in one commit; return the number of images with an error instead of a label.
+
+    Raises:
+        WrongInput: More images than `predict.max_error_fraction` have an error; nothing is committed.
+    """
+    predictor = make_predictor(
+        package, predict.batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext)
+    )
     rows = pending.select("sha256", predictor("content").alias("prediction")).select(
         "sha256",
         F.lit(model.name).alias("model_name"),
         F.lit(model.version).alias("model_version"),
         "prediction.*",
-        F.current_timestamp().alias("predicted_at"),
+        # A constant: Spark takes two queries with current_timestamp() for different ones, and would predict again.
+        F.lit(datetime.now(UTC)).alias("predicted_at"),
     )
     # A merge reads its source twice: persisted, so that images are predicted once.
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
-        errors = new.where(F.col("error").isNotNull()).count()
+        ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
+        if errors > predict.max_error_fraction * num:
+            raise WrongInput(
+                f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
+                f"{predict.max_error_fraction}, such as '{example}': nothing was written; give other images, or raise "
+                "that fraction"
+            )
         with delta.translate_conflict(predictions):
             if snapshots.has_table(spark, predictions):
                 own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-                delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll().execute()
+                merge = delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll()
+                (merge.whenMatchedUpdateAll() if predict.retry_errors else merge).execute()
             else:
                 delta.create_table(predictions, new, {})
     finally:
         new.unpersist()
-    return errors
+    return int(errors)

@@ -25,7 +25,9 @@ PREDICTED_ARROW = pa.schema(
 
 LEAST_CONFIDENT = """
 WITH least AS (
-    FROM predicted SEMI JOIN images USING (sha256) ORDER BY error IS NULL, probability, sha256 LIMIT $most
+    -- By hash: ten million values of sha256 would not fit into memory.
+    FROM predicted SEMI JOIN (SELECT hash(sha256) AS key FROM images) ON hash(predicted.sha256) = key
+    ORDER BY error IS NULL, probability, sha256 LIMIT $most
 ),
 -- Only the files of these images are looked up, not those of all.
 named AS (SELECT sha256, min(path) AS path FROM ledger SEMI JOIN least USING (sha256) GROUP BY sha256)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructType
 
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
@@ -18,12 +19,15 @@ from tasks.tables import snapshots
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
-KEYS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in PREDICTIONS_KEY])
+LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
+PREDICTED_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (*PREDICTIONS_KEY, "error")])
 
 PENDING = """
 CREATE TABLE pending AS
 SELECT sha256 FROM (SELECT sha256, hash(sha256) AS one, hash(sha256 || '~') AS two FROM images)
-ANTI JOIN (SELECT hash(sha256) AS one, hash(sha256 || '~') AS two FROM predictions) USING (one, two)
+ANTI JOIN (
+    SELECT hash(sha256) AS one, hash(sha256 || '~') AS two FROM predictions WHERE error IS NULL OR NOT $retry_errors
+) USING (one, two)
 """
 """Images without a prediction, by two 64-bit hashes of sha256: ten million of the texts would not fit into memory."""
 
@@ -33,36 +37,76 @@ class PendingImages:
     """Images without a prediction by a model version.
 
     Attributes:
-        count: Their number.
-        num_images: Number of all images of the table.
+        count: Number of different images.
+        num_rows: Number of their rows; larger than `count` if another program wrote an image twice.
+        num_images: Number of all rows of the table.
+        labels: The labels of the table in alphabetical order; none if it has no labels as text.
     """
 
     count: int
+    num_rows: int
     num_images: int
+    labels: tuple[str, ...]
     _relations: Relations
 
     def table(self) -> pa.Table:
         """Return the sha256 of the images as a table in memory."""
-        return self._relations.table("FROM pending", SHA256_ARROW)
+        return self._relations.table("SELECT DISTINCT sha256 FROM pending", SHA256_ARROW)
+
+
+def check_predictions(columns: StructType, path: str) -> None:
+    """Check that a table of predictions has the columns that inference writes, before images are predicted.
+
+    Raises:
+        WrongInput: Columns are missing, of another type, or unknown; the message names them.
+    """
+    wanted, found = ({field.name: field.dataType.simpleString() for field in of} for of in (PREDICTIONS, columns))
+    wrong = [f"{name} ({found[name]})" for name in found if found[name] != wanted.get(name)]
+    lacking = [f"{name} ({wanted[name]})" for name in wanted if found.get(name) != wanted[name]]
+    if wrong or lacking:
+        has = f" has {', '.join(wrong)}" if wrong else ""
+        lacks = f" lacks {', '.join(lacking)}" if lacking else ""
+        raise WrongInput(
+            f"predict.predictions is '{path}', a table that{has}{' and' if has and lacks else ''}{lacks}, so "
+            "predictions cannot be merged into it: give another path"
+        )
 
 
 @contextmanager
 def pending_images(
-    spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, storage: Storage
+    spark: SparkSession | None,
+    table: TableRef,
+    predictions: str,
+    model: ModelRef,
+    storage: Storage,
+    *,
+    retry_errors: bool = False,
 ) -> Iterator[PendingImages]:
     """Yield the images without a prediction by this model version; both tables stay on the disk.
 
+    Args:
+        spark: The session, or None.
+        table: The table of images.
+        predictions: Path or URL of the table of predictions, which may not exist.
+        model: The model version.
+        storage: Storage with the home, to which queries spill.
+        retry_errors: Whether images with an error are pending.
+
     Raises:
-        WrongInput: An image has no sha256, the key of its prediction.
+        WrongInput: An image has no sha256, the key of its prediction; or as `check_predictions`.
     """
     scratch = scratch_root(storage)
+    types = {field.name: field.dataType for field in snapshots.schema_of(spark, table)}
+    has_labels = types.get("label") == StringType()
     newest = snapshots.newest_snapshot(spark, predictions)
-    predicted: pa.Table | ParquetRows = KEYS_ARROW.empty_table()
+    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
     if newest is not None:
+        check_predictions(newest.schema, predictions)
         by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, KEYS_ARROW, scratch, by_model)
+        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by_model)
     with Relations(storage) as relations:
-        relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
+        columns = LABELLED_ARROW if has_labels else SHA256_ARROW
+        relations.add("images", snapshots.version_rows(spark, table, columns, scratch))
         relations.add("predictions", predicted)
         ((num_images, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM images")
         if nulls:
@@ -70,6 +114,7 @@ def pending_images(
                 f"predict.table is '{table.path}', where sha256 is null in {nulls} of {num_images} rows: "
                 "it is the key of a prediction, so set it in every row"
             )
-        relations.run(PENDING)
-        ((count,),) = relations.rows("SELECT count(*) FROM pending")
-        yield PendingImages(count, num_images, relations)
+        relations.run(PENDING, {"retry_errors": retry_errors})
+        ((num_rows, count),) = relations.rows("SELECT count(*), count(DISTINCT hash(sha256)) FROM pending")
+        labels = relations.rows("SELECT DISTINCT label FROM images WHERE label IS NOT NULL") if has_labels else []
+        yield PendingImages(count, num_rows, num_images, tuple(sorted(label for (label,) in labels)), relations)

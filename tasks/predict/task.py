@@ -10,19 +10,22 @@ from prefect.context import TaskRunContext
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
+from tasks.errors import join_names
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
+from tasks.predict.champion import NUM_NAMED
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
-from tasks.text.markup import in_cells
+from tasks.text.markup import in_cells, markdown_text
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    """Return the cache key of table version and model version, None unless both are given and `predictions` exists."""
+    """Return the cache key of table version and model version, None if one is missing or errors are retried."""
     table, model = parameters.get("table"), parameters.get("model")
     predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
-    if table is None or model is None or not check_table_path(predictions):
+    retry = parameters["predict"].retry_errors
+    if table is None or model is None or retry or not check_table_path(predictions):
         return None
     decisive = [table.model_dump(), model.model_dump(), predictions]
     return f"predict-{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()}"
@@ -49,6 +52,9 @@ def publish_predictions(report: PredictReport) -> None:
         f"The least confident predictions by {report.model.name} version {report.model.version}, errors first; all "
         f"predictions are in `{report.predictions.path}` version {report.predictions.version}"
     )
+    if report.unlearned:
+        named = join_names(list(report.unlearned[:NUM_NAMED]), len(report.unlearned))
+        about += f". The model was trained without {markdown_text(named)}, whose images get other labels"
     rows = [
         in_cells(
             {

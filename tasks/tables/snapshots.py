@@ -171,14 +171,14 @@ def properties_of(table: TableRef) -> dict[str, str]:
     return dict(found.metadata().configuration)
 
 
-def columns_of(spark: SparkSession | None, table: TableRef) -> list[str]:
-    """Return the names of the columns of this version."""
+def schema_of(spark: SparkSession | None, table: TableRef) -> StructType:
+    """Return the columns of this version and their types."""
     found = _without_spark(table.path, table.version)
     if found is not None:
-        return [field.name for field in found.schema().fields]
+        return StructType.fromJson(json.loads(found.schema().to_json()))
     if spark is None:
         raise NeedsSpark
-    return read_version(spark, table).columns
+    return read_version(spark, table).schema
 
 
 def read_version(spark: SparkSession, table: TableRef) -> DataFrame:

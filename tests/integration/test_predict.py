@@ -17,6 +17,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model.classifier import ImageClassifier
+from tasks.predict import batch
 from tasks.predict.batch import predict_batch
 from tasks.progress.count import listener
 from tasks.registry.promote import promote_best
@@ -103,20 +104,34 @@ def test_pyfunc_predictions_equal_those_of_the_classifier(storage, source, tmp_p
     assert "not_an_image" in frame["error"].tolist()[-1]
 
 
-def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_rows(spark, source, storage, tmp_path):
-    """A bad image neither fails the job nor is dropped, and its error is listed first."""
+def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_rows(
+    spark, source, storage, tmp_path, messages_of, monkeypatch
+):
+    """A bad image neither fails the job nor is dropped. An image that the table has twice is predicted once."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
-    rows = [("good", next(source.glob("red/*.png")).read_bytes()), ("bad", b"bad")]
-    spark.createDataFrame(rows, "sha256 string, content binary").write.format("delta").save(storage.table("own"))
+    good = next(source.glob("red/*.png")).read_bytes()
+    rows = [("good", good, "red"), ("bad", b"bad", "violet"), ("good", good, "red")]
+    own = spark.createDataFrame(rows, "sha256 string, content binary, label string")
+    own.write.format("delta").save(storage.table("own"))
     promote([run], storage, "photos")
     report = predict(storage, "photos", table=storage.table("own"))
-    assert (report.predicted, report.errors) == (2, 1)
+    assert (report.predicted, report.errors, report.unlearned) == (2, 1, ("violet",))
+    messages = messages_of("lakevision.predict")
+    assert any(line.startswith("photos version 1 was trained without violet of '") for line in messages)
+    assert any(line.startswith("1 rows of ") for line in messages)
     assert [(image.path, image.label is None) for image in report.least_confident] == [("bad", True), ("good", False)]
     assert "not_an_image" in report.least_confident[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote([run, better], storage, "photos").run_id == better.run_id
+    ended = []
+    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
+    assert sum(done for _step, _part, done in ended) == 2, "a merge reads its source twice, and must not predict twice"
+    with pytest.raises(WrongInput, match=r"1 of 1 images have an error .* 'not_an_image.*: nothing was written"):
+        predict(storage, "photos", table=storage.table("own"), retry_errors=True)
+    again = predict(storage, "photos", table=storage.table("own"), retry_errors=True, max_error_fraction=1.0)
+    assert (again.predicted, again.errors) == (1, 1)
     read = spark.read.format("delta").load(storage.table("predictions"))
     assert sorted((row["sha256"], row["model_version"]) for row in read.collect()) == [
         ("bad", 1),
@@ -125,9 +140,25 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
         ("good", 2),
     ]
     commit = DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]
-    assert commit["version"] == 1
+    assert commit["version"] == 2
     # With values in the condition, Delta skips the files of other models and versions.
     assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])
+
+
+def test_predictions_table_of_another_form_is_refused_before_images_are_predicted(
+    spark, source, storage, tmp_path, monkeypatch
+):
+    """The message names the columns, and the model is not even fetched."""
+    ingest(source, storage)
+    promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
+    other = spark.createDataFrame([("a", "m", "1")], "sha256 string, model_name string, model_version string")
+    other.write.format("delta").save(storage.table("other"))
+    monkeypatch.setattr(batch, "send_package", None)
+    with pytest.raises(WrongInput) as refused:
+        predict(storage, predictions=storage.table("other"))
+    assert "a table that has model_version (string) and lacks model_version (bigint), label (string)" in str(
+        refused.value
+    )
 
 
 def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):

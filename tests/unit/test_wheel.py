@@ -42,7 +42,7 @@ def test_installed_wheel_has_what_ranks_and_executors_import(installed: Path, tm
     """The UDF and the rank import from the wheel in another folder, without access to the checkout."""
     program = """
 from tasks.launch.rank import run_rank
-from tasks.predict.batch import make_predictor
+from tasks.predict.scoring import make_predictor
 import flows, sys, tasks
 
 assert callable(run_rank) and callable(make_predictor)
