@@ -23,6 +23,13 @@ class PromoteConfig(FrozenConfig):
         description="Minimum accuracy on the split `test` for promotion; a run that is not better than the champion is "
         "never promoted",
     )
+    min_test_macro_f1: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Minimum macro F1 on the split `test` for promotion: the mean F1 of all classes, to which a rare "
+        "class contributes as much as a frequent one",
+    )
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"
     )

@@ -1,7 +1,8 @@
 """The promotion gate: which run is the best, and whether it beats the champion, as pure decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.tracking import EvaluatedRun
 
@@ -9,26 +10,48 @@ ROUNDING = 1e-6
 """Accuracies that differ by at most this are equal: training runs record float32 values, which round 1/3."""
 
 
-def choose_best(test_accuracies: Mapping[str, float], min_test_accuracy: float) -> str:
-    """Return the run with the highest test accuracy, of equal runs the first.
+def choose_best(candidates: Sequence[EvaluatedRun]) -> EvaluatedRun:
+    """Return the run with the highest accuracy on the split `val`, of equal runs the first.
 
-    This is the first decision that uses the split `test`: training stops by the split `val`.
+    The split `test` takes no part in the choice: the highest of many test accuracies would be too high an estimate for
+    new images.
 
     Args:
-        test_accuracies: Accuracy (0-1) by MLflow run id.
-        min_test_accuracy: Minimum accuracy for a promotion.
+        candidates: The runs, at least one.
 
     Raises:
-        WrongInput: The best accuracy is below the minimum.
+        WrongInput: One of several runs has no accuracy on `val`.
     """
-    best = max(test_accuracies, key=lambda run_id: test_accuracies[run_id])
-    if test_accuracies[best] < min_test_accuracy:
+    unknown = [found.run.run_id for found in candidates if found.val_accuracy is None]
+    if unknown and len(candidates) > 1:
         raise WrongInput(
-            f"the best of {len(test_accuracies)} runs has test accuracy {test_accuracies[best]:.4f}, below "
-            f"promote.min_test_accuracy {min_test_accuracy}: train a better model or lower that minimum; the "
-            "champion is unchanged"
+            f"MLflow run '{unknown[0]}' has no metric best_val_accuracy, by which the best of {len(candidates)} runs "
+            "is chosen: give finished runs of the flow train, or a single run"
         )
-    return best
+    return max(candidates, key=lambda found: found.val_accuracy or 0.0)
+
+
+def check_minimums(best: EvaluatedRun, num_candidates: int, promote: PromoteConfig) -> None:
+    """Check that a run reaches the minimums on the split `test`.
+
+    Args:
+        best: The run.
+        num_candidates: Number of runs of which it is the best, for the message.
+        promote: The minimums.
+
+    Raises:
+        WrongInput: It does not, or the value is not known.
+    """
+    for name, setting, value, minimum in (
+        ("test accuracy", "min_test_accuracy", best.accuracy, promote.min_test_accuracy),
+        ("test macro F1", "min_test_macro_f1", best.macro_f1, promote.min_test_macro_f1),
+    ):
+        if minimum and (value is None or value < minimum):
+            known = "unknown" if value is None else f"{value:.4f}"
+            raise WrongInput(
+                f"the best of {num_candidates} runs has {name} {known}, below promote.{setting} {minimum}: train a "
+                "better model or lower that minimum; the champion is unchanged"
+            )
 
 
 def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str, *, is_given: bool) -> None:

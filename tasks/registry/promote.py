@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 from tasks.model.package import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.compare import champion_accuracy, num_test_images
-from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
+from tasks.registry.gate import check_comparable, check_minimums, choose_best, is_better, is_older
 from tasks.registry.previous import CHAMPION, repair_previous
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
@@ -27,7 +27,7 @@ logger = logging.getLogger("lakevision.registry")
 def promote_best(
     runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
 ) -> Promotion:
-    """Promote the best of the runs if it beats the current champion.
+    """Promote the best of the runs on the split `val` if it beats the current champion.
 
     A run beats the champion by a higher accuracy on the same test images. If the champion was tested on an older
     version of the table, it is tested again on the challenger's images, from the cache or the table. If that fails,
@@ -49,14 +49,15 @@ def promote_best(
     runs = runs or tracking.promotable_runs(storage)
     if not runs:
         raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
-    tested = {run.run_id: _with_table(evaluated_run(storage, run), table) for run in runs}
-    _check_one_table(list(tested.values()))
-    name = promote.model_name or _derived_name(next(iter(tested.values())), storage)
+    tested = [_with_table(evaluated_run(storage, run), table) for run in runs]
+    _check_one_table(tested)
+    name = promote.model_name or _derived_name(tested[0], storage)
     rolled_back = tracking.rolled_back_runs(storage, name)
     # If all were rolled back, the best of them is left out below, with the reason.
-    tested = {run_id: one for run_id, one in tested.items() if run_id not in rolled_back} or tested
-    accuracies = {run_id: one.accuracy for run_id, one in tested.items()}
-    best = tested[choose_best(accuracies, promote.min_test_accuracy)]
+    candidates = [one for one in tested if one.run.run_id not in rolled_back] or tested
+    best = choose_best(candidates)
+    check_minimums(best, len(candidates), promote)
+    accuracies = {one.run.run_id: one.val_accuracy for one in candidates}
     with promotion_lock(storage, name):
         earlier = tracking.registered_version(storage, best.run, name)
         is_given = promote.model_name is not None
@@ -76,7 +77,7 @@ class _Challenge:
 
     Attributes:
         best: The run, with the data it was tested on.
-        accuracies: Test accuracy (0-1) of all candidate runs, by MLflow run id.
+        accuracies: Accuracy (0-1) of all candidate runs on the split `val`, by MLflow run id.
         name: Name of the registered model.
         name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
         earlier: Version as which an earlier promotion registered the run, or None.
@@ -85,7 +86,7 @@ class _Challenge:
     """
 
     best: EvaluatedRun
-    accuracies: Mapping[str, float]
+    accuracies: Mapping[str, float | None]
     name: str
     name_is_given: bool
     earlier: ModelRef | None

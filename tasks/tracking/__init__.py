@@ -1,5 +1,6 @@
 """MLflow tracking and model registry: no other package uses MLflow's API."""
 
+from tasks.tracking.candidates import promotable_runs
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
@@ -34,7 +35,6 @@ from tasks.tracking.runs import (
     find_unfinished_run,
     has_run,
     package_versions,
-    promotable_runs,
     read_artifact,
     run_location,
     run_metrics,

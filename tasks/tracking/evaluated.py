@@ -32,6 +32,10 @@ class EvaluatedRun:
     content_digest: str
     """Digest of the labels and splits of all images in the table's version."""
     cache: CacheRef | None
+    val_accuracy: float | None = None
+    """Fraction of the images of the split `val` that were classified correctly in the best epoch, 0-1."""
+    macro_f1: float | None = None
+    """Macro F1 on the split `test`, 0-1."""
     serves: tuple[TableRef, ...] = ()
     """Other tables of which a registered version is the champion."""
 
@@ -85,6 +89,8 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
         table=table,
         content_digest=params.get("data.content_digest", ""),
         cache=cache,
+        val_accuracy=share(data.metrics, "best_val_accuracy", of),
+        macro_f1=share(data.metrics, "test_macro_f1", of),
     )
 
 

@@ -166,20 +166,6 @@ def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def promotable_runs(storage: Storage) -> list[RunRef]:
-    """Return the newest finished run and every other finished run on the same cache, the newest first."""
-    experiment = prepare_tracking(storage)
-    runs = client_of(storage).search_runs(
-        [experiment],
-        "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
-        order_by=["attributes.start_time DESC"],
-    )
-    if not runs:
-        return []
-    digest = runs[0].data.params["cache.digest"]
-    return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
-
-
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
     with translate_outage(storage):

@@ -1,5 +1,6 @@
 """Promotion on a real registry, whose champion never gets worse."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -313,6 +314,33 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
     assert "/#/models/photos/versions/1" in str(link.data)
     assert "MLflow's model registry" in link.description
     assert {task.state_name for task in tasks if task.flow_run_id == flow_run_id} == {"Completed", "Kept"}
+
+
+def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
+    """The higher test accuracy of another run does not count."""
+    lucky = log_run(storage, tmp_path, seed=1, accuracy=0.9, val_accuracy=0.6)
+    better = log_run(storage, tmp_path, seed=2, accuracy=0.8, val_accuracy=0.7)
+    promoted = promote_best([lucky, better], NAMED, storage)
+    assert (promoted.champion.run_id, promoted.challenger_accuracy) == (better.run_id, 0.8)
+    tags = tracking.version_tags(storage, promoted.champion)
+    assert json.loads(tags["candidates"]) == {lucky.run_id: 0.6, better.run_id: 0.7}
+    assert promote_best([lucky], NAMED, storage).champion.run_id == lucky.run_id
+
+
+def test_only_the_best_trial_of_a_finished_search_is_a_candidate(storage, tmp_path):
+    """A search that runs has none yet."""
+    trials = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    search = client.create_run(client.get_run(trials[0].run_id).info.experiment_id).info.run_id
+    for number, trial in enumerate(trials):
+        for tag, value in tracking.trial_tags(search, number).items():
+            client.set_tag(trial.run_id, tag, value)
+    client.set_tag(search, "lakevision.best.trial", "0")
+    assert tracking.promotable_runs(storage) == []
+    client.set_terminated(search)
+    assert tracking.promotable_runs(storage) == trials[:1]
+    other = log_run(storage, tmp_path, seed=3, accuracy=0.4)
+    assert tracking.promotable_runs(storage) == [other, trials[0]]
 
 
 def aliases(storage) -> tuple[int | None, int | None]:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.refs import RunRef, TableRef
-from tasks.registry.gate import check_comparable, choose_best, is_better, is_older
+from tasks.registry.gate import check_comparable, check_minimums, choose_best, is_better, is_older
 from tasks.tracking import EvaluatedRun
 
 
@@ -19,27 +20,53 @@ def run_on(
     return EvaluatedRun(RunRef(run_id="a"), 0.5, 10, table, content, None)
 
 
-def test_highest_test_accuracy_is_chosen() -> None:
-    """The run with the highest accuracy is chosen, whatever its position."""
-    assert choose_best({"a": 0.7, "b": 0.9, "c": 0.8}, min_test_accuracy=0.0) == "b"
+def candidate(name: str, val: float | None, accuracy: float = 0.5) -> EvaluatedRun:
+    """Build a candidate with these accuracies."""
+    return replace(run_on(), run=RunRef(run_id=name), accuracy=accuracy, val_accuracy=val)
+
+
+def test_highest_val_accuracy_is_chosen() -> None:
+    """The split test takes no part in the choice, nor does the position."""
+    runs = [candidate("a", 0.7, accuracy=0.9), candidate("b", 0.9, accuracy=0.6), candidate("c", 0.8, accuracy=0.8)]
+    assert choose_best(runs).run.run_id == "b"
 
 
 def test_first_among_equals_is_chosen() -> None:
     """Of runs with equal accuracy the first is chosen, so that the same inputs promote the same run again."""
-    assert choose_best({"a": 0.9, "b": 0.9}, min_test_accuracy=0.0) == "a"
+    assert choose_best([candidate("a", 0.9), candidate("b", 0.9)]).run.run_id == "a"
 
 
-def test_run_at_the_gate_passes() -> None:
-    """A run whose accuracy equals the minimum passes."""
-    assert choose_best({"a": 0.8}, min_test_accuracy=0.8) == "a"
+def test_run_without_val_accuracy_is_refused_among_others() -> None:
+    """A single run needs no choice."""
+    assert choose_best([candidate("a", None)]).run.run_id == "a"
+    with pytest.raises(WrongInput, match="MLflow run 'b' has no metric best_val_accuracy, by which the best of 2 runs"):
+        choose_best([candidate("a", 0.9), candidate("b", None)])
 
 
-def test_nothing_below_the_gate_is_promoted() -> None:
-    """The error names the best accuracy and the minimum, and states that the champion is unchanged."""
-    with pytest.raises(
-        WrongInput, match=r"best of 2 runs has test accuracy 0\.7900, below .* 0\.8: .*the champion is unchanged"
-    ):
-        choose_best({"a": 0.79, "b": 0.5}, min_test_accuracy=0.8)
+def test_run_at_the_minimums_passes() -> None:
+    """Values that equal the minimums pass; without a minimum, a value may be unknown."""
+    best = replace(candidate("a", 0.1, accuracy=0.8), macro_f1=0.7)
+    check_minimums(best, 1, PromoteConfig(min_test_accuracy=0.8, min_test_macro_f1=0.7))
+    check_minimums(replace(best, macro_f1=None), 1, PromoteConfig(min_test_accuracy=0.8))
+
+
+@pytest.mark.parametrize(
+    ("macro_f1", "sentence"),
+    [
+        (
+            0.9,
+            r"best of 2 runs has test accuracy 0\.7900, below promote\.min_test_accuracy 0\.8: .* the champion",
+        ),
+        (0.59, r"best of 2 runs has test macro F1 0\.5900, below promote\.min_test_macro_f1 0\.6"),
+        (None, r"best of 2 runs has test macro F1 unknown, below"),
+    ],
+)
+def test_nothing_below_a_minimum_is_promoted(macro_f1: float | None, sentence: str) -> None:
+    """The error names the value and the minimum."""
+    best = replace(candidate("a", 0.9, accuracy=0.79), macro_f1=macro_f1)
+    accuracy = 0.8 if macro_f1 == 0.9 else 0.0
+    with pytest.raises(WrongInput, match=sentence):
+        check_minimums(best, 2, PromoteConfig(min_test_accuracy=accuracy, min_test_macro_f1=0.6))
 
 
 def test_only_a_better_run_replaces_the_champion() -> None:
