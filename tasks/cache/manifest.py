@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -150,6 +151,10 @@ def read_manifest(url: str) -> CacheManifest | None:
         return None
 
 
+CHECK_THREADS = 16
+"""Files checked at the same time: most of the time, a check waits for a disk or a store."""
+
+
 def check_files(url: str, manifest: CacheManifest) -> None:
     """Check the size and the footer of every file.
 
@@ -157,23 +162,30 @@ def check_files(url: str, manifest: CacheManifest) -> None:
         CacheDamaged: A file is missing, unreadable or does not match; the message names it and the difference.
     """
     filesystem, root = file_system(url)
-    for split in manifest.splits.values():
-        for file in split.files:
-            path = f"{root}/{file.name}"
-            try:
-                size = filesystem.size(path)
-                if size != file.bytes:
-                    raise CacheDamaged(f"{path} has {size} bytes, its manifest says {file.bytes}")
-                with filesystem.open(path, "rb") as handle:
-                    footer = pq.ParquetFile(handle).metadata
-            except FileNotFoundError:  # Lost, or removed by another run's sweep.
-                raise CacheDamaged(f"{path} is missing") from None
-            except pa.ArrowInvalid as error:
-                raise CacheDamaged(f"{path} is not a Parquet file: {error}") from None
-            groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-            if groups != [split.rows_per_group] * file.row_groups:
-                wanted = f"{file.row_groups} of {split.rows_per_group}"
-                raise CacheDamaged(f"{path} has row groups of {groups} rows, its manifest says {wanted}")
+
+    def check(file: CacheFile, rows_per_group: int) -> None:
+        path = f"{root}/{file.name}"
+        try:
+            size = filesystem.size(path)
+            if size != file.bytes:
+                raise CacheDamaged(f"{path} has {size} bytes, its manifest says {file.bytes}")
+            with filesystem.open(path, "rb") as handle:
+                footer = pq.ParquetFile(handle).metadata
+        except FileNotFoundError:  # Lost, or removed by another run's sweep.
+            raise CacheDamaged(f"{path} is missing") from None
+        except pa.ArrowInvalid as error:
+            raise CacheDamaged(f"{path} is not a Parquet file: {error}") from None
+        groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        if groups != [rows_per_group] * file.row_groups:
+            wanted = f"{file.row_groups} of {rows_per_group}"
+            raise CacheDamaged(f"{path} has row groups of {groups} rows, its manifest says {wanted}")
+
+    pool = ThreadPoolExecutor(max_workers=CHECK_THREADS)
+    try:
+        for part in manifest.splits.values():
+            list(pool.map(check, part.files, repeat(part.rows_per_group)))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def verify_files(url: str, manifest: CacheManifest) -> None:
