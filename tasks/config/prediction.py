@@ -28,8 +28,8 @@ class PredictConfig(FrozenConfig):
         0.5,
         ge=0.0,
         le=1.0,
-        description="Maximum fraction of images with an error instead of a label; above it the run fails and writes "
-        "nothing",
+        description="Maximum fraction of images with an error instead of a label; above it, from 10 errors on, the run "
+        "fails and writes nothing",
     )
     retry_errors: bool = Field(
         False, description="Predict images with an error again, and replace their rows; otherwise they keep the error"

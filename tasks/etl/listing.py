@@ -55,6 +55,8 @@ def _walk(folder: str, root: str) -> Iterator[tuple[str, list[str]]]:
         opened = os.scandir(folder)
     except PermissionError:
         raise WrongInput(f"source has the folder '{folder}', which cannot be read: change its permissions") from None
+    except FileNotFoundError:
+        return  # Deleted since its parent was read: ignored.
     # Names only: an entry takes 230 bytes, 840 with its status, and a name 70.
     names: list[str] = []
     folders_and_links: set[str] = set()
@@ -100,8 +102,8 @@ def _local_files(source: Path) -> Iterator[ListedFiles]:
         prefix = os.path.join(folder, "")[below:]
         try:
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            continue  # Deleted since its parent was read: ignored.
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # Deleted since it was read: ignored. Any other error must not make its files look deleted.
         try:
             for name in names:
                 try:

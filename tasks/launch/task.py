@@ -45,6 +45,7 @@ def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRe
     """Train in one process, unless the same run is already finished."""
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     if found := tracking.find_finished_run(storage, spec.key):
+        tracking.mark_chosen(storage, found)
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     return train_with_artifacts(spec, "train")

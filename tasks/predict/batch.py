@@ -30,6 +30,9 @@ from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
 
+MIN_ERRORS = 10
+"""Number of errors from which on `predict.max_error_fraction` counts: a single new image may be broken."""
+
 MIN_PARTS_PER_CORE = 4
 """Partitions of a table per core from which its images are predicted where they are read."""
 
@@ -183,7 +186,7 @@ def _predict_pending(
     """Predict and merge in one commit; return the number of images with an error instead of a label.
 
     Raises:
-        WrongInput: More images than `predict.max_error_fraction` have an error; nothing is committed.
+        WrongInput: A larger fraction than `predict.max_error_fraction` has an error; nothing is committed.
     """
     predictor = make_predictor(
         package, predict.batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext)
@@ -200,7 +203,9 @@ def _predict_pending(
     new = delta.with_schema(rows, PREDICTIONS).persist()
     try:
         ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
-        if errors > predict.max_error_fraction * num:
+        # Images whose errors are predicted again had them before.
+        is_checked = errors >= MIN_ERRORS and not predict.retry_errors
+        if is_checked and errors > predict.max_error_fraction * num:
             raise WrongInput(
                 f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
                 f"{predict.max_error_fraction}, such as '{example}': nothing was written; give other images, or raise "

@@ -10,8 +10,17 @@ PREVIOUS = "previous"
 
 def previous_champion(storage: Storage, champion: ModelRef) -> ModelRef | None:
     """Return the version that was the champion before this one, or None if there was none or it was deleted."""
-    number = tracking.version_tags(storage, champion).get(tracking.PREVIOUS_TAG)
-    return None if number is None else tracking.numbered_version(storage, champion.name, number)
+    version: ModelRef | None = champion
+    seen = set()
+    while version is not None and version.version not in seen:
+        seen.add(version.version)
+        tags = tracking.version_tags(storage, version)
+        # A rollback that was killed before the alias moved left its tag on a champion.
+        if version != champion and tracking.ROLLED_BACK_TAG not in tags:
+            return version
+        number = tags.get(tracking.PREVIOUS_TAG)
+        version = None if number is None else tracking.numbered_version(storage, champion.name, number)
+    return None
 
 
 def repair_previous(storage: Storage, champion: ModelRef) -> None:

@@ -48,12 +48,29 @@ def roll_back(rollback: RollbackConfig, storage: Storage) -> Rollback:
                 "it could be rolled back: promote another run"
             )
         _check_predicts(storage, previous)
+        # The lock does not cover other machines.
+        if tracking.model_with_alias(storage, name, CHAMPION) != champion:
+            raise WrongInput(
+                f"{name} version {champion.version} is not the champion any more, since another run promoted or rolled "
+                "back meanwhile: look at the aliases in MLflow, and run the rollback again if it is still wanted"
+            )
         done = Rollback(champion=previous, rolled_back=champion, reason=rollback.reason)
         tracking.tag_version(storage, champion, {tracking.ROLLED_BACK_TAG: done.sentence})
-        tracking.set_alias(storage, previous, CHAMPION)
+        tracking.tag_version(storage, previous, _tables_of(champion, storage))
         repair_previous(storage, previous)
+        # The last step: a run that failed after it would be repeated, and would go back once more.
+        tracking.set_alias(storage, previous, CHAMPION)
     logger.info("%s", done.sentence)
     return done
+
+
+def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
+    """Return the tags of the tables that a champion predicts, for the version that predicts them from now on."""
+    of = tracking.evaluated_version(storage, champion)
+    tags: dict[str, str] = {}
+    for table in (*of.serves, *(() if of.table is None else (of.table,))):
+        tags |= tracking.serving_tags(table, table.source)
+    return tags
 
 
 def _derived_name(storage: Storage) -> str:
@@ -80,9 +97,13 @@ def _check_predicts(storage: Storage, model: ModelRef) -> None:
     with TemporaryDirectory(prefix="lakevision-rollback-") as scratch:
         folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
         command = [sys.executable, "-m", "tasks.registry.trial_prediction", str(folder)]
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=False)
-    if tried.returncode != 0:
-        why = tried.stderr.strip().splitlines()[-1:] or [f"its process ended with {tried.returncode}"]
+        try:
+            tried = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=False)
+            why = tried.stderr.strip().splitlines()[-1:] or [f"its process ended with {tried.returncode}"]
+            predicts = tried.returncode == 0
+        except subprocess.TimeoutExpired:
+            predicts, why = False, [f"it takes more than {LOAD_SECONDS} s"]
+    if not predicts:
         raise WrongInput(
             f"{model.name} version {model.version}, the previous champion, does not predict an image ({why[0][:400]}): "
             "the champion is unchanged; promote another run"

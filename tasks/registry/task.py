@@ -1,6 +1,10 @@
 """The Prefect tasks that check and carry out a promotion or a rollback, and their artifacts."""
 
+import logging
+
+import httpx
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.exceptions import PrefectException
 from prefect.states import Completed
 
 from tasks import tracking
@@ -13,6 +17,8 @@ from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.text.markup import markdown_table, markdown_text
+
+logger = logging.getLogger("lakevision.registry")
 
 KEPT = "Kept"
 """Name of the state of a promotion that did not change the champion."""
@@ -43,11 +49,15 @@ def promote_run(
 def roll_back_champion(rollback: RollbackConfig, storage: Storage) -> ModelRef:
     """Make the previous champion the champion again, and return it; a retry could go back a second time."""
     done = roll_back(rollback, storage)
-    create_markdown_artifact(
-        f"## Rolled back\n\n{markdown_text(done.sentence)}.\n",
-        key="rollback",
-        description="Which version is the champion again, and why",
-    )
+    try:
+        create_markdown_artifact(
+            f"## Rolled back\n\n{markdown_text(done.sentence)}.\n",
+            key="rollback",
+            description="Which version is the champion again, and why",
+        )
+    except (PrefectException, httpx.HTTPError) as error:
+        # A failed run would be repeated, and would go back once more.
+        logger.warning("rolled back, but the artifact is missing: %s", error)
     return done.champion
 
 

@@ -1,6 +1,6 @@
 """MLflow tracking and model registry: no other package uses MLflow's API."""
 
-from tasks.tracking.candidates import promotable_runs
+from tasks.tracking.candidates import mark_chosen, promotable_runs
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
@@ -106,6 +106,7 @@ __all__ = [
     "is_available",
     "log_data_checks",
     "logged_training",
+    "mark_chosen",
     "mark_pruned",
     "model_location",
     "model_with_alias",

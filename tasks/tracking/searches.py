@@ -15,8 +15,6 @@ from tasks.tracking.server import client_of, prepare_tracking
 
 PRUNED_TAG = "lakevision.pruned"
 TRIAL_TAG = "lakevision.trial"
-BEST_TAG = "lakevision.best."
-BEST_TRIAL_TAG = f"{BEST_TAG}trial"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ParentRun:
         self.client.log_metric(self.run_id, f"best_{metric}", best, step=len(rows))
         # Tags and not parameters, which cannot be changed.
         for name, value in {"trial": number, **values}.items():
-            self.client.set_tag(self.run_id, f"{BEST_TAG}{name}", value)
+            self.client.set_tag(self.run_id, f"lakevision.best.{name}", value)
 
     def end_trial(self, number: int) -> None:
         """Mark the run of a trial as killed unless it is finished; its process has ended or is about to."""

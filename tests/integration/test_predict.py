@@ -128,10 +128,12 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
     assert sum(done for _step, _part, done in ended) == 2, "a merge reads its source twice, and must not predict twice"
-    with pytest.raises(WrongInput, match=r"1 of 1 images have an error .* 'not_an_image.*: nothing was written"):
-        predict(storage, "photos", table=storage.table("own"), retry_errors=True)
-    again = predict(storage, "photos", table=storage.table("own"), retry_errors=True, max_error_fraction=1.0)
+    again = predict(storage, "photos", table=storage.table("own"), retry_errors=True)
     assert (again.predicted, again.errors) == (1, 1)
+    broken = spark.createDataFrame([(str(number), b"bad") for number in range(10)], "sha256 string, content binary")
+    broken.write.format("delta").save(storage.table("broken"))
+    with pytest.raises(WrongInput, match=r"10 of 10 images have an error .* 'not_an_image.*: nothing was written"):
+        predict(storage, "photos", table=storage.table("broken"))
     read = spark.read.format("delta").load(storage.table("predictions"))
     assert sorted((row["sha256"], row["model_version"]) for row in read.collect()) == [
         ("bad", 1),

@@ -327,17 +327,16 @@ def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
     assert promote_best([lucky], NAMED, storage).champion.run_id == lucky.run_id
 
 
-def test_only_the_best_trial_of_a_finished_search_is_a_candidate(storage, tmp_path):
-    """A search that runs has none yet."""
+def test_trial_is_a_candidate_once_its_settings_were_chosen(storage, tmp_path):
+    """As a search does at its end with those of its best trial."""
     trials = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     search = client.create_run(client.get_run(trials[0].run_id).info.experiment_id).info.run_id
     for number, trial in enumerate(trials):
         for tag, value in tracking.trial_tags(search, number).items():
             client.set_tag(trial.run_id, tag, value)
-    client.set_tag(search, "lakevision.best.trial", "0")
     assert tracking.promotable_runs(storage) == []
-    client.set_terminated(search)
+    tracking.mark_chosen(storage, trials[0])
     assert tracking.promotable_runs(storage) == trials[:1]
     other = log_run(storage, tmp_path, seed=3, accuracy=0.4)
     assert tracking.promotable_runs(storage) == [other, trials[0]]
@@ -386,8 +385,7 @@ def test_rollback_is_finished_by_the_next_one_after_a_kill(storage, tmp_path, mo
         killed.setattr(tracking, "set_alias", lambda *_arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             roll_back(RollbackConfig(model_name=NAME), storage)
-    assert aliases(storage) == (2, 1)
-    tracking.remove_alias(storage, NAME, PREVIOUS)
+    assert aliases(storage) == (2, None)
     assert promote_best(runs[1:], NAMED, storage).outcome == "unchanged"
     assert aliases(storage) == (2, 1)
     assert roll_back(RollbackConfig(model_name=NAME), storage).champion.version == 1
