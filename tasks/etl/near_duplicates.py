@@ -20,8 +20,8 @@ BUCKET_NEIGHBOURS = 1000
 MAX_EQUAL_BANDS = 5
 """Maximum number of bands of a key; with more, the keys of hashes that differ in 8 bits would be thousands."""
 
-SORT_WORK = 3
-"""Time to sort the hashes by a key, per hash, in comparisons of two hashes."""
+KEY_WORK = 3
+"""Time of the passes over the hashes for a key, per hash, in comparisons of two hashes."""
 
 CHUNK = 1 << 18
 """Number of hashes worked on at once: few enough that arrays of them stay in the cache of the processor."""
@@ -81,7 +81,7 @@ class Banding:
         """Return the estimated work per hash, in comparisons of two hashes."""
         # The last bands are the shortest, and hashes with an equal key are as frequent as among random hashes.
         key_bits = sum(mask.bit_count() for mask in self.masks()[-self.num_equal :])
-        return comb(self.num_bands, self.num_equal) * (SORT_WORK + num_hashes / 2.0**key_bits / 2)
+        return comb(self.num_bands, self.num_equal) * (KEY_WORK + num_hashes / 2.0**key_bits / 2)
 
 
 def choose_banding(num_hashes: int, max_bits: int) -> Banding:

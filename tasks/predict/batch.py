@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -35,20 +34,6 @@ MIN_ERRORS = 10
 
 MIN_PARTS_PER_CORE = 4
 """Partitions of a table per core from which its images are predicted where they are read."""
-
-
-def check_images(columns: Iterable[str], path: str) -> None:
-    """Check that a table has the columns that inference reads.
-
-    Raises:
-        WrongInput: Columns are missing; the message names them.
-    """
-    missing = sorted({"sha256", "content"} - set(columns))
-    if missing:
-        raise WrongInput(
-            f"predict.table is '{path}', which has no column {', '.join(missing)}: "
-            "give a table with sha256 (string) and content (binary, an encoded image)"
-        )
 
 
 def predict_batch(
@@ -107,7 +92,6 @@ def _predict(
     predict: PredictConfig,
     storage: Storage,
 ) -> PredictReport:
-    check_images(snapshots.schema_of(spark, table).names, table.path)
     errors, seconds = 0, 0.0
     unlearned: tuple[str, ...] = ()
     again = predict.retry_errors
@@ -117,7 +101,7 @@ def _predict(
             raise NeedsSpark
         began = time.perf_counter()
         contents = _pending_contents(spark, table, pending) if spark is not None and num else None
-        labels = pending.labels
+        labels = pending.labels() if num else ()
     if spark is not None and contents is not None:
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
         check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")

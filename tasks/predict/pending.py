@@ -1,6 +1,6 @@
 """Images without a prediction by a model version."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -40,18 +40,38 @@ class PendingImages:
         count: Number of different images.
         num_rows: Number of their rows; larger than `count` if another program wrote an image twice.
         num_images: Number of all rows of the table.
-        labels: The labels of the table in alphabetical order; none if it has no labels as text.
     """
 
     count: int
     num_rows: int
     num_images: int
-    labels: tuple[str, ...]
+    _has_labels: bool
     _relations: Relations
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels of the table in alphabetical order; none if it has no labels as text."""
+        if not self._has_labels:
+            return ()
+        query = "SELECT DISTINCT label FROM images WHERE label IS NOT NULL ORDER BY label"
+        return tuple(label for (label,) in self._relations.rows(query))
 
     def table(self) -> pa.Table:
         """Return the sha256 of the images as a table in memory."""
         return self._relations.table("SELECT DISTINCT sha256 FROM pending", SHA256_ARROW)
+
+
+def check_images(columns: Iterable[str], path: str) -> None:
+    """Check that a table has the columns that inference reads.
+
+    Raises:
+        WrongInput: Columns are missing; the message names them.
+    """
+    missing = sorted({"sha256", "content"} - set(columns))
+    if missing:
+        raise WrongInput(
+            f"predict.table is '{path}', which has no column {', '.join(missing)}: "
+            "give a table with sha256 (string) and content (binary, an encoded image)"
+        )
 
 
 def check_predictions(columns: StructType, path: str) -> None:
@@ -93,10 +113,11 @@ def pending_images(
         retry_errors: Whether images with an error are pending.
 
     Raises:
-        WrongInput: An image has no sha256, the key of its prediction; or as `check_predictions`.
+        WrongInput: An image has no sha256, the key of its prediction; or as `check_images` and `check_predictions`.
     """
     scratch = scratch_root(storage)
     types = {field.name: field.dataType for field in snapshots.schema_of(spark, table)}
+    check_images(types, table.path)
     has_labels = types.get("label") == StringType()
     newest = snapshots.newest_snapshot(spark, predictions)
     predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
@@ -116,5 +137,4 @@ def pending_images(
             )
         relations.run(PENDING, {"retry_errors": retry_errors})
         ((num_rows, count),) = relations.rows("SELECT count(*), count(DISTINCT hash(sha256)) FROM pending")
-        labels = relations.rows("SELECT DISTINCT label FROM images WHERE label IS NOT NULL") if has_labels else []
-        yield PendingImages(count, num_rows, num_images, tuple(sorted(label for (label,) in labels)), relations)
+        yield PendingImages(count, num_rows, num_images, has_labels, relations)

@@ -98,13 +98,14 @@ def _check_predicts(storage: Storage, model: ModelRef) -> None:
         folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
         command = [sys.executable, "-m", "tasks.registry.trial_prediction", str(folder)]
         try:
-            tried = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=False)
-            why = tried.stderr.strip().splitlines()[-1:] or [f"its process ended with {tried.returncode}"]
-            predicts = tried.returncode == 0
+            subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=True)
+            return
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines()
+            why = lines[-1] if lines else f"its process ended with {error.returncode}"
         except subprocess.TimeoutExpired:
-            predicts, why = False, [f"it takes more than {LOAD_SECONDS} s"]
-    if not predicts:
-        raise WrongInput(
-            f"{model.name} version {model.version}, the previous champion, does not predict an image ({why[0][:400]}): "
-            "the champion is unchanged; promote another run"
-        )
+            why = f"it takes more than {LOAD_SECONDS} s"
+    raise WrongInput(
+        f"{model.name} version {model.version}, the previous champion, does not predict an image ({why[:400]}): the "
+        "champion is unchanged; promote another run"
+    )

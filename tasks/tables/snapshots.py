@@ -59,6 +59,11 @@ def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTabl
     return table if plain and not elsewhere else None
 
 
+def _columns(table: deltalake.DeltaTable) -> StructType:
+    """Return the table's columns and their types, as Spark has them."""
+    return StructType.fromJson(json.loads(table.schema().to_json()))
+
+
 def _file_names(table: deltalake.DeltaTable) -> list[str]:
     """Return the table's data files: names relative to its folder, or absolute paths in a shallow clone."""
     names: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
@@ -75,10 +80,10 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         return None
     table = _without_spark(path)
     if table is not None:
-        metadata, columns = table.metadata(), json.loads(table.schema().to_json())
+        metadata = table.metadata()
         properties = dict(metadata.configuration)
         ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id), source=table_source(properties))
-        return Snapshot(ref, properties, StructType.fromJson(columns))
+        return Snapshot(ref, properties, _columns(table))
     if spark is None:
         raise NeedsSpark
     # Read from Delta's log directly: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
@@ -175,7 +180,7 @@ def schema_of(spark: SparkSession | None, table: TableRef) -> StructType:
     """Return the columns of this version and their types."""
     found = _without_spark(table.path, table.version)
     if found is not None:
-        return StructType.fromJson(json.loads(found.schema().to_json()))
+        return _columns(found)
     if spark is None:
         raise NeedsSpark
     return read_version(spark, table).schema

@@ -1,7 +1,7 @@
 """MLflow's model registry: versions, aliases and tags."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import mlflow
 from mlflow.entities import LoggedModelStatus
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from tasks.errors import WrongInput
@@ -61,14 +62,7 @@ def numbered_version(storage: Storage, name: str, number: str) -> ModelRef | Non
     Raises:
         WrongInput: The version does not name a valid MLflow run.
     """
-    try:
-        found = client_of(storage).get_model_version(name, number)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-    run_id = checked_run_id(found.run_id, f"{name} version {number}")
-    return ModelRef(name=name, version=int(found.version), run_id=run_id)
+    return _found_version(name, lambda: client_of(storage).get_model_version(name, number))
 
 
 def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
@@ -123,8 +117,13 @@ def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None
     Raises:
         WrongInput: The version does not name a valid MLflow run.
     """
+    return _found_version(name, lambda: client_of(storage).get_model_version_by_alias(name, alias))
+
+
+def _found_version(name: str, find: Callable[[], ModelVersion]) -> ModelRef | None:
+    """Return the version that a lookup finds, or None if the registry does not have it."""
     try:
-        found = client_of(storage).get_model_version_by_alias(name, alias)
+        found = find()
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
