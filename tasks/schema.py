@@ -8,6 +8,7 @@ from typing import Literal
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DoubleType,
     IntegerType,
@@ -67,9 +68,20 @@ PREDICTION = StructType(
         StructField("label", StringType()),
         StructField("probability", DoubleType()),
         StructField("error", StringType()),
+        StructField("index", IntegerType()),
+        StructField("top_labels", ArrayType(StringType())),
+        StructField("top_probabilities", ArrayType(DoubleType())),
+        StructField("precision", StringType()),
     ]
 )
-"""Prediction of one image: its label and probability (0-1), or the error."""
+"""Prediction of one image: its label and probability (0-1), or the error.
+
+index is the number of the label's class, and precision that of the computation. top_labels are the most probable
+classes in descending order, with the probabilities top_probabilities.
+"""
+
+ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision")
+"""Columns that a table of release 0.1.0 lacks; they are added to it, and null in its rows."""
 
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 

@@ -16,7 +16,7 @@ from pyspark import Accumulator
 
 from tasks.cache.manifest import CacheFile
 from tasks.config.cache import CacheConfig
-from tasks.decode import decode_pixels, encode_jpeg
+from tasks.model_package.decode import decode_pixels, encode_jpeg
 from tasks.object_store import file_system
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.progress import EndedParts

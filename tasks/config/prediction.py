@@ -24,6 +24,14 @@ class PredictConfig(FrozenConfig):
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
     batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
+    top_k: int = Field(5, ge=1, le=1000, description="Number of most probable classes to write for each image")
+    min_probability: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Probability of the most probable class below which the label is 'unsure'; existing predictions "
+        "keep their labels",
+    )
     max_error_fraction: float = Field(
         0.5,
         ge=0.0,

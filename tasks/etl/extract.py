@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark import Accumulator
 
 from tasks.config.etl import EtlConfig
-from tasks.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.etl.edges import Edges, draw_of
 from tasks.etl.near_duplicates import dhash
+from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.paths import is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.spark.progress import EndedParts

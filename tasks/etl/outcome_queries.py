@@ -16,7 +16,7 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - loose: rows of `images` that may be deleted.
 """
 
-from tasks.decode import Reason
+from tasks.model_package.decode import Reason
 from tasks.schema import DUPLICATE, QUARANTINED, STORED
 
 AFFECTED = """

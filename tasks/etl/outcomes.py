@@ -7,12 +7,12 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tasks.decode import Reason
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.ledger_changes import LedgerChanges, find_changes
 from tasks.etl.part_edits import Edits, find_edits
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
+from tasks.model_package.decode import Reason
 from tasks.schema import IMAGE_KEYS_ARROW, LISTING_ARROW, STORED
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations

@@ -61,6 +61,8 @@ class DetailedEvaluation(Evaluation):
     """Metrics of one split over all ranks, with calibration and worst mistakes for the final report."""
 
     calibration: Calibration
+    uncalibrated: Calibration
+    """Calibration at the temperature 1."""
     mistakes: tuple[Mistake, ...]
     """Mistakes with the highest loss, in descending order; empty if every image was classified correctly."""
 
@@ -92,7 +94,7 @@ class _Sums:
         return Evaluation(loss=loss_mean, confusion_KK=matrix_KK, top5_accuracy=top5)
 
 
-def _logits(
+def logits_of(
     model: nn.Module, loader: Loader, device: torch.device
 ) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
     """Yield every non-empty batch, with its labels (B,) and logits (B, K) on the device."""
@@ -108,27 +110,43 @@ def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.d
     """Return loss, confusion matrix and top-5 accuracy over the images of all ranks, each counted once."""
     sums = _Sums(num_classes, device)
     with torch.inference_mode():
-        for _batch, labels_B, logits_BK in _logits(model, loader, device):
+        for _batch, labels_B, logits_BK in logits_of(model, loader, device):
             sums.add(labels_B, logits_BK)
     return sums.reduce(reducer)
 
 
 def evaluate_in_detail(
-    model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer
+    model: nn.Module,
+    loader: Loader,
+    num_classes: int,
+    device: torch.device,
+    reducer: Reducer,
+    temperature: float = 1.0,
 ) -> DetailedEvaluation:
     """Return the metrics of `evaluate`, the calibration and the worst mistakes.
 
     It synchronizes with the device in every batch: for the final evaluation only.
+
+    Args:
+        model: The model.
+        loader: Batches of the split.
+        num_classes: Number of classes.
+        device: Device of the model.
+        reducer: The other ranks.
+        temperature: Divisor of the logits within the model.
     """
-    sums, calibration, mistakes = _Sums(num_classes, device), CalibrationSums(device), WorstMistakes()
+    sums, mistakes = _Sums(num_classes, device), WorstMistakes()
+    calibration, uncalibrated = CalibrationSums(device), CalibrationSums(device)
     with torch.inference_mode():
-        for batch, labels_B, logits_BK in _logits(model, loader, device):
+        for batch, labels_B, logits_BK in logits_of(model, loader, device):
             sums.add(labels_B, logits_BK)
             log_probabilities_BK = functional.log_softmax(logits_BK.double(), dim=1)
             # The same argmax as in the confusion matrix: ties are broken in the same way.
             predicted_B = logits_BK.argmax(1)
             confidence_B = log_probabilities_BK.gather(1, predicted_B[:, None])[:, 0].exp()
             calibration.add(confidence_B, predicted_B == labels_B)
+            before_BK = torch.softmax(logits_BK.double() * temperature, dim=1)
+            uncalibrated.add(before_BK.gather(1, predicted_B[:, None])[:, 0], predicted_B == labels_B)
             mistakes.add(torch.from_numpy(batch.rows_B).to(device), labels_B, predicted_B, log_probabilities_BK)
     plain = sums.reduce(reducer)
     return DetailedEvaluation(
@@ -136,5 +154,6 @@ def evaluate_in_detail(
         plain.confusion_KK,
         plain.top5_accuracy,
         calibration=calibration.reduce(reducer),
+        uncalibrated=uncalibrated.reduce(reducer),
         mistakes=mistakes.reduce(reducer),
     )

@@ -5,39 +5,22 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torchvision
 from torch import nn
 
 from tasks.errors import WrongInput
 from tasks.model.depthwise import speed_up_depthwise
 from tasks.model.pretrained import check_model_name, default_weights, weights_digest
-from tasks.model.transforms import normalize
-
-IMAGENET_CLASSES = 1000
+from tasks.model_package.network import ImageNetwork, replace_head, torchvision_network
 
 
-class Classifier(nn.Module):
-    """A torchvision network on the cache's pixels, whose frozen layers stay in eval mode.
-
-    Attributes:
-        precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
-    """
-
-    precision: torch.dtype | None = None
+class Classifier(ImageNetwork):
+    """A network in training, whose frozen layers stay in eval mode."""
 
     def __init__(self, network: nn.Module, head: nn.Module, freeze_backbone: bool) -> None:
-        super().__init__()
-        self.network = network
-        # Kept out of the registered modules: its parameters are the network's own.
-        self._head = (head,)
+        super().__init__(network, head)
         self._frozen: list[nn.Module] = []
         if freeze_backbone:
             self.freeze_all_but([head])
-
-    @property
-    def head(self) -> nn.Module:
-        """The new last layer."""
-        return self._head[0]
 
     def freeze_all_but(self, trainable: Sequence[nn.Module]) -> None:
         """Freeze all layers but these."""
@@ -73,13 +56,6 @@ class Classifier(nn.Module):
             module.training = False
         return self
 
-    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
-        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
-        inputs = normalize(images_BHWC)
-        with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
-            logits = self.network(inputs)
-        return logits.float()  # type: ignore[no-any-return]  # torch does not type it
-
 
 def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return a copy of a module's state dict, with the module versions that MNASNet needs to load it."""
@@ -87,26 +63,6 @@ def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         state[name] = value.detach().to("cpu", copy=True)
     return state
-
-
-def _last_layer(network: nn.Module) -> str:
-    """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
-    names = [
-        name
-        for name, module in network.named_modules()
-        if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
-        or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
-    ]
-    assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
-    last: str = names[-1]
-    return last
-
-
-def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
-    if isinstance(old, nn.Conv2d):
-        return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
-    assert isinstance(old, nn.Linear)
-    return nn.Linear(old.in_features, num_classes)
 
 
 def load_weights(name: str, weights: str) -> dict[str, Any] | None:
@@ -166,26 +122,12 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     """
     check_model_name(name)
     state = load_weights(name, weights)
-    # These two come from TensorFlow and use other means; torchvision sets the option only when it loads weights itself.
-    options = {"transform_input": True} if name in {"googlenet", "inception_v3"} else {}
-    network = torchvision.models.get_model(name, weights=None, **options)
+    network = torchvision_network(name)
     if state is not None:
         _load_state(network, state, name, weights)
-    _remove_auxiliary_classifiers(network)
-    last = _last_layer(network)
-    head = _new_head(network.get_submodule(last), num_classes)
-    parent, _, attribute = last.rpartition(".")
-    setattr(network.get_submodule(parent), attribute, head)
+    head = replace_head(network, num_classes)
     speed_up_depthwise(network)
     return Classifier(network, head, freeze_backbone)
-
-
-def _remove_auxiliary_classifiers(network: nn.Module) -> None:
-    """Remove the auxiliary classifiers of googlenet and inception_v3: the loss here gives them no gradient."""
-    for name in ("aux1", "aux2", "AuxLogits"):
-        if hasattr(network, name):
-            setattr(network, name, None)
-            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
 
 
 def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:

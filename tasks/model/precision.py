@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tasks.errors import WrongInput
 from tasks.model.network import at_least_two
+from tasks.model_package.serving import computes_bf16
 from tasks.system.cores import free_memory
 
 logger = logging.getLogger("lakevision.train")
@@ -36,14 +37,6 @@ MIN_AUTO_STEPS = 20
 
 SAMPLE = 8
 """Number of images of the forward pass that is measured on a CPU."""
-
-
-def computes_bf16(device: torch.device) -> bool:
-    """Return whether the device has bfloat16 instructions, faster than float32; such a GPU has TF32 as well."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    # Without them torch emulates bfloat16, which is several times slower.
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 MIN_BF16_SIDE = 128

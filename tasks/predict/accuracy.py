@@ -9,8 +9,8 @@ import torch
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
-from tasks.model.classifier import ImageClassifier
-from tasks.predict.champion import fetch_classifier
+from tasks.model_package.classifier import ImageClassifier
+from tasks.predict.champion import fetch_classifier, translate_invalid
 from tasks.refs import CacheRef, ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, TEST
 from tasks.storage import Storage
@@ -27,7 +27,7 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
     Raises:
         WrongInput: Its files are not those that were registered, or are not a valid model package.
     """
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, translate_invalid():
         return ImageClassifier.load(fetch_classifier(storage, model, Path(scratch)))
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -10,16 +9,16 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import WrongInput, join_names
+from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PendingImages, pending_images
-from tasks.predict.scoring import make_predictor, send_package
+from tasks.predict.scoring import score, send_package
+from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
-from tasks.spark.cluster import num_task_slots, threads_per_task
-from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.progress import num_tasks
 from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
@@ -28,9 +27,6 @@ from tasks.tables import delta, snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
-
-MIN_ERRORS = 10
-"""Number of errors from which on `predict.max_error_fraction` counts: a single new image may be broken."""
 
 MIN_PARTS_PER_CORE = 4
 """Partitions of a table per core from which its images are predicted where they are read."""
@@ -105,11 +101,11 @@ def _predict(
     if spark is not None and contents is not None:
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
         check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
-        package, classes = send_package(spark, storage, model)
-        unlearned = tuple(sorted(set(labels) - set(classes)))
+        sent = send_package(spark, storage, model, predict)
+        unlearned = tuple(sorted(set(labels) - set(sent.classes)))
         _warn_of_unlearned(unlearned, table, model)
         with counted("predict", num):
-            errors = _predict_pending(spark, contents, predictions, package, model, predict)
+            errors = write(score(contents, sent, predict), predictions, model, predict)
         seconds = time.perf_counter() - began
     written = snapshots.latest(spark, predictions)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
@@ -157,51 +153,3 @@ def _warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef
             join_names(list(labels[:NUM_NAMED]), len(labels)),
             table.path,
         )
-
-
-def _predict_pending(
-    spark: SparkSession,
-    pending: DataFrame,
-    predictions: str,
-    package: str,
-    model: ModelRef,
-    predict: PredictConfig,
-) -> int:
-    """Predict and merge in one commit; return the number of images with an error instead of a label.
-
-    Raises:
-        WrongInput: A larger fraction than `predict.max_error_fraction` has an error; nothing is committed.
-    """
-    predictor = make_predictor(
-        package, predict.batch_size, threads_per_task(spark), count_ended_tasks(spark.sparkContext)
-    )
-    rows = pending.select("sha256", predictor("content").alias("prediction")).select(
-        "sha256",
-        F.lit(model.name).alias("model_name"),
-        F.lit(model.version).alias("model_version"),
-        "prediction.*",
-        # A constant: Spark takes two queries with current_timestamp() for different ones, and would predict again.
-        F.lit(datetime.now(UTC)).alias("predicted_at"),
-    )
-    # A merge reads its source twice: persisted, so that images are predicted once.
-    new = delta.with_schema(rows, PREDICTIONS).persist()
-    try:
-        ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
-        # Images whose errors are predicted again had them before.
-        is_checked = errors >= MIN_ERRORS and not predict.retry_errors
-        if is_checked and errors > predict.max_error_fraction * num:
-            raise WrongInput(
-                f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
-                f"{predict.max_error_fraction}, such as '{example}': nothing was written; give other images, or raise "
-                "that fraction"
-            )
-        with delta.translate_conflict(predictions):
-            if snapshots.has_table(spark, predictions):
-                own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-                merge = delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll()
-                (merge.whenMatchedUpdateAll() if predict.retry_errors else merge).execute()
-            else:
-                delta.create_table(predictions, new, {})
-    finally:
-        new.unpersist()
-    return int(errors)

@@ -1,6 +1,8 @@
 """Lookup of the registered version that predicts a table, by default the champion, and the check of its data."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks import tracking
@@ -8,7 +10,7 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model.package import FILE_LIMITS
+from tasks.model_package.description import FILE_LIMITS, InvalidPackage
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
 
@@ -103,6 +105,19 @@ def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
 
 def _name(model: ModelRef) -> str:
     return f"{model.name} version {model.version}"
+
+
+@contextmanager
+def translate_invalid() -> Iterator[None]:
+    """Raise the error of an invalid model package as an error for users.
+
+    Raises:
+        WrongInput: The package is damaged, or was not written by this project.
+    """
+    try:
+        yield
+    except InvalidPackage as error:
+        raise WrongInput(error) from None
 
 
 def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:

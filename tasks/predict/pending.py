@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructType
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.refs import ModelRef, TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
+from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -82,7 +82,9 @@ def check_predictions(columns: StructType, path: str) -> None:
     """
     wanted, found = ({field.name: field.dataType.simpleString() for field in of} for of in (PREDICTIONS, columns))
     wrong = [f"{name} ({found[name]})" for name in found if found[name] != wanted.get(name)]
-    lacking = [f"{name} ({wanted[name]})" for name in wanted if found.get(name) != wanted[name]]
+    # Those of a later release are added, unless another program has given their names to other columns.
+    required = [name for name in wanted if name in found or name not in ADDED_TO_PREDICTIONS]
+    lacking = [f"{name} ({wanted[name]})" for name in required if found.get(name) != wanted[name]]
     if wrong or lacking:
         has = f" has {', '.join(wrong)}" if wrong else ""
         lacks = f" lacks {', '.join(lacking)}" if lacking else ""

@@ -1,83 +1,156 @@
 """Predictions by Spark's workers: the iterator pandas UDF, and the model package that it loads."""
 
 import os
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pandas as pd
-from pyspark import Accumulator, SparkFiles
-from pyspark.sql import Column, SparkSession
+from pyspark import Accumulator
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tasks.model.package import read_classes
-from tasks.predict.champion import fetch_classifier
+from tasks.config.prediction import PredictConfig
+from tasks.errors import WrongInput
+from tasks.model_package.description import UNSURE, read_classes
+from tasks.predict.champion import fetch_classifier, translate_invalid
 from tasks.refs import ModelRef
-from tasks.schema import PREDICTION
-from tasks.spark.cluster import task_threads
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, log_from_worker
+from tasks.schema import PREDICTION, PREDICTIONS
+from tasks.spark.cluster import task_threads, threads_per_task
+from tasks.spark.progress import EndedParts, count_ended_tasks
+from tasks.spark.worker_log import WorkerCount
 from tasks.storage import Storage
+from tasks.tables import delta
+
+if TYPE_CHECKING:
+    from tasks.model_package.classifier import Prediction  # torch: seconds
+
+
+@dataclass(frozen=True)
+class SentModel:
+    """A model package on all executors.
+
+    Attributes:
+        package: Name of its folder there.
+        model: The registered version.
+        classes: Names of its classes.
+    """
+
+    package: str
+    model: ModelRef
+    classes: tuple[str, ...]
+
+
+def score(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:
+    """Return the predictions of images, rows of PREDICTIONS.
+
+    They are computed when the frame is evaluated, and again each time it is: persist it.
+
+    Args:
+        images: Columns sha256 (string) and content (binary, an encoded image).
+        sent: The model.
+        predict: Settings of inference.
+    """
+    spark = images.sparkSession
+    predictor = make_predictor(sent.package, predict, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
+    rows = images.select("sha256", predictor("content").alias("prediction")).select(
+        "sha256",
+        F.lit(sent.model.name).alias("model_name"),
+        F.lit(sent.model.version).alias("model_version"),
+        "prediction.*",
+        # A constant: Spark takes two queries with current_timestamp() for different ones, and would predict again.
+        F.lit(datetime.now(UTC)).alias("predicted_at"),
+    )
+    return delta.with_schema(rows, PREDICTIONS)
 
 
 def make_predictor(
-    package: str, batch_size: int, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
+    package: str, predict: PredictConfig, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
 ) -> Callable[[str], Column]:
     """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
 
     Args:
         package: Name of the folder into which executors unpack the model package.
-        batch_size: Number of images per forward pass.
+        predict: Settings of inference.
         num_threads: Number of compute threads per Python worker; None for the cores that Spark reserves for a task.
         ended: Accumulator of the tasks that ended.
     """
-    driver = os.getpid()
+    driver, size, top_k, min_probability = os.getpid(), predict.batch_size, predict.top_k, predict.min_probability
 
-    def predict(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+    def predict_batches(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         import torch
 
-        from tasks.model.classifier import ImageClassifier
+        from tasks.predict.loaded import load_once
 
         count = WorkerCount("predict", driver, ended)
 
         # Spark already runs one worker per core: more threads would oversubscribe the cores.
         torch.set_num_threads(num_threads or task_threads())
-        began = time.perf_counter()
-        model = ImageClassifier.load(Path(SparkFiles.get(package)))
-        log_from_worker(f"model loaded in {time.perf_counter() - began:.1f} s")
+        model = load_once(package)
         for contents in batches:
-            parts = [
-                model.predict_frame(contents.iloc[begin : begin + batch_size])
-                for begin in range(0, len(contents), batch_size)
+            images = list(contents)
+            found = [
+                prediction
+                for begin in range(0, len(images), size)
+                for prediction in model.predict(images[begin : begin + size], top_k, min_probability)
             ]
             count.add(len(contents))
-            yield pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=PREDICTION.names)
+            yield prediction_columns(found, model.precision)
         count.close()
 
-    predictor: Callable[[str], Column] = pandas_udf(predict, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
+    predictor: Callable[[str], Column] = pandas_udf(predict_batches, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
     return predictor
 
 
-def send_package(spark: SparkSession, storage: Storage, model: ModelRef) -> tuple[str, tuple[str, ...]]:
+def prediction_columns(predictions: Sequence["Prediction"], precision: str) -> pd.DataFrame:
+    """Return predictions as the columns of PREDICTION; a missing value is null.
+
+    Args:
+        predictions: The predictions of N images.
+        precision: Precision of the computation.
+    """
+    return pd.DataFrame(
+        {
+            "label": [found.label for found in predictions],
+            "probability": [found.probability for found in predictions],
+            "error": [found.error for found in predictions],
+            "index": pd.array([found.index for found in predictions], dtype="Int32"),
+            "top_labels": [list(found.top_labels) for found in predictions],
+            "top_probabilities": [list(found.top_probabilities) for found in predictions],
+            "precision": precision,
+        },
+        columns=PREDICTION.names,
+    )
+
+
+def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
     """Send the model package to every executor, none of which needs the registry.
 
-    Returns:
-        The name of its folder there, and the classes of the model.
+    Raises:
+        WrongInput: The package is invalid, or `predict.min_probability` needs a label that is a class of the model.
     """
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
     # The driver serves the archive as long as the session: an executor that starts later fetches it, too.
     archive = Path(spark.sparkContext._temp_dir) / f"{name}.zip"
-    with TemporaryDirectory(prefix="lakevision-model-") as scratch:
+    with TemporaryDirectory(prefix="lakevision-model-") as scratch, translate_invalid():
         folder = fetch_classifier(storage, model, Path(scratch) / name)
         classes = read_classes(folder)
+        if predict.min_probability and UNSURE in classes:
+            raise WrongInput(
+                f"predict.min_probability is {predict.min_probability}, for which images get the label '{UNSURE}', but "
+                "that is a class of the model: set it to 0"
+            )
         # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
             for file in sorted(folder.rglob("*")):
                 packed.write(file, file.relative_to(folder))
     # A URI: Spark would take a number sign, a space or a percent sign in the home's path for a part of one.
     spark.sparkContext.addArchive(f"{archive.as_uri()}#{name}")
-    return name, classes
+    return SentModel(name, model, classes)

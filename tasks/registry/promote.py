@@ -10,7 +10,7 @@ from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
-from tasks.model.package import FILE_LIMITS
+from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
 from tasks.registry.compare import champion_accuracy, num_test_images
 from tasks.registry.gate import check_comparable, check_minimums, choose_best, is_better, is_older

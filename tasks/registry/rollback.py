@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from tasks import tracking
 from tasks.config.rollback import RollbackConfig
 from tasks.errors import WrongInput
-from tasks.model.package import FILE_LIMITS
+from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, Rollback
 from tasks.registry.previous import CHAMPION, previous_champion, repair_previous
 from tasks.registry.promote import promotion_lock

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tasks.model.classifier import ImageClassifier
+from tasks.model_package.classifier import ImageClassifier
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import load_file
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
@@ -159,7 +160,7 @@ def compare_metrics(before: dict[str, float], now: dict[str, float]) -> list[Met
 def _same_weights(storage: Storage, one: RunRef, other: RunRef) -> bool:
     with TemporaryDirectory() as folder:
         files = [tracking.download_weights(storage, run, Path(folder)) for run in (one, other)]
-        states = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+        states = [load_file(file) for file in files]
     return states[0].keys() == states[1].keys() and all(
         torch.equal(value, states[1][name]) for name, value in states[0].items()
     )

@@ -21,6 +21,8 @@ from tasks.interval import wilson_interval
 from tasks.metrics.calibration import NUM_BINS
 from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.metrics.precision import PrecisionDifference
+from tasks.model_package.description import Precision
 from tasks.refs import CacheRef
 from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text
 
@@ -46,6 +48,13 @@ class TrainingFacts:
     history: Sequence[EpochMetrics]
     best_epoch: int
     test: DetailedEvaluation
+    """Metrics of the serving form on the split `test`."""
+    precision: Precision
+    """Precision in which the model is served."""
+    temperature: float
+    """Divisor of the logits, fitted on the split `val`."""
+    difference: PrecisionDifference | None = None
+    """Difference between predictions in the serving precision and in float32; None if that is the precision."""
     source: str | None = None
     """Folder or URL that the images came from, if it is known."""
     resumed_with_changes: str | None = None
@@ -81,6 +90,7 @@ def _results(facts: TrainingFacts) -> str:
         if metric != field.name and hasattr(test, metric):
             rows.append([metric.replace("_", " "), f"{getattr(best, field.name):.4f}", f"{getattr(test, metric):.4f}"])
     rows.append(["calibration error", "", f"{test.calibration.error:.4f}"])
+    rows.append(["calibration error before", "", f"{test.uncalibrated.error:.4f}"])
     total = int(test.confusion_KK.sum())
     if not total:
         return "## Results\n\nThe split `test` has no images: nothing was measured."
@@ -94,8 +104,21 @@ def _results(facts: TrainingFacts) -> str:
             f"On {total} test images the accuracy is {accuracy:.4f}, with a 95 % confidence interval (Wilson) from "
             f"{low:.4f} to {high:.4f}. The mean probability of the predicted classes is {confidence:.4f}: the model is "
             f"{verdict} by {abs(confidence - accuracy):.4f}. The calibration error is the expected calibration error "
-            f"over {NUM_BINS} bins (Guo et al. 2017).",
+            f"over {NUM_BINS} bins (Guo et al. 2017), after and before the logits are divided by the temperature "
+            f"{facts.temperature:.4f}, which was fitted on the split `val`.",
+            _serving(facts),
         ]
+    )
+
+
+def _serving(facts: TrainingFacts) -> str:
+    """Return the sentences on the precision in which the model was tested and is served."""
+    if (found := facts.difference) is None:
+        return f"The model was tested, and is served, in {facts.precision}."
+    return (
+        f"The model was tested, and is served, in {facts.precision}; a device without instructions for it serves in "
+        f"float32. On {found.images} test images, the probabilities of the labels differ by {found.mean:.4f} in the "
+        f"mean and by {found.largest:.4f} at most between the two, and {found.changed_labels} labels differ."
     )
 
 

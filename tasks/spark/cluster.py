@@ -130,7 +130,13 @@ def num_task_slots(spark: SparkSession) -> int:
     context = spark.sparkContext
     if not is_local(str(context.master)):
         _wait_for_executors(spark)
-    return max(1, context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1") or 1))
+    conf = context.getConf()
+    slots = context.defaultParallelism // int(conf.get("spark.task.cpus", "1") or 1)
+    if share := float(conf.get("spark.task.resource.gpu.amount", "0") or 0):
+        # Each executor runs as many tasks as its GPUs allow, even if it has more cores.
+        executors = max(1, context._jsc.sc().getExecutorMemoryStatus().size() - 1)  # one entry is the driver's
+        slots = min(slots, executors * int(float(conf.get("spark.executor.resource.gpu.amount", "1") or 1) / share))
+    return max(1, slots)
 
 
 def _wait_for_executors(spark: SparkSession) -> None:
@@ -165,6 +171,24 @@ def threads_per_task(spark: SparkSession) -> int | None:
     """
     context = spark.sparkContext
     return max(1, num_cores() // context.defaultParallelism) if is_local(str(context.master)) else None
+
+
+def task_gpu(num_gpus: int) -> int:
+    """Return the number of the GPU of the current task, in its Python worker.
+
+    Args:
+        num_gpus: Number of GPUs that the worker sees, at least 1.
+    """
+    task = TaskContext.get()
+    if task is None:
+        return 0
+    assigned = task.resources().get("gpu")
+    if assigned is None:
+        # Without spark.task.resource.gpu.amount, Spark assigns none: the tasks share all of them.
+        return task.partitionId() % num_gpus
+    address = assigned.addresses[0]
+    # A cluster that shows the executor only its own GPUs numbers them anew, and their names are not numbers everywhere.
+    return int(address) % num_gpus if address.isdecimal() else 0
 
 
 def task_threads() -> int:

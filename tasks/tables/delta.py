@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import reduce
@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from tasks.errors import WrongInput
 from tasks.object_store import PROBE, file_system, list_names
@@ -192,6 +192,12 @@ def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) ->
     """Set table properties, in one commit."""
     listed = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in values.items())
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
+
+
+def add_columns(spark: SparkSession, path: str, columns: Sequence[StructField]) -> None:
+    """Add columns to the end of a table, in one commit; they are null in existing rows."""
+    listed = ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in columns)
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({listed})")
 
 
 def _quoted(value: str) -> str:

@@ -2,6 +2,7 @@
 
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.searches import TRIAL_TAG
 from tasks.tracking.server import client_of, prepare_tracking
 
@@ -20,7 +21,8 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
         "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
         order_by=["attributes.start_time DESC"],
     )
-    runs = [run for run in found if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
+    current = [run for run in found if OLD_MODEL_TAG not in run.data.tags]
+    runs = [run for run in current if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
     if not runs:
         return []
     digest = runs[0].data.params["cache.digest"]

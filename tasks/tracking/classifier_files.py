@@ -3,7 +3,6 @@
 MLflow's model loading is not used: `MLmodel` may refer to code, pickles and paths outside the model's folder.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
 from tasks.errors import WrongInput
+from tasks.model_package.description import file_sha256
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 from tasks.tracking.server import client_of, translate_outage
@@ -24,20 +24,18 @@ from tasks.tracking.server import client_of, translate_outage
 DIGEST_TAG = "lakevision.sha256."
 """Prefix of the tags with the sha256 of a model's files, on its run and on its version."""
 
-ARTIFACTS = "artifacts"
-"""Folder of a logged model in which MLflow stores the files passed to `log_model`."""
+OLD_MODEL_TAG = f"{DIGEST_TAG}weights.pt"
+"""Tag of the runs and versions of release 0.1.0, whose models have their weights in a pickle."""
+
+ARTIFACTS = "data"
+"""Folder of a logged model in which MLflow stores the folder passed to `log_model`."""
 
 PLAIN_FOLDER = re.compile(rf"{ARTIFACTS}/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the tags with the sha256 of every file in `folder`."""
-    return {f"{DIGEST_TAG}{file.name}": _digest(file) for file in sorted(folder.iterdir())}
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return {f"{DIGEST_TAG}{file.name}": file_sha256(file) for file in sorted(folder.iterdir())}
 
 
 def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int], folder: Path) -> Path:
@@ -116,6 +114,11 @@ def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection
         WrongInput: A tag is missing; the message names the version and the tag.
     """
     lacking = [name for name in names if f"{DIGEST_TAG}{name}" not in tags]
+    if lacking and OLD_MODEL_TAG in tags:
+        raise WrongInput(
+            f"{model.name} version {model.version} is a model of release 0.1.0, which is not loaded any more: train "
+            "and promote again"
+        )
     if lacking:
         raise WrongInput(
             f"{model.name} version {model.version} has no tag {DIGEST_TAG}{lacking[0]}, so it was not registered by "
@@ -137,7 +140,7 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
     check_registered(tags, model, limits)
     fetch_files(storage, f"models:/{model.name}/{model.version}", named, limits, folder)
     for name in limits:
-        wanted, found = tags[f"{DIGEST_TAG}{name}"], _digest(folder / name)
+        wanted, found = tags[f"{DIGEST_TAG}{name}"], file_sha256(folder / name)
         if found != wanted:
             raise WrongInput(
                 f"{named} has a file {name} with the sha256 {found}, but was registered with {wanted}: it was changed "

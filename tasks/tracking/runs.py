@@ -17,6 +17,7 @@ import tasks
 from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.experiments import run_page
 from tasks.tracking.server import client_of, prepare_tracking, translate_outage
 
@@ -77,6 +78,8 @@ def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | N
     with translate_outage(storage):
         runs = runs_with_key(storage, key, experiments)
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
+    # Their models are not loaded any more: they are trained again.
+    finished = [run for run in finished if OLD_MODEL_TAG not in run.data.tags]
     return RunRef(run_id=finished[0].info.run_id) if finished else None
 
 

@@ -7,47 +7,29 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import RunStatus, RunTag
+from mlflow.entities import RunStatus
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from mlflow.types import ColSpec, DataType, Schema
 
-import tasks
 from tasks.errors import TrackingUnavailable
 from tasks.storage import Storage
-from tasks.tracking.classifier_files import file_digests
 from tasks.tracking.datasets import TrainingData, dataset_inputs
 from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
+from tasks.tracking.logged_model import log_package
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, artifact_names, code_commit, flat_params, version_params
 from tasks.tracking.server import prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
-
-MODEL_PACKAGES = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pillow", "pydantic")
-"""Packages that the model package imports; without them, MLflow would export the lock file of the whole project."""
 
 DATASET_ATTEMPTS = 5
 """Attempts to log the datasets of a run while other runs log the same ones."""
 
 UNIQUE_VIOLATED = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
 """Message of SQLite, PostgreSQL or MySQL about a row that another process has just added."""
-
-SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec(DataType.binary, "content")]),
-    outputs=Schema(
-        [
-            ColSpec(DataType.string, "label", required=False),
-            ColSpec(DataType.double, "probability", required=False),
-            ColSpec(DataType.string, "error", required=False),
-        ]
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -108,24 +90,7 @@ class TrackedRun:
 
     def log_model(self, folder: Path) -> None:
         """Log the model package with the files that `save_classifier` wrote into `folder`."""
-        package = Path(tasks.__file__).parent
-        # Recorded here, where the files are trusted: files that are fetched later are verified by these digests.
-        mlflow.MlflowClient().log_batch(
-            self.run_id, tags=[RunTag(name, sha256) for name, sha256 in file_digests(folder).items()]
-        )
-        # Environments created by uv have no pip, about which MLflow warns for every model.
-        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            # The signature is explicit; an example image in every model would not add to it.
-            warnings.filterwarnings("ignore", message=".*input example.*", category=UserWarning)
-            mlflow.pyfunc.log_model(
-                name="model",
-                python_model=str(package / "model" / "pyfunc.py"),
-                artifacts={"classifier": str(folder)},
-                code_paths=[str(package)],
-                signature=SIGNATURE,
-                pip_requirements=[f"{name}=={version(name)}" for name in MODEL_PACKAGES],
-            )
+        log_package(self.run_id, folder)
 
 
 @contextmanager

@@ -10,10 +10,18 @@ from mlflow.exceptions import MlflowException
 
 from tasks.credentials import without_credentials
 from tasks.errors import WrongInput
+from tasks.model_package.description import WEIGHTS_FILE
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, RESUMED_WITH_CHANGES_TAG, versions_in
+from tasks.tracking.runs import (
+    BATCH_SIZE_TAG,
+    CODE_TAG,
+    CONFIG_FILE,
+    RESUMED_WITH_CHANGES_TAG,
+    versions_in,
+)
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
 
 REPEAT_TAG = "lakevision.repeat_of"
@@ -53,6 +61,8 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         ) from None
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
         raise WrongInput(f"run_id is '{run_id}', whose status is {run.info.status}: {way_out}")
+    if OLD_MODEL_TAG in run.data.tags:
+        raise WrongInput(f"run_id is '{run_id}', whose model is of release 0.1.0 and cannot be compared: {way_out}")
     if "test_accuracy" not in run.data.metrics:
         raise WrongInput(f"run_id is '{run_id}', which is not a training run: {way_out}")
     config: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{CONFIG_FILE}")
@@ -84,7 +94,7 @@ def newest_training(storage: Storage) -> RunRef:
         order_by=["attributes.start_time DESC"],
     )
     for run in runs:
-        if REPEAT_TAG not in run.data.tags:
+        if not {REPEAT_TAG, OLD_MODEL_TAG} & run.data.tags.keys():
             return RunRef(run_id=run.info.run_id)
     raise WrongInput(
         f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished "
@@ -102,4 +112,4 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     if model_id is None:
         raise WrongInput(f"run_id is '{run.run_id}', which has logged no model: give another run")
     package = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}", dst_path=str(folder / run.run_id)))
-    return next(package.rglob("weights.pt"))
+    return next(package.rglob(WEIGHTS_FILE))

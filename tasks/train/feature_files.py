@@ -12,7 +12,7 @@ from tasks.cache.manifest import CacheFile, CacheManifest, FeatureSettings
 from tasks.cache.sizes import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.cache.write import RowFileWriter
 from tasks.collectives import Reducer
-from tasks.model.network import Classifier
+from tasks.model_package.network import ImageNetwork
 from tasks.progress.count import advance
 from tasks.schema import cache_schema
 
@@ -26,7 +26,7 @@ LOG_SECONDS = 30.0
 
 
 @contextmanager
-def head_inputs(classifier: Classifier) -> Iterator[list[torch.Tensor]]:
+def head_inputs(classifier: ImageNetwork) -> Iterator[list[torch.Tensor]]:
     """Yield a list to which every forward pass appends the input of the head."""
     inputs_of_head: list[torch.Tensor] = []
     handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: inputs_of_head.append(inputs[0]))
@@ -42,7 +42,7 @@ def feature_rows_per_group(rows: int, settings: FeatureSettings) -> int:
 
 
 def write_share(
-    backbone: Classifier,
+    backbone: ImageNetwork,
     source_url: str,
     images: CacheManifest,
     split: str,

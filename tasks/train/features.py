@@ -22,10 +22,10 @@ from tasks.cache.manifest import (
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.collectives import Reducer
-from tasks.model.fold import fold_batch_norm
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
-from tasks.model.transforms import IMAGENET_MEAN, IMAGENET_STD
+from tasks.model_package.fold import fold_batch_norm
+from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import CacheRef

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from tasks.credentials import without_credentials
-from tasks.metrics.evaluate import DetailedEvaluation
-from tasks.model.classifier import save_classifier
+from tasks.metrics.precision import PrecisionDifference
 from tasks.model.device import processor_name
 from tasks.model.precision import precision_name
 from tasks.model.pretrained import weights_digest
+from tasks.model_package.classifier import save_classifier
 from tasks.refs import TableRef
 from tasks.report.model_card import TrainingFacts
 from tasks.report.report import log_report
@@ -31,6 +31,7 @@ from tasks.tracking import (
 )
 from tasks.train.phases import TrainingContext
 from tasks.train.progress import Progress
+from tasks.train.serving_form import ServingEvaluation
 
 logger = logging.getLogger("lakevision.train")
 
@@ -101,9 +102,9 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
     }
 
 
-def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, test: DetailedEvaluation) -> None:
+def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, served: ServingEvaluation) -> None:
     """Log the metrics of the best epoch and of the split `test`, the report, and the evaluated model."""
-    manifest = context.manifest
+    manifest, test = context.manifest, served.evaluation
     best = progress.history[progress.stopping.best_epoch]
     run.log_metrics(
         {
@@ -117,6 +118,9 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, t
             "test_top5_accuracy": test.top5_accuracy,
             "test_macro_f1": test.macro_f1,
             "test_calibration_error": test.calibration.error,
+            "test_calibration_error_uncalibrated": test.uncalibrated.error,
+            "temperature": served.temperature,
+            **_difference_metrics(served.difference),
         },
         step=best.epoch,
     )
@@ -131,12 +135,34 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, t
         history=progress.history,
         best_epoch=best.epoch,
         test=test,
+        precision=served.precision,
+        temperature=served.temperature,
+        difference=served.difference,
         source=source_of(manifest.table),
         resumed_with_changes=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
     log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:
         state = context.classifier.state_dict()
-        save_classifier(Path(scratch), context.spec.train.model, state, manifest.classes, manifest.image_size)
+        save_classifier(
+            Path(scratch),
+            context.spec.train.model,
+            state,
+            manifest.classes,
+            manifest.image_size,
+            precision=served.precision,
+            temperature=served.temperature,
+        )
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)
+
+
+def _difference_metrics(difference: PrecisionDifference | None) -> dict[str, float]:
+    """Return the metrics of the difference between the serving precision and float32."""
+    if difference is None:
+        return {}
+    return {
+        "precision_mean_difference": difference.mean,
+        "precision_largest_difference": difference.largest,
+        "precision_changed_labels": difference.changed_labels,
+    }

@@ -13,18 +13,15 @@ from tasks.collectives import Reducer, SingleProcess
 from tasks.environment import given_threads
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import DetailedEvaluation, evaluate_in_detail
 from tasks.model.device import choose_device, make_deterministic
-from tasks.model.fold import fold_batch_norm
 from tasks.model.network import build_classifier, copy_of_state
 from tasks.refs import RunRef
 from tasks.report.image_names import name_images
-from tasks.schema import TEST, TRAIN
+from tasks.schema import TRAIN
 from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.feature_files import BATCH
 from tasks.train.identity import check_fits
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
@@ -32,6 +29,7 @@ from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
 from tasks.train.provenance import append_to_note, current_provenance, provenance_changes, recorded_provenance
 from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
+from tasks.train.serving_form import ServingEvaluation, evaluate_serving_form
 from tasks.train.spec import TrainingSpec
 from tasks.train.step_callback import StepCallback
 
@@ -84,7 +82,7 @@ class Training:
         self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
             self._run_phases(context, checkpoint)
-            self._test(context)
+            evaluate_serving_form(context)
             run_of_rank_0: RunRef = wait_for_rank_zero(self._reducer)
             return run_of_rank_0
         data = training_data(context)
@@ -114,7 +112,7 @@ class Training:
                 )
             try:
                 self._run_phases(context, checkpoint)
-                test = self._test(context)
+                test = evaluate_serving_form(context)
             except BaseException:
                 # Metrics not sent within this time are in the checkpoint, and are sent when training resumes.
                 try:
@@ -126,7 +124,7 @@ class Training:
         remove_checkpoints(self.folder)
         return result
 
-    def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: DetailedEvaluation) -> RunRef:
+    def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: ServingEvaluation) -> RunRef:
         """Send the remaining metrics and log the results, on rank 0."""
         assert self._sender is not None, "a run has a sender"
         self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
@@ -242,10 +240,3 @@ class Training:
                 metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
             )  # fmt: skip
         self._num_logged = len(self.progress.history)
-
-    def _test(self, context: TrainingContext) -> DetailedEvaluation:
-        """Evaluate the whole network on images, in the form and precision of inference."""
-        context.classifier.precision = None
-        network = fold_batch_norm(context.classifier)
-        images = context.images(TEST, BATCH)
-        return evaluate_in_detail(network, images, len(context.manifest.classes), context.device, self._reducer)

@@ -21,8 +21,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torchvision.transforms._presets import ImageClassification
 
-from tasks.decode import decode_pixels
-from tasks.model.transforms import normalize
+from tasks.model_package.decode import decode_pixels
+from tasks.model_package.transforms import normalize
 from tests.benchmarks.train_data import SIDE, split_of
 
 BATCH = 64

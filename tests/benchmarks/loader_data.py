@@ -12,7 +12,7 @@ from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
 from tasks.config.cache import CacheConfig
-from tasks.decode import encode_jpeg
+from tasks.model_package.decode import encode_jpeg
 from tasks.refs import CacheRef
 from tests.builders import caches
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tasks.cache.sizes import FILE_BYTES, rows_per_group
 from tasks.config.cache import CacheConfig
-from tasks.decode import decode_pixels, encode_jpeg
+from tasks.model_package.decode import decode_pixels, encode_jpeg
 from tests.benchmarks import loader_data
 from tests.builders import caches
 

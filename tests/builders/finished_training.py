@@ -10,6 +10,7 @@ from tasks.metrics.calibration import Calibration
 from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import DetailedEvaluation
 from tasks.metrics.mistakes import Mistake
+from tasks.metrics.precision import PrecisionDifference
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts
@@ -38,10 +39,19 @@ def history_of(num_epochs: int) -> list[EpochMetrics]:
 def evaluation_of(
     confusion_KK: torch.Tensor = CONFUSION, mistakes: tuple[Mistake, ...] = MISTAKES
 ) -> DetailedEvaluation:
-    """Return an evaluation in which every prediction has the probability 0.9."""
+    """Return an evaluation in which every prediction has the probability 0.9, and had 0.95 before calibration."""
     counts, correct = torch.zeros((2, 15), dtype=torch.float64)
     counts[13], correct[13] = confusion_KK.sum(), confusion_KK.diagonal().sum()
-    return DetailedEvaluation(0.5, confusion_KK, 1.0, Calibration(counts, correct, 0.9 * counts), mistakes)
+    before = torch.zeros((2, 15), dtype=torch.float64)
+    before[:, 14] = torch.stack([counts[13], correct[13]])
+    return DetailedEvaluation(
+        0.5,
+        confusion_KK,
+        1.0,
+        calibration=Calibration(counts, correct, 0.9 * counts),
+        uncalibrated=Calibration(before[0], before[1], 0.95 * before[0]),
+        mistakes=mistakes,
+    )
 
 
 def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
@@ -57,5 +67,8 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "history": history_of(3),
         "best_epoch": 1,
         "test": evaluation_of(),
+        "precision": "bfloat16",
+        "temperature": 1.25,
+        "difference": PrecisionDifference(images=12, mean=0.002, largest=0.01, changed_labels=1),
     }
     return TrainingFacts(**(given | changes))  # type: ignore[arg-type]  # a stand-in with the attributes that are used

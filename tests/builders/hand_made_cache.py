@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tasks.config.cache import CacheConfig
-from tasks.decode import decode_pixels
+from tasks.model_package.decode import decode_pixels
 from tasks.refs import CacheRef
 from tests.builders.caches import write_cache
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.decode import BadImage, Reason, decode_image
+from tasks.model_package.decode import BadImage, Reason, decode_image
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> bytes:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import mlflow
 import torch
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
-from tasks.model.package import FILE_LIMITS, WEIGHTS_FILE
+from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.run import train_model
@@ -48,7 +49,7 @@ def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tens
     """Return the weights that the run logged."""
     model = tracking.register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
     package = tracking.fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
-    return torch.load(package / WEIGHTS_FILE, weights_only=True)
+    return load_file(package / WEIGHTS_FILE)
 
 
 def epochs_in_event_file(run: RunRef, storage: Storage, folder: Path) -> list[int]:

@@ -8,8 +8,8 @@ from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.model.classifier import save_classifier
 from tasks.model.network import build_classifier
+from tasks.model_package.classifier import save_classifier
 from tasks.predict.batch import predict_batch
 from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
 from tasks.storage import Storage

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors.torch import load_file
 
 from tasks import tracking
 from tasks.collectives import SingleProcess
@@ -240,7 +241,7 @@ def check_resumed(
 
 def logged_weights(storage: Storage, run: RunRef, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    return torch.load(tracking.download_weights(storage, run, folder), weights_only=True)  # type: ignore[no-any-return]  # torch does not type it
+    return load_file(tracking.download_weights(storage, run, folder))
 
 
 def logged_metrics(storage: Storage, run: RunRef) -> dict[str, list[tuple[int, float]]]:

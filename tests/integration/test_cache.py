@@ -14,9 +14,9 @@ from tasks.cache.plan import plan_files, with_files
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
-from tasks.decode import decode_pixels
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
+from tasks.model_package.decode import decode_pixels
 from tasks.tables.snapshots import latest, read_version
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}

@@ -347,7 +347,7 @@ def test_unreachable_tracking_server_is_an_error_of_every_training_flow(
 
 def logged_weights(storage: Storage) -> dict[str, torch.Tensor]:
     """Return the weights of the only training run of a storage."""
-    (file,) = Path(storage.home).rglob("weights.pt")
+    (file,) = Path(storage.home).rglob("weights.safetensors")
     weights: dict[str, torch.Tensor] = torch.load(file, weights_only=True)
     return weights
 

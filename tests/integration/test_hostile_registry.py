@@ -23,7 +23,7 @@ from tasks.registry.promote import promote_best
 from tests.builders.untrained_model import log_run, predict
 
 NAME = "photos"
-WEIGHTS_TAG = "lakevision.sha256.weights.pt"
+WEIGHTS_TAG = "lakevision.sha256.weights.safetensors"
 
 
 class WriteFile:
@@ -54,7 +54,7 @@ def write_hostile_loader(folder: Path, file: Path) -> None:
     flavor = description["flavors"]["python_function"]
     flavor |= {"loader_module": "evil", "code": "code", "python_model": "python_model.pkl", "cloudpickle_version": "3"}
     flavor.pop("model_code_path", None)
-    flavor["artifacts"]["classifier"]["path"] = "../../../.."
+    flavor["data"] = "../../../.."
     (folder / "MLmodel").write_text(yaml.safe_dump(description))
     (folder / "code").mkdir(exist_ok=True)
     evil = f"import pathlib\npathlib.Path({str(file)!r}).touch()\ndef _load_pyfunc(path): raise SystemExit\n"
@@ -81,14 +81,16 @@ def test_code_and_pickles_of_a_registered_model_are_not_executed(spark, register
 
 def weights_of(folder: Path) -> Path:
     """Return the weights file of a logged model."""
-    return next(folder.glob("artifacts/*/weights.pt"))
+    return next(folder.glob("data/*/weights.safetensors"))
 
 
 def test_weights_changed_after_registration_are_rejected(spark, registered, storage, tmp_path):
     """Changed weights are not unpickled, and the error has both digests."""
     _model, folder = registered
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
-    with pytest.raises(WrongInput, match=r"photos version 1 has a file weights.pt with the sha256 .* changed since"):
+    with pytest.raises(
+        WrongInput, match=r"photos version 1 has a file weights.safetensors with the sha256 .* changed since"
+    ):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
 
@@ -99,7 +101,7 @@ def test_pickle_with_a_matching_digest_is_rejected(spark, registered, storage, t
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
     sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
     tracking.tag_version(storage, model, {WEIGHTS_TAG: sha256})
-    with pytest.raises(Exception, match="the model's weights.pt is not a plain state dict"):
+    with pytest.raises(Exception, match="the model's weights.safetensors is not a file of safetensors"):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
 
@@ -110,7 +112,7 @@ def test_link_out_of_the_model_folder_is_not_followed(spark, registered, storage
     file = weights_of(folder)
     shutil.move(file, tmp_path / "elsewhere.pt")
     file.symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(WrongInput, match=r"weights.pt, which is not a regular file in the model's own folder"):
+    with pytest.raises(WrongInput, match=r"weights.safetensors, which is not a regular file in the model's own folder"):
         predict(storage, NAME)
     file.unlink()
     shutil.move(tmp_path / "elsewhere.pt", file)

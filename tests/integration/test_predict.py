@@ -1,12 +1,12 @@
 """Batch inference with a registered model on a real Spark."""
 
 import re
+import shutil
 import time
 
-import mlflow
-import pandas as pd
 import pytest
 from delta.tables import DeltaTable
+from pyspark.sql.types import StructType
 
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
@@ -16,13 +16,15 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.model.classifier import ImageClassifier
+from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import batch
 from tasks.predict.batch import predict_batch
 from tasks.progress.count import listener
 from tasks.registry.promote import promote_best
+from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS
 from tasks.spark import progress as spark_progress
 from tasks.spark import worker_log
+from tasks.tables.delta import with_schema
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.untrained_model import log_run, predict
 
@@ -91,17 +93,36 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     assert (again.predicted, again.predictions, again.least_confident) == (0, report.predictions, shown)
 
 
-def test_pyfunc_predictions_equal_those_of_the_classifier(storage, source, tmp_path):
-    """Batch and serving share one package; a user who trusts the registry may load it with `mlflow.pyfunc`."""
-    model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
-    mlflow.set_tracking_uri(storage.tracking)
-    package = mlflow.pyfunc.load_model(f"models:/{model.name}@champion")
-    contents = [file.read_bytes() for file in sorted(source.glob("*/00*.png"))]
-    frame = package.predict(pd.DataFrame({"content": [*contents, b"bad"]}))
-    direct = ImageClassifier.load(tmp_path / "classifier-1").predict([*contents, b"bad"])
-    assert frame["label"].tolist()[:-1] == [found.label for found in direct][:-1]
-    assert frame["error"].tolist()[-1] == direct[-1].error
-    assert "not_an_image" in frame["error"].tolist()[-1]
+def test_table_of_release_0_1_gets_the_new_columns(spark, source, storage, tmp_path):
+    """Rows that are there keep their values, with null in the columns that were added; new rows have all of them."""
+    ingest(source, storage)
+    promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
+    assert predict(storage).predicted == 60
+    path = storage.table("predictions")
+    whole = spark.read.format("delta").load(path).toPandas()
+    old = spark.createDataFrame(whole.head(25).drop(columns=list(ADDED_TO_PREDICTIONS)))
+    shutil.rmtree(path)
+    with_schema(old, StructType([field for field in PREDICTIONS if field.name in old.columns])).write.format(
+        "delta"
+    ).save(path)
+
+    report = predict(storage)
+
+    assert (report.predicted, report.errors) == (35, 0)
+    found = spark.read.format("delta").load(path)
+    assert sorted(found.columns) == sorted(PREDICTIONS.names)
+    rows = {row["sha256"]: row for row in found.collect()}
+    kept = set(whole.head(25)["sha256"])
+    assert len(rows) == 60
+    for expected in whole.to_dict("records"):
+        row = rows[expected["sha256"]]
+        assert (row["label"], row["probability"]) == (expected["label"], pytest.approx(expected["probability"]))
+        if expected["sha256"] in kept:
+            assert [row[name] for name in ADDED_TO_PREDICTIONS] == [None] * 4
+        else:
+            assert row["top_labels"][0] == row["label"]
+            assert (row["index"], row["precision"]) == (sorted(row["top_labels"]).index(row["label"]), "float32")
+    assert predict(storage).predictions == report.predictions
 
 
 def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all_rows(

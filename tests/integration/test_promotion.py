@@ -21,8 +21,8 @@ from tasks.config.rollback import RollbackConfig, RollbackRun
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
-from tasks.model.classifier import ImageClassifier
-from tasks.model.package import FILE_LIMITS
+from tasks.model_package.classifier import ImageClassifier
+from tasks.model_package.description import FILE_LIMITS
 from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import ModelRef
@@ -150,12 +150,12 @@ def test_champion_that_cannot_be_loaded_is_compared_by_its_recorded_accuracy(sou
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
-    tracking.tag_version(storage, before, {"lakevision.sha256.weights.pt": "0"})
+    tracking.tag_version(storage, before, {"lakevision.sha256.weights.safetensors": "0"})
     newer = PHOTOS.model_copy(update={"version": 7})
     run = log_run(storage, tmp_path, seed=2, accuracy=0.9, table=newer, content="newer", cache=cache)
     made = promote_best([run], NAMED, storage)
     assert (made.outcome, made.champion_accuracy) == ("promoted", 0.8)
-    assert "it cannot be loaded: photos version 1 has a file weights.pt" in made.reason
+    assert "it cannot be loaded: photos version 1 has a file weights.safetensors" in made.reason
 
 
 def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
@@ -397,7 +397,7 @@ def test_rollback_to_a_version_that_cannot_be_loaded_changes_nothing(storage, tm
     runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
     for run in runs:
         promote_best([run], NAMED, storage)
-    for file in Path(storage.home).rglob("weights.pt"):
+    for file in Path(storage.home).rglob("weights.safetensors"):
         file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(WrongInput, match="photos version 1"):
         roll_back(RollbackConfig(model_name=NAME), storage)

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingUnavailable, WrongInput
-from tasks.model.classifier import save_classifier
 from tasks.model.network import build_classifier
-from tasks.model.package import FILE_LIMITS
+from tasks.model_package.classifier import save_classifier
+from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server

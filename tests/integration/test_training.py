@@ -21,7 +21,8 @@ from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
-from tasks.model.classifier import ImageClassifier
+from tasks.model_package.classifier import ImageClassifier
+from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
@@ -47,7 +48,7 @@ class Finished:
 
     def classifier(self) -> ImageClassifier:
         """Return the model that was logged."""
-        return ImageClassifier.load(next(Path(self.storage.home).rglob("weights.pt")).parent)
+        return ImageClassifier.load(next(Path(self.storage.home).rglob("weights.safetensors")).parent)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +81,12 @@ def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
     classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
     # The logged model has the logged test accuracy.
-    again = evaluate(classifier._classifier, found.test_images(), 3, torch.device("cpu"), SingleProcess())
+    again = evaluate(classifier._network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
+    assert (metrics["temperature"], classifier.precision) == (classifier._network.temperature, "float32")
+    assert metrics["temperature"] != 1
+    assert "precision_mean_difference" not in metrics
 
 
 @pytest.mark.parametrize(
@@ -121,10 +125,14 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
     (events,) = client.list_artifacts(run.run_id, "tensorboard")
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
-    network = found.classifier()._classifier
+    network = found.classifier()._network
     alone = evaluate_in_detail(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
+    plain = evaluate_in_detail(
+        serving_network(network, "float32", 1), found.test_images(), 3, torch.device("cpu"), SingleProcess()
+    )
+    assert metrics["test_calibration_error_uncalibrated"] == pytest.approx(plain.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few for a model without mistakes"
     table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
     mistakes = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
@@ -151,7 +159,7 @@ def test_two_ranks_count_every_image_once(finished):
     storage = found.storage
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(storage, found.runs[0])
-    network = found.classifier()._classifier
+    network = found.classifier()._network
     alone = evaluate(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)

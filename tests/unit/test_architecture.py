@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deployments.readme import TREE, described_files, readmes, with_trees
+from tasks.model_package import REQUIREMENTS
 from tests.builders.processes import ROOT, bare_environment, run_python
 
 LOADED_BY_RANKS_AND_EXECUTORS = (
@@ -63,8 +64,9 @@ def imported_modules(file: Path, known: set[str]) -> set[str]:
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # A name of a module, or a module of a package.
-            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+            # A name of a module, or a module of a package; a relative one is within the package of the file.
+            parent = f"{'.'.join(file.relative_to(ROOT).parts[:-1])}." if node.level else ""
+            named |= {f"{parent}{node.module}.{alias.name}" for alias in node.names}
     return {
         max((module for module in known if f"{name}.".startswith(f"{module}.")), key=len, default="") for name in named
     } - {""}
@@ -152,7 +154,7 @@ print({{"torch", "torchvision", "petastorm", "matplotlib"}} & set(sys.modules))
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])
-    assert "tasks.decode" in imported["names"]
+    assert "tasks.model_package.decode" in imported["names"]
     assert imported["left"] == []
 
 
@@ -187,10 +189,26 @@ def test_only_flows_and_tasks_import_prefect() -> None:
 
 
 def test_only_tracking_knows_mlflow() -> None:
-    """One package has MLflow's API in it, and the pyfunc that MLflow itself loads."""
+    """One package has MLflow's API in it."""
     importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
 
-    assert {path for path in importers if not path.startswith("tasks/tracking/")} == {"tasks/model/pyfunc.py"}
+    assert importers
+    assert {path for path in importers if not path.startswith("tasks/tracking/")} == set()
+
+
+def test_model_package_stands_alone() -> None:
+    """The code that travels with a model imports its own modules by relative imports, and what it requires."""
+    files = sources("tasks/model_package")
+    distributions = packages_distributions()
+    outside = set().union(*map(imported_names, files)) - set(sys.stdlib_module_names)
+    required = {name.lower() for module in outside for name in distributions[module]}
+
+    assert len(files) > 8
+    assert required == set(REQUIREMENTS)
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    levels = [node.level for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+    assert levels
+    assert set(levels) == {1}
 
 
 def test_only_one_module_reads_the_environment() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from tasks.cache.manifest import CacheFile
 from tasks.cache.write import PADDING, CacheFileWriter, make_writer
 from tasks.config.cache import CacheConfig
-from tasks.decode import BadImage, decode_pixels
+from tasks.model_package.decode import BadImage, decode_pixels
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 

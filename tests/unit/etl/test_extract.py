@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 from tasks.config.etl import EtlConfig
-from tasks.decode import fit_within
 from tasks.etl.edges import Edges
 from tasks.etl.extract import examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
 from tasks.etl.near_duplicates import dhash
+from tasks.model_package.decode import fit_within
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tasks.tables.parts import PartTarget

@@ -10,8 +10,8 @@ from torch import nn
 
 from tasks.model import depthwise
 from tasks.model.depthwise import speed_up_depthwise
-from tasks.model.fold import fold_batch_norm
 from tasks.model.network import build_classifier
+from tasks.model_package.fold import fold_batch_norm
 
 CHANNELS = 8
 ROUNDING = 2**-8

@@ -46,9 +46,21 @@ def test_results_are_those_of_the_best_epoch_and_of_the_split_test(cache: CacheR
     assert rows_of(card, "accuracy") == ["accuracy", f"{best.val_accuracy:.4f}", f"{8 / 12:.4f}"]
     assert rows_of(card, "macro f1") == ["macro f1", f"{best.val_macro_f1:.4f}", f"{facts.test.macro_f1:.4f}"]
     assert rows_of(card, "calibration error")[-1] == f"{0.9 - 8 / 12:.4f}"
+    assert rows_of(card, "calibration error before")[-1] == f"{0.95 - 8 / 12:.4f}"
     interval = "with a 95 % confidence interval (Wilson) from 0.3906 to 0.8619."
     assert f"On 12 test images the accuracy is 0.6667, {interval}" in card
     assert "probability of the predicted classes is 0.9000: the model is overconfident by 0.2333" in card
+
+
+def test_card_states_the_serving_form(cache: CacheRef) -> None:
+    """The card has temperature and precision, and how far the predictions are from those in float32."""
+    card = card_of(facts_of(cache))
+
+    assert "are divided by the temperature 1.2500" in card
+    assert "is served, in bfloat16; a device without instructions for it serves in float32. On 12 test images" in card
+    assert "differ by 0.0020 in the mean and by 0.0100 at most between the two, and 1 labels differ." in card
+    exact = card_of(facts_of(cache, precision="float32", difference=None))
+    assert "The model was tested, and is served, in float32." in exact
 
 
 def test_weakest_classes_come_first_with_their_images_and_confusions(cache: CacheRef) -> None:

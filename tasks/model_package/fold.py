@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.optimization import fuse
 
-from tasks.model.network import Classifier
+from .network import ImageNetwork
 
 FUSED_TYPES = (torch.float32, torch.bfloat16)
 """Data types for which oneDNN has fused kernels of convolution and activation."""
@@ -83,7 +83,7 @@ def _fuse_activations(network: fx.GraphModule, head: str) -> fx.GraphModule:
     return network
 
 
-def fold_batch_norm(classifier: Classifier) -> Classifier:
+def fold_batch_norm(classifier: ImageNetwork) -> ImageNetwork:
     """Return a classifier for inference with the same logits up to rounding and fewer passes over memory.
 
     In eval mode a batch norm is y = gamma (x - mean) / sqrt(var + eps) + beta with constants. They scale the weights
@@ -102,4 +102,4 @@ def fold_batch_norm(classifier: Classifier) -> Classifier:
     assert isinstance(fused, fx.GraphModule)
     network = _fuse_activations(fused, name)
     classifier.train(training)
-    return Classifier(network, network.get_submodule(name), freeze_backbone=True).eval()
+    return ImageNetwork(network, network.get_submodule(name)).requires_grad_(False).eval()

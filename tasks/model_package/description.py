@@ -1,21 +1,40 @@
 """The files of a model package, their size limits, and the description, validated before a network is built."""
 
+import hashlib
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
 
-from tasks.errors import WrongInput, explain
+Precision = Literal["float32", "bfloat16"]
+"""Number format of the computations of a network; weights and logits are float32."""
 
-WEIGHTS_FILE = "weights.pt"
+WEIGHTS_FILE = "weights.safetensors"
 DESCRIPTION_FILE = "model.json"
 
 FILE_LIMITS = {DESCRIPTION_FILE: 16 << 20, WEIGHTS_FILE: 4 << 30}
 """Size limit of each file in bytes, checked before reading: torchvision's largest classifier has 2.6 GB of weights."""
 
+WAY_OUT = "use a model that the flow promote registered"
+
+MAX_SHOWN = 100
+"""Maximum length of an invalid value in a message: a class name in an untrusted file may be as long as the file."""
+
+FORMAT: Literal[2] = 2
+"""Version of the files. 1 (release 0.1.0): weights as a pickle, neither precision nor temperature."""
+
+UNSURE = "unsure"
+"""Label of an image whose most probable class is less probable than the given minimum."""
+
+TOP_K = 5
+"""Number of classes in a prediction, unless another one is given."""
 
 Label = Annotated[str, Field(min_length=1, max_length=1024)]
 """A class name; the limit is longer than any folder name."""
+
+
+class InvalidPackage(ValueError):
+    """The files of a model package are damaged, or were not written by this project; the message is one sentence."""
 
 
 def _check_unique(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -39,13 +58,23 @@ class DescribedClasses(BaseModel):
 
 
 class Description(BaseModel):
-    """Description of the weights of a model package: architecture, classes and image size."""
+    """Description of a model package."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    format: Literal[2]
+    """Version of the files."""
     model: str = Field(max_length=100)
+    """Name of the network in torchvision."""
     classes: Classes
     image_size: int = Field(ge=16, le=1024)
+    """Side of the square into which images are scaled, in pixels."""
+    precision: Precision
+    """Precision in which the model was tested, and in which it is served where the device computes in it."""
+    temperature: float = Field(gt=0, le=1000, allow_inf_nan=False)
+    """Divisor of the logits, fitted on the split `val`."""
+    weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """sha256 of the file of weights."""
 
     @field_validator("model")
     @classmethod
@@ -64,7 +93,7 @@ def read_description(folder: Path) -> Description:
     """Return the validated description of a model package.
 
     Raises:
-        WrongInput: The file is too large or invalid.
+        InvalidPackage: The file is too large or invalid.
     """
     return _read(folder, Description)
 
@@ -73,7 +102,7 @@ def read_classes(folder: Path) -> tuple[str, ...]:
     """Return the classes of a model package; the rest of its description is not validated.
 
     Raises:
-        WrongInput: As `read_description`.
+        InvalidPackage: As `read_description`.
     """
     return _read(folder, DescribedClasses).classes
 
@@ -84,22 +113,32 @@ def _read(folder: Path, kind: type[_Kind]) -> _Kind:
     try:
         return kind.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        # Truncated: a class name in an untrusted file may be as long as the file.
-        raise WrongInput(
-            f"the model's {DESCRIPTION_FILE} was not written by this project ({explain(error)[:400]}): "
-            "use a model that the flow promote registered"
+        raise InvalidPackage(
+            f"the model's {DESCRIPTION_FILE} was not written by this version of the project ({_reason(error)}): "
+            f"{WAY_OUT}"
         ) from None
+
+
+def _reason(error: ValidationError) -> str:
+    """Return the first error of a description: the field, its value, and what it must be."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(map(str, first["loc"])) or "the file"
+    value = "" if first["type"] in {"missing", "json_invalid"} else f" is {repr(first['input'])[:MAX_SHOWN]}"
+    return f"{field}{value}: {first['msg'].removeprefix('Value error, ')[: 2 * MAX_SHOWN]}"
 
 
 def check_size(file: Path, max_bytes: int) -> None:
     """Check the size of a file of a model package.
 
     Raises:
-        WrongInput: The file is too large; the message gives its size and the limit.
+        InvalidPackage: The file is too large; the message gives its size and the limit.
     """
     size = file.stat().st_size
     if size > max_bytes:
-        raise WrongInput(
-            f"the model's {file.name} has {size} bytes, more than the limit of {max_bytes}: "
-            "use a model that the flow promote registered"
-        )
+        raise InvalidPackage(f"the model's {file.name} has {size} bytes, more than the limit of {max_bytes}: {WAY_OUT}")
+
+
+def file_sha256(file: Path) -> str:
+    """Return the sha256 of a file."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

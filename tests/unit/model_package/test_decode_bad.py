@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.decode import (
+from tasks.model_package.decode import (
     MAX_PIXELS,
     BadImage,
     Reason,
     decode_image,
     decode_pixels,
 )
-from tasks.image_structure import scan_problem
+from tasks.model_package.image_structure import scan_problem
 from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.model.fold import ActivatedConv2d, fold_batch_norm
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
+from tasks.model_package.fold import ActivatedConv2d, fold_batch_norm
 from tasks.train.features import ends_in_head
 
 
@@ -84,7 +84,7 @@ def test_fused_activations_change_logits_by_rounding_only(
 
     with torch.inference_mode():
         found = folded(images)
-        monkeypatch.setattr("tasks.model.fold.FUSED_TYPES", ())
+        monkeypatch.setattr("tasks.model_package.fold.FUSED_TYPES", ())
         expected = folded(images)
 
     assert float((found - expected).norm() / expected.norm()) < rounding

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from tasks.image_structure import header_problem, layout_problem, scan_problem
+from .image_structure import header_problem, layout_problem, scan_problem
 
-logger = logging.getLogger("lakevision.etl")
+logger = logging.getLogger("lakevision.decode")
 
 WHITE = (255, 255, 255)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.decode import decode_image, decode_pixels
+from tasks.model_package.decode import decode_image, decode_pixels
 from tests.builders.image_bytes import encoded, noise
 
 WHITE = (255, 255, 255)

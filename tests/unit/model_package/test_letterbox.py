@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.decode import (
+from tasks.model_package.decode import (
     decode_image,
     decode_pixels,
     encode_jpeg,

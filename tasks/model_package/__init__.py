@@ -1,0 +1,8 @@
+"""Inference on encoded images: the code that every model package carries, and that all stages share.
+
+It has relative imports alone, and neither Spark nor Prefect nor MLflow. So MLflow can load a copy of it under another
+name, beside any version of this project.
+"""
+
+REQUIREMENTS = ("numpy", "pandas", "pillow", "pydantic", "safetensors", "torch", "torchvision")
+"""Distributions that the modules import."""

@@ -1,0 +1,217 @@
+"""The classifier of encoded images in a model package, shared by batch inference, streaming and serving."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from .decode import BadImage, decode_pixels
+from .description import (
+    DESCRIPTION_FILE,
+    FORMAT,
+    TOP_K,
+    UNSURE,
+    WAY_OUT,
+    WEIGHTS_FILE,
+    Description,
+    InvalidPackage,
+    Precision,
+    file_sha256,
+    read_description,
+)
+from .network import ImageNetwork, build_network
+from .serving import available_precision, serving_network
+from .weights import WithoutMemory, check_weights, load_weights, save_weights
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction of one image: its label, or the error."""
+
+    label: str | None
+    """The most probable class, UNSURE, or None for an error."""
+    index: int | None
+    """Number of the class of `label`; None for UNSURE and for an error."""
+    probability: float | None
+    """Probability of the most probable class (0-1), calibrated; None for an error."""
+    top_labels: tuple[str, ...]
+    """The most probable classes in descending order; empty for an error."""
+    top_probabilities: tuple[float, ...]
+    """Their probabilities (0-1)."""
+    error: str | None
+    """Reason and detail of an image that cannot be decoded, or None."""
+
+    @classmethod
+    def of_error(cls, error: str) -> Self:
+        """Return the prediction of an image that cannot be decoded."""
+        return cls(None, None, None, (), (), error)
+
+
+class ImageClassifier:
+    """A trained classifier of encoded images."""
+
+    def __init__(
+        self,
+        network: ImageNetwork,
+        classes: Sequence[str],
+        image_size: int,
+        device: torch.device,
+        *,
+        precision: Precision = "float32",
+        temperature: float = 1.0,
+    ) -> None:
+        """Prepare a network for inference.
+
+        Args:
+            network: The trained network.
+            classes: Names of its K classes.
+            image_size: Side of the square into which images are scaled, in pixels.
+            device: Device of the computations.
+            precision: Precision in which the network was tested; another one where the device does not compute in it.
+            temperature: Divisor of the logits.
+        """
+        self.classes = tuple(classes)
+        self.image_size = image_size
+        self.precision = available_precision(precision, device)
+        self._network = serving_network(network.to(device), self.precision, temperature)
+        self._device = device
+
+    def predict(self, contents: Sequence[bytes], top_k: int = TOP_K, min_probability: float = 0.0) -> list[Prediction]:
+        """Decode and predict each image; an image that cannot be decoded gets an error and affects no other.
+
+        Args:
+            contents: Contents of image files.
+            top_k: Number of classes in a prediction, at least 1; all if the model has fewer.
+            min_probability: Probability (0-1) of the most probable class below which the label is UNSURE.
+
+        Raises:
+            ValueError: `top_k` or `min_probability` is out of range, or UNSURE is the name of a class.
+        """
+        self.check_settings(top_k, min_probability)
+        predictions: list[Prediction | None] = [None] * len(contents)
+        images = []
+        places = []
+        for place, content in enumerate(contents):
+            try:
+                images.append(decode_pixels(content, self.image_size))
+                places.append(place)
+            except BadImage as bad:
+                predictions[place] = Prediction.of_error(str(bad))
+        if images:
+            logits_BK = self.logits(torch.from_numpy(np.stack(images))).cpu()
+            # By logits: probabilities may round to the same number. Stable: of equal ones the first wins, as in argmax.
+            order_Bk = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+            probabilities_Bk = torch.softmax(logits_BK.double(), dim=1).gather(1, order_Bk)
+            for place, indices, probabilities in zip(places, order_Bk.tolist(), probabilities_Bk.tolist(), strict=True):
+                predictions[place] = self._prediction(indices, probabilities, min_probability)
+        return [prediction for prediction in predictions if prediction is not None]
+
+    def check_settings(self, top_k: int, min_probability: float) -> None:
+        """Check the settings of `predict`.
+
+        Raises:
+            ValueError: As for `predict`.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}: give at least 1")
+        if not 0 <= min_probability <= 1:
+            raise ValueError(f"min_probability is {min_probability}: give a number from 0 to 1")
+        if min_probability and UNSURE in self.classes:
+            raise ValueError(f"min_probability is {min_probability}, but '{UNSURE}' is a class of the model: give 0")
+
+    def _prediction(self, indices: list[int], probabilities: list[float], min_probability: float) -> Prediction:
+        labels = tuple(self.classes[index] for index in indices)
+        is_sure = probabilities[0] >= min_probability
+        return Prediction(
+            label=labels[0] if is_sure else UNSURE,
+            index=indices[0] if is_sure else None,
+            probability=probabilities[0],
+            top_labels=labels,
+            top_probabilities=tuple(probabilities),
+            error=None,
+        )
+
+    def logits(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return calibrated logits, float32 (B, K), of uint8 images (B, H, W, 3) on any device.
+
+        If the memory of a GPU is not enough, they are computed in two halves.
+        """
+        try:
+            with torch.inference_mode():
+                logits_BK: torch.Tensor = self._network(images_BHWC.to(self._device))
+                return logits_BK
+        except torch.OutOfMemoryError:
+            if len(images_BHWC) == 1:
+                raise
+        # Outside the handler, whose traceback would hold the tensors of the failed pass.
+        torch.cuda.empty_cache()
+        return torch.cat([self.logits(half) for half in images_BHWC.chunk(2)])
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | None = None) -> Self:
+        """Load a classifier written by `save_classifier`, without running code from its files.
+
+        Args:
+            folder: Folder of the model package.
+            device: Device of the computations; None for a GPU if there is one.
+
+        Raises:
+            InvalidPackage: The files are not a valid model package, or the weights are not the described ones.
+        """
+        description = read_description(folder)
+        with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
+            expected = build_network(description.model, len(description.classes)).state_dict()
+        check_weights(folder, expected)
+        if (found := file_sha256(folder / WEIGHTS_FILE)) != description.weights_sha256:
+            raise InvalidPackage(
+                f"the model's {WEIGHTS_FILE} has the sha256 {found}, and its {DESCRIPTION_FILE} names "
+                f"{description.weights_sha256}, so it is damaged or of another model: {WAY_OUT}"
+            )
+        network = build_network(description.model, len(description.classes))
+        load_weights(folder, network)
+        return cls(
+            network,
+            description.classes,
+            description.image_size,
+            device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            precision=description.precision,
+            temperature=description.temperature,
+        )
+
+
+def save_classifier(
+    folder: Path,
+    model: str,
+    state: Mapping[str, torch.Tensor],
+    classes: Sequence[str],
+    image_size: int,
+    *,
+    precision: Precision = "float32",
+    temperature: float = 1.0,
+) -> None:
+    """Write the weights and the description of a classifier to `folder`.
+
+    Args:
+        folder: Destination; created if it is missing.
+        model: Name of the network in torchvision.
+        state: State dict of the network, in which no two tensors share memory.
+        classes: Names of its classes.
+        image_size: Side of the square into which images are scaled, in pixels.
+        precision: Precision in which the network was tested.
+        temperature: Divisor of the logits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(state, folder / WEIGHTS_FILE)
+    description = Description(
+        format=FORMAT,
+        model=model,
+        classes=tuple(classes),
+        image_size=image_size,
+        precision=precision,
+        temperature=temperature,
+        weights_sha256=file_sha256(folder / WEIGHTS_FILE),
+    )
+    (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))

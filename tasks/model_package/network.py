@@ -1,0 +1,95 @@
+"""The network of a model package: a torchvision classifier on uint8 images, with as many outputs as classes."""
+
+import torch
+import torchvision
+from torch import nn
+
+from .transforms import normalize
+
+IMAGENET_CLASSES = 1000
+
+
+class ImageNetwork(nn.Module):
+    """A torchvision network on uint8 images.
+
+    Attributes:
+        precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
+        temperature: Divisor of the logits, with which probabilities are calibrated; 1 leaves them unchanged.
+    """
+
+    precision: torch.dtype | None = None
+    temperature: float = 1.0
+
+    def __init__(self, network: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        # Kept out of the registered modules: its parameters are the network's own.
+        self._head = (head,)
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer."""
+        return self._head[0]
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
+        inputs = normalize(images_BHWC)
+        with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
+            logits = self.network(inputs)
+        logits_BK: torch.Tensor = logits.float()
+        return logits_BK if self.temperature == 1 else logits_BK / self.temperature
+
+
+def torchvision_network(name: str) -> nn.Module:
+    """Return a classifier of torchvision with random weights, with its own head of IMAGENET_CLASSES outputs."""
+    # These two come from TensorFlow and use other means; torchvision sets the option only when it loads weights itself.
+    options = {"transform_input": True} if name in {"googlenet", "inception_v3"} else {}
+    network: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+    return network
+
+
+def replace_head(network: nn.Module, num_classes: int) -> nn.Module:
+    """Replace the layer of the logits by a new one of `num_classes` outputs, and return it.
+
+    Auxiliary classifiers are removed.
+    """
+    _remove_auxiliary_classifiers(network)
+    last = _last_layer(network)
+    head = _new_head(network.get_submodule(last), num_classes)
+    parent, _, attribute = last.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, head)
+    return head
+
+
+def build_network(name: str, num_classes: int) -> ImageNetwork:
+    """Return a network with random weights."""
+    network = torchvision_network(name)
+    return ImageNetwork(network, replace_head(network, num_classes))
+
+
+def _remove_auxiliary_classifiers(network: nn.Module) -> None:
+    """Remove the auxiliary classifiers of googlenet and inception_v3: the loss here gives them no gradient."""
+    for name in ("aux1", "aux2", "AuxLogits"):
+        if hasattr(network, name):
+            setattr(network, name, None)
+            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
+
+
+def _last_layer(network: nn.Module) -> str:
+    """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
+    names = [
+        name
+        for name, module in network.named_modules()
+        if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
+        or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
+    ]
+    assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
+    last: str = names[-1]
+    return last
+
+
+def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
+    if isinstance(old, nn.Conv2d):
+        return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
+    assert isinstance(old, nn.Linear)
+    return nn.Linear(old.in_features, num_classes)

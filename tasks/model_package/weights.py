@@ -1,0 +1,71 @@
+"""Weights of a model package as safetensors: tensors with the names, shapes and types of a network, read as data."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .description import FILE_LIMITS, WAY_OUT, WEIGHTS_FILE, InvalidPackage, check_size
+
+SPARE_BYTES = 16 << 20
+"""Allowance for a file of weights beyond the size of its tensors: their names, shapes and offsets."""
+
+TYPES = {torch.float32: "F32", torch.int64: "I64"}
+"""Names in safetensors of the data types in the state dicts of torchvision's classifiers."""
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Function mode in which a network's parameters are built on the meta device, with shapes and types but no data.
+
+    `torch.device("meta")` would also affect the tensors from which RegNet computes its widths.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, with the meta device for `torch.empty`."""
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
+
+
+def save_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write a state dict, in which no two tensors share memory."""
+    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, file)
+
+
+def check_weights(folder: Path, expected: Mapping[str, torch.Tensor]) -> None:
+    """Check that the weights of a model package have exactly the names, shapes and types of a state dict.
+
+    Args:
+        folder: Folder of the model package.
+        expected: The state dict, which may be on the meta device.
+
+    Raises:
+        InvalidPackage: The file is too large, is not a file of safetensors, or has the weights of another network.
+    """
+    file = folder / WEIGHTS_FILE
+    size = sum(value.numel() * value.element_size() for value in expected.values())
+    check_size(file, min(size + SPARE_BYTES, FILE_LIMITS[WEIGHTS_FILE]))
+    try:
+        with safe_open(file, framework="pt") as weights:
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118  # it is not a mapping
+            found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise InvalidPackage(
+            f"the model's {WEIGHTS_FILE} is not a file of safetensors ({str(error)[:200]}): {WAY_OUT}"
+        ) from None
+    if found != {name: (tuple(value.shape), TYPES.get(value.dtype)) for name, value in expected.items()}:
+        raise InvalidPackage(f"the model's {WEIGHTS_FILE} does not match the network in its description: {WAY_OUT}")
+
+
+def load_weights(folder: Path, network: nn.Module) -> None:
+    """Load the weights of a model package, which `check_weights` has checked, into their network."""
+    state = network.state_dict()
+    for name, value in load_file(folder / WEIGHTS_FILE).items():
+        # Into the network's own state dict: MNASNet needs the module versions in it.
+        state[name] = value
+    network.load_state_dict(state)

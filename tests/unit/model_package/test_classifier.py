@@ -1,0 +1,251 @@
+"""The classifier of encoded images: predictions, errors of invalid images, saving and loading."""
+
+import hashlib
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tasks.model.network import Classifier, build_classifier
+from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
+from tasks.model_package.decode import decode_pixels
+from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE
+from tasks.model_package.serving import computes_bf16
+
+CPU = torch.device("cpu")
+MODEL = "shufflenet_v2_x0_5"
+CLASSES = ("ant", "bee", "cat")
+SIDE = 32
+BAD = {"text": b"no image", "empty": b"", "cut": b"\x89PNG\r\n\x1a\n\x00\x00"}
+
+
+def image(number: int) -> bytes:
+    """Return an encoded image of noise whose size depends on the number."""
+    samples = np.random.default_rng(number).integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(samples).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def new_classifier(model: str = MODEL) -> Classifier:
+    """Return a classifier of seeded random weights whose predictions differ between images of noise."""
+    torch.manual_seed(4)
+    classifier = build_classifier(model, "none", len(CLASSES), freeze_backbone=False)
+    with torch.no_grad():
+        for parameter in classifier.head.parameters():
+            parameter.normal_(std=1.0)
+    return classifier
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageClassifier:
+    """A classifier as after a training run, with non-default batch norm statistics."""
+    classifier = new_classifier().train()
+    with torch.no_grad():
+        classifier(torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(8)])))
+    return ImageClassifier(classifier, CLASSES, SIDE, CPU)
+
+
+def alike(first: Prediction, second: Prediction) -> bool:
+    """Return whether two predictions have the same label and, up to rounding, the same probability."""
+    return first.label == second.label and first.probability == pytest.approx(second.probability, abs=1e-5)
+
+
+def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> None:
+    """A prediction is the most probable class with its softmax probability."""
+    (found,) = model.predict([image(1)])
+
+    with torch.no_grad():
+        logits = model.logits(torch.tensor(decode_pixels(image(1), SIDE)[None]))
+    probabilities = torch.softmax(logits[0], dim=0)
+    assert found.error is None
+    assert found.label == CLASSES[int(probabilities.argmax())]
+    assert found.index == int(probabilities.argmax())
+    assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
+
+
+def test_prediction_has_the_most_probable_classes(model: ImageClassifier) -> None:
+    """The classes are in descending order of their probabilities, as many as asked for or as there are."""
+    (two,) = model.predict([image(1)], top_k=2)
+    (found,) = model.predict([image(1)])
+
+    assert sorted(found.top_labels) == sorted(CLASSES)
+    assert sum(found.top_probabilities) == pytest.approx(1)
+    assert list(found.top_probabilities) == sorted(found.top_probabilities, reverse=True)
+    assert (found.top_labels[0], found.top_probabilities[0]) == (found.label, found.probability)
+    assert (two.top_labels, two.top_probabilities) == (found.top_labels[:2], found.top_probabilities[:2])
+
+
+def test_improbable_label_is_unsure(model: ImageClassifier) -> None:
+    """Below the given probability the label is `unsure`, without an index, and the classes are still listed."""
+    (sure,) = model.predict([image(1)])
+    assert sure.probability is not None
+    (unsure,) = model.predict([image(1)], min_probability=sure.probability + 1e-6)
+
+    assert unsure == replace(sure, label="unsure", index=None)
+    assert model.predict([image(1)], min_probability=sure.probability) == [sure]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"top_k": 0}, "top_k is 0"), ({"min_probability": 1.5}, "min_probability is 1.5: give a number from 0 to 1")],
+)
+def test_settings_out_of_range_are_refused(model: ImageClassifier, settings: dict[str, Any], reason: str) -> None:
+    """The number of classes is at least 1, and a probability is from 0 to 1."""
+    with pytest.raises(ValueError, match=reason):
+        model.predict([image(1)], **settings)
+
+
+def test_class_named_unsure_allows_no_minimum() -> None:
+    """A class with the name of the label `unsure` would make the two indistinguishable."""
+    model = ImageClassifier(new_classifier(), ("ant", "bee", "unsure"), SIDE, CPU)
+
+    assert model.predict([image(1)])[0].label in model.classes
+    with pytest.raises(ValueError, match="but 'unsure' is a class of the model"):
+        model.predict([image(1)], min_probability=0.5)
+
+
+def test_temperature_changes_probabilities_but_not_labels() -> None:
+    """The logits are divided by the temperature: 2 flattens the probabilities, the order stays."""
+    plain, flat = (ImageClassifier(new_classifier(), CLASSES, SIDE, CPU, temperature=value) for value in (1.0, 2.0))
+
+    for one, other in zip(plain.predict([image(1), image(2)]), flat.predict([image(1), image(2)]), strict=True):
+        assert one.top_labels == other.top_labels
+        logs = [[math.log(value) for value in found.top_probabilities] for found in (one, other)]
+        assert logs[0][0] - logs[0][1] == pytest.approx(2 * (logs[1][0] - logs[1][1]), rel=1e-4)
+
+
+@pytest.mark.skipif(not computes_bf16(CPU), reason="this CPU has no instructions for bfloat16")
+def test_bfloat16_gives_the_same_answer_in_any_batch() -> None:
+    """In bfloat16 a prediction does not depend on the other images of its batch, and is close to that in float32."""
+    model = ImageClassifier(new_classifier(), CLASSES, 128, CPU, precision="bfloat16")
+    exact = ImageClassifier(new_classifier(), CLASSES, 128, CPU)
+    contents = [image(number) for number in range(20)]
+
+    assert (model.precision, exact.precision) == ("bfloat16", "float32")
+    found = model.predict(contents)
+    assert found == [model.predict([content])[0] for content in contents]
+    for one, other in zip(found, exact.predict(contents), strict=True):
+        assert one.probability == pytest.approx(other.probability, abs=0.05)
+        assert one.probability != other.probability
+
+
+def test_device_without_bfloat16_serves_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was tested in bfloat16 is served in float32 where torch would emulate bfloat16."""
+    monkeypatch.setattr("tasks.model_package.serving.computes_bf16", lambda device: False)
+
+    model = ImageClassifier(new_classifier(), CLASSES, SIDE, CPU, precision="bfloat16")
+
+    assert model.precision == "float32"
+    assert model.predict([image(1)]) == ImageClassifier(new_classifier(), CLASSES, SIDE, CPU).predict([image(1)])
+
+
+def test_batch_that_does_not_fit_into_memory_is_halved(model: ImageClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 20 is computed in halves until they fit, and a single image that does not fit is an error."""
+    contents = [image(number) for number in range(20)]
+    expected, sizes = model.predict(contents), []
+    fits = 8
+    network = model._network
+
+    def limited(images_BHWC: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images_BHWC))
+        if len(images_BHWC) > fits:
+            raise torch.OutOfMemoryError
+        return network(images_BHWC)  # type: ignore[no-any-return]  # torch does not type it
+
+    monkeypatch.setattr(model, "_network", limited)
+
+    assert all(alike(one, other) for one, other in zip(model.predict(contents), expected, strict=True))
+    assert sizes == [20, 10, 5, 5, 10, 5, 5]
+    fits = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        model.predict(contents)
+
+
+def test_predictions_are_in_the_order_of_the_images(model: ImageClassifier) -> None:
+    """The predictions of a batch equal those of each image alone, in the same order."""
+    contents = [image(number) for number in range(12)]
+
+    together = model.predict(contents)
+
+    assert len(together) == 12
+    assert all(alike(found, model.predict([content])[0]) for found, content in zip(together, contents, strict=True))
+    assert len({found.probability for found in together}) > 1
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_invalid_image_gets_an_error_and_does_not_affect_others(model: ImageClassifier, bad: bytes) -> None:
+    """An invalid file in a batch gets an error, and the others are predicted as without it."""
+    first, broken, second = model.predict([image(1), bad, image(2)])
+
+    assert (broken.label, broken.probability) == (None, None)
+    assert broken.error
+    assert alike(first, model.predict([image(1)])[0])
+    assert alike(second, model.predict([image(2)])[0])
+
+
+def test_error_begins_with_the_reason(model: ImageClassifier) -> None:
+    """An error begins with the reason code, as in the ledger of ETL."""
+    (found,) = model.predict([b""])
+
+    assert found == Prediction(None, None, None, (), (), "zero_bytes: the file is empty")
+
+
+def test_batch_without_valid_images_is_predicted(model: ImageClassifier) -> None:
+    """A batch of invalid images gives one error per image, and an empty batch gives an empty list."""
+    found = model.predict(list(BAD.values()))
+
+    assert len(found) == len(BAD)
+    assert all(prediction.error for prediction in found)
+    assert model.predict([]) == []
+
+
+@pytest.mark.parametrize("name", [MODEL, "squeezenet1_1", "mobilenet_v2"])
+def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> None:
+    """A loaded model has the same weights, classes and image size, and exactly equal predictions."""
+    classifier = new_classifier(name)
+    contents = [image(number) for number in range(3)] + [b"bad"]
+    expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
+
+    save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64)
+    loaded = ImageClassifier.load(tmp_path / "model")
+
+    assert (loaded.classes, loaded.image_size) == (CLASSES, 64)
+    assert loaded.predict(contents) == expected
+
+
+def test_saved_model_has_two_files(tmp_path: Path) -> None:
+    """A saved model is a file of tensors that loads without running code, and a description in JSON."""
+    save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE)
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([WEIGHTS_FILE, DESCRIPTION_FILE])
+    assert load_file(tmp_path / WEIGHTS_FILE)
+    description = json.loads((tmp_path / DESCRIPTION_FILE).read_text())
+    assert description == {
+        "format": 2,
+        "model": MODEL,
+        "classes": list(CLASSES),
+        "image_size": SIDE,
+        "precision": "float32",
+        "temperature": 1.0,
+        "weights_sha256": hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest(),
+    }
+
+
+def test_model_with_frozen_backbone_is_loaded(tmp_path: Path) -> None:
+    """A model package does not depend on whether the backbone was frozen in training."""
+    torch.manual_seed(4)
+    frozen = build_classifier(MODEL, "none", len(CLASSES), freeze_backbone=True)
+    expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([image(1)])
+
+    save_classifier(tmp_path, MODEL, frozen.state_dict(), CLASSES, SIDE)
+
+    assert ImageClassifier.load(tmp_path).predict([image(1)]) == expected
