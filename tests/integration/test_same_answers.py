@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -175,11 +176,14 @@ def served(uri: str, storage: Storage, tmp_path: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", uri, "--env-manager", "local"]
     log = tmp_path / "serve.log"
+    environment = bare_environment(tmp_path)
+    # MLflow starts uvicorn by its name, as in an activated environment.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     with log.open("w") as output:
         server = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
             cwd=tmp_path,
-            env=bare_environment(tmp_path) | {"MLFLOW_TRACKING_URI": storage.tracking},
+            env=environment | {"MLFLOW_TRACKING_URI": storage.tracking},
             stdout=output,
             stderr=output,
             start_new_session=True,
