@@ -1,11 +1,11 @@
 """Names of networks and of their pretrained weights, without an import of torch until needed."""
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import WrongInput
+from tasks.model_package.description import file_sha256
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -33,8 +33,7 @@ def weights_digest(name: str, weights: str) -> str:
 @lru_cache
 def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
     """Return the SHA-256 of a file, computed once per process unless its size or modification time changes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)
 
 
 def check_model_name(name: str) -> None:

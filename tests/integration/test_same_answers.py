@@ -26,7 +26,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.model.network import build_classifier
-from tasks.model_package.classifier import ImageClassifier, save_classifier
+from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.description import Precision
 from tasks.model_package.serving import computes_bf16
 from tasks.predict.batch import predict_batch
@@ -95,19 +95,23 @@ def plain_rows(frame: pd.DataFrame) -> list[Row]:
     ]
 
 
+def rows_of(predictions: list[Prediction]) -> list[Row]:
+    """Return predictions of a Python call as rows, with lists as in a table."""
+    return [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in vars(one).items()}
+        for one in predictions
+    ]
+
+
 def of_python(folder: Path) -> list[Row]:
     """Return the answers of a plain Python call."""
-    found = ImageClassifier.load(folder).predict(list(CONTENTS.values()), TOP_K, MIN_PROBABILITY)
-    lists = ("top_labels", "top_probabilities")
-    return [{name: list(value) if name in lists else value for name, value in vars(one).items()} for one in found]
+    return rows_of(ImageClassifier.load(folder).predict(list(CONTENTS.values()), TOP_K, MIN_PROBABILITY))
 
 
 def of_one_image_after_the_other(folder: Path) -> list[Row]:
     """Return the answers of Python calls with a single image each."""
     model = ImageClassifier.load(folder)
-    answers = [model.predict([content], TOP_K, MIN_PROBABILITY)[0] for content in CONTENTS.values()]
-    lists = ("top_labels", "top_probabilities")
-    return [{name: list(value) if name in lists else value for name, value in vars(one).items()} for one in answers]
+    return rows_of([model.predict([content], TOP_K, MIN_PROBABILITY)[0] for content in CONTENTS.values()])
 
 
 def of_batch(spark: SparkSession, storage: Storage, tmp_path: Path) -> list[Row]:
