@@ -89,6 +89,8 @@ fi
 # --- .venv from the lock ---------------------------------------------------------------------------------------------
 synced=.venv/.synced-$(cat uv.lock pyproject.toml | sha256sum | cut -c1-16)
 if [ ! -e "$synced" ]; then
+    # Otherwise each process would compile torch's modules again, ten seconds of work.
+    if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then export UV_COMPILE_BYTECODE=1; fi
     # --inexact: Horovod is not in the lock file and must not be removed.
     step "packages (.venv from uv.lock; the first run downloads about 4 GB)" \
         uv sync --locked --inexact --python "$python" "$@"
