@@ -63,47 +63,6 @@ class ModelRef(Ref):
     run_id: str
 
 
-class Promotion(Ref):
-    """The champion after a promotion, and the reason for it."""
-
-    champion: ModelRef
-    outcome: Literal["promoted", "kept", "unchanged"]
-    """unchanged: the best run is already the champion."""
-    challenger: RunRef
-    """The best of the candidate runs."""
-    challenger_accuracy: float
-    """Accuracy on the split `test`, 0-1."""
-    champion_accuracy: float | None
-    """Accuracy of the previous champion, 0-1; None if there was none."""
-    challenger_images: int | None
-    """Number of test images of the challenger; None if its run does not record it."""
-    champion_images: int | None
-    reason: str
-
-    @property
-    def sentence(self) -> str:
-        """The decision as a sentence."""
-        champion = f"{self.champion.name} version {self.champion.version}"
-        outcomes = {"promoted": "is the champion", "kept": "stays the champion", "unchanged": "is the champion already"}
-        return f"{champion} {outcomes[self.outcome]}: {self.reason}"
-
-
-class Rollback(Ref):
-    """The champion after a rollback."""
-
-    champion: ModelRef
-    rolled_back: ModelRef
-    """The version that was the champion before."""
-    reason: str
-
-    @property
-    def sentence(self) -> str:
-        """The rollback as a sentence."""
-        name = self.champion.name
-        why = f": {self.reason}" if self.reason else ""
-        return f"{name} version {self.rolled_back.version} was rolled back to version {self.champion.version}{why}"
-
-
 class PredictedImage(Ref):
     """The prediction of one image, for display."""
 

@@ -96,6 +96,31 @@ PREDICTIONS = StructType(
 )
 """One row per image and model version."""
 
+PROMOTIONS_ARROW = pa.schema(
+    [
+        pa.field("decision_id", pa.string(), nullable=False),
+        pa.field("decided_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("model_name", pa.string(), nullable=False),
+        pa.field("decision", pa.string(), nullable=False),
+        ("from_version", pa.int64()),
+        pa.field("to_version", pa.int64(), nullable=False),
+        pa.field("run_id", pa.string(), nullable=False),
+        ("images", pa.int64()),
+        ("challenger_accuracy", pa.float64()),
+        ("champion_accuracy", pa.float64()),
+        ("challenger_macro_f1", pa.float64()),
+        ("champion_macro_f1", pa.float64()),
+        ("p_value", pa.float64()),
+        pa.field("reason", pa.string(), nullable=False),
+        ("approved_by", pa.string()),
+    ]
+)
+"""The table `promotions`: one row per decision, which is `promoted`, `kept` or `rolled back`.
+
+from_version was the champion before the decision (null: none), and to_version is the champion after it. run_id is the
+MLflow run that was considered. Accuracies and macro F1 (0-1) are of the split `test`, on so many images.
+"""
+
 LISTING_ARROW = pa.schema(
     [
         ("path", pa.string()),

@@ -1,9 +1,8 @@
-"""Accuracy of a registered model on the test split of a cache or a table, computed as in inference."""
+"""Loading of a registered version, and its accuracy on the test split of a cache, computed as in inference."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pyarrow as pa
 import torch
 
 from tasks.cache.loader import CacheLoader
@@ -11,14 +10,11 @@ from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.champion import fetch_classifier, translate_invalid
-from tasks.refs import CacheRef, ModelRef, TableRef
-from tasks.schema import IMAGES_ARROW, TEST
+from tasks.refs import CacheRef, ModelRef
+from tasks.schema import TEST
 from tasks.storage import Storage
-from tasks.tables import snapshots
 
 BATCH = 64
-
-TESTED_ARROW = pa.schema([IMAGES_ARROW.field("label"), IMAGES_ARROW.field("content")])
 
 
 def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
@@ -54,21 +50,3 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
                 predicted_B = classifier.logits(batch.inputs).argmax(1).cpu()
                 right += int((predicted_B == expected[batch.labels_B]).sum())
     return right / loader.num_rows
-
-
-def accuracy_on_table(classifier: ImageClassifier, table: TableRef) -> float:
-    """Return the accuracy (0-1) of a classifier on the test images of a table version, decoded to its image size.
-
-    Raises:
-        WrongInput: The version has no test images.
-        NeedsSpark: Only Spark can read the table, or the version no longer exists.
-    """
-    right = total = 0
-    for rows in snapshots.read_batches(table, TESTED_ARROW, {"split": TEST}, BATCH):
-        found = classifier.predict(rows["content"].to_pylist())
-        labels = rows["label"].to_pylist()
-        right += sum(one.label == label for one, label in zip(found, labels, strict=True))
-        total += len(labels)
-    if not total:
-        raise WrongInput(f"version {table.version} of '{table.path}' has no test images")
-    return right / total

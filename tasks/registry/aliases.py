@@ -1,10 +1,12 @@
-"""The version that was the champion before: its alias, and the tag that the alias follows."""
+"""The aliases of a registered model, and the tags that they follow."""
 
 from tasks import tracking
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 
 CHAMPION = "champion"
+CHALLENGER = "challenger"
+"""Alias of the version that was last compared with the champion, and did not replace it."""
 PREVIOUS = "previous"
 
 
@@ -23,16 +25,18 @@ def previous_champion(storage: Storage, champion: ModelRef) -> ModelRef | None:
     return None
 
 
-def repair_previous(storage: Storage, champion: ModelRef) -> None:
+def repair_aliases(storage: Storage, champion: ModelRef) -> None:
     """Set the alias `previous` to the version before the champion, or remove it if there is none.
 
-    The alias follows the champion's tag, which was written before it became the champion: after a kill between the two
-    aliases, the next promotion or rollback sets it.
+    The alias follows the champion's tag, which was written before it became the champion: after a kill between the
+    aliases, the next promotion or rollback sets them. The champion is not its own challenger.
     """
     wanted = previous_champion(storage, champion)
-    if tracking.model_with_alias(storage, champion.name, PREVIOUS) == wanted:
-        return
-    if wanted is None:
-        tracking.remove_alias(storage, champion.name, PREVIOUS)
-    else:
-        tracking.set_alias(storage, wanted, PREVIOUS)
+    if tracking.model_with_alias(storage, champion.name, PREVIOUS) != wanted:
+        if wanted is None:
+            tracking.remove_alias(storage, champion.name, PREVIOUS)
+        else:
+            tracking.set_alias(storage, wanted, PREVIOUS)
+    if tracking.model_with_alias(storage, champion.name, CHALLENGER) == champion:
+        tracking.remove_alias(storage, champion.name, CHALLENGER)
+        tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)

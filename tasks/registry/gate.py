@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from tasks.config.promotion import PromoteConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, join_names
+from tasks.registry.decision import Comparison
 from tasks.tracking import EvaluatedRun
+
+NUM_NAMED = 5
 
 ROUNDING = 1e-6
 """Accuracies that differ by at most this are equal: training runs record float32 values, which round 1/3."""
@@ -76,9 +79,61 @@ def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str
     )
 
 
-def is_better(challenger: float, champion: float) -> bool:
-    """Return whether a challenger's accuracy is higher than the champion's by more than ROUNDING."""
-    return challenger - champion > ROUNDING
+def is_better(challenger: float, champion: float, min_gain: float = 0.0) -> bool:
+    """Return whether a challenger's accuracy exceeds the champion's by more than `min_gain` and ROUNDING."""
+    return challenger - champion > min_gain + ROUNDING
+
+
+def objections(comparison: Comparison, promote: PromoteConfig) -> list[str]:
+    """Return why a challenger must not replace the champion, one part of a sentence for each limit; none if it may.
+
+    Args:
+        comparison: Figures of both on the same images.
+        promote: The limits.
+    """
+    found = []
+    if not is_better(comparison.challenger_accuracy, comparison.champion_accuracy, promote.min_accuracy_gain):
+        by = f" by more than promote.min_accuracy_gain {promote.min_accuracy_gain}" if promote.min_accuracy_gain else ""
+        found.append(f"it is not better{by}")
+    fallen = [
+        f"'{one.label}' from {one.champion:.4f} to {one.challenger:.4f}"
+        for one in comparison.classes
+        if one.images >= promote.min_class_images and one.champion - one.challenger > promote.max_recall_drop + ROUNDING
+    ]
+    if fallen:
+        found.append(
+            f"the recall of {join_names(fallen[:NUM_NAMED], len(fallen))} falls by more than promote.max_recall_drop "
+            f"{promote.max_recall_drop}"
+        )
+    if comparison.p_value > promote.max_p_value:
+        found.append(
+            f"the p-value {comparison.p_value:.3g} of McNemar's exact test is above promote.max_p_value "
+            f"{promote.max_p_value}"
+        )
+    ours, theirs, limit = (
+        comparison.challenger_milliseconds,
+        comparison.champion_milliseconds,
+        promote.max_latency_ratio,
+    )
+    if limit is not None and ours is not None and theirs is not None and ours > limit * theirs:
+        found.append(
+            f"an image takes {ours:.1f} ms, {ours / theirs:.2f} times the champion's {theirs:.1f} ms and more than "
+            f"promote.max_latency_ratio {limit}"
+        )
+    return found
+
+
+def check_size(num_bytes: int, promote: PromoteConfig) -> None:
+    """Check the size of a run's weights.
+
+    Raises:
+        WrongInput: They are larger than `promote.max_megabytes`.
+    """
+    if promote.max_megabytes is not None and num_bytes > promote.max_megabytes * 1e6:
+        raise WrongInput(
+            f"the weights of the best run have {num_bytes / 1e6:.1f} MB, more than promote.max_megabytes "
+            f"{promote.max_megabytes}: train a smaller network or raise that maximum; the champion is unchanged"
+        )
 
 
 def is_older(challenger: EvaluatedRun, champion: EvaluatedRun) -> bool:

@@ -2,19 +2,22 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
-from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
-from tasks.registry.compare import champion_accuracy, num_test_images
-from tasks.registry.gate import check_comparable, check_minimums, choose_best, is_better, is_older
-from tasks.registry.previous import CHAMPION, repair_previous
+from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
+from tasks.registry.aliases import CHAMPION, repair_aliases
+from tasks.registry.decide import Challenge, decide
+from tasks.registry.decision import Promotion, promotion_section
+from tasks.registry.gate import check_comparable, check_minimums, choose_best
+from tasks.registry.history import decision_tag, record, record_pending, row_of_promotion
+from tasks.registry.trial import check_predicts
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
@@ -29,9 +32,10 @@ def promote_best(
 ) -> Promotion:
     """Promote the best of the runs on the split `val` if it beats the current champion.
 
-    A run beats the champion by a higher accuracy on the same test images. If the champion was tested on an older
-    version of the table, it is tested again on the challenger's images, from the cache or the table. If that fails,
-    the champion is kept, and the reason says so.
+    Both are compared by their predictions of the test images in the challenger's table, which are written to
+    `predictions` where they are missing. Where only Spark can read the table, the recorded accuracies are compared. A
+    champion that was tested on other images is tested again on the cache, and kept if that fails. Before the alias
+    moves, the version must predict an image in a fresh process.
 
     A run that was trained on an older version, or registered before the champion, never replaces it: submitting a run
     again does not roll back.
@@ -43,8 +47,8 @@ def promote_best(
         table: The table whose content the runs were trained on; None for the table that each run recorded.
 
     Raises:
-        WrongInput: A run has no test accuracy, no run passes the gate, no name can be derived, or the champion was
-            trained on another table.
+        WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
+            trained on another table, or the best run's model cannot be loaded.
     """
     runs = runs or tracking.promotable_runs(storage)
     if not runs:
@@ -62,36 +66,17 @@ def promote_best(
         earlier = tracking.registered_version(storage, best.run, name)
         is_given = promote.model_name is not None
         tags = {} if earlier is None else tracking.version_tags(storage, earlier)
-        challenge = _Challenge(best, accuracies, name, is_given, earlier, storage, tags.get(tracking.ROLLED_BACK_TAG))
+        rolled_back_by = tags.get(tracking.ROLLED_BACK_TAG)
+        challenge = Challenge(best, accuracies, name, is_given, earlier, promote, storage, rolled_back_by)
         decision = None
         # The lock does not cover other machines: a promotion there may move the alias before this one is written.
         while decision is None:
-            decision = _carry_out(challenge, tracking.model_with_alias(storage, name, CHAMPION))
+            champion = tracking.model_with_alias(storage, name, CHAMPION)
+            if champion is not None:
+                record_pending(storage, champion)
+            decision = _carry_out(challenge, champion)
     logger.info("%s", decision.sentence)
     return decision
-
-
-@dataclass(frozen=True)
-class _Challenge:
-    """A run that may become the champion.
-
-    Attributes:
-        best: The run, with the data it was tested on.
-        accuracies: Accuracy (0-1) of all candidate runs on the split `val`, by MLflow run id.
-        name: Name of the registered model.
-        name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
-        earlier: Version as which an earlier promotion registered the run, or None.
-        storage: Storage with the tracking URI.
-        rolled_back: Sentence on the rollback of the run's version, or None.
-    """
-
-    best: EvaluatedRun
-    accuracies: Mapping[str, float | None]
-    name: str
-    name_is_given: bool
-    earlier: ModelRef | None
-    storage: Storage
-    rolled_back: str | None
 
 
 def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
@@ -100,37 +85,47 @@ def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
     return exclusive_lock(f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
 
 
-def _carry_out(challenge: _Challenge, previous: ModelRef | None) -> Promotion | None:
+def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | None:
     """Decide, and write the decision to the registry; return None if the champion is no longer `previous`."""
     best, storage = challenge.best, challenge.storage
-    decision = _decide(challenge, previous)
+    decision = decide(challenge, previous)
     champion = decision.champion
     source = "" if best.table is None else tracking.source_name(best.table, storage)
-    tags = {"lakevision.promotion": decision.sentence}
+    tags = {tracking.PROMOTION_TAG: decision.sentence}
     if decision.outcome != "kept":
         champion = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         decision = decision.model_copy(update={"champion": champion})
-        tags = {"lakevision.promotion": decision.sentence, "candidates": tracking.to_json(challenge.accuracies)}
+        tags = {tracking.PROMOTION_TAG: decision.sentence, "candidates": tracking.to_json(challenge.accuracies)}
         tags |= tracking.evaluation_tags(best, source)
-        if challenge.earlier is not None and tracking.TABLE_ID_TAG in tracking.version_tags(storage, champion):
+        if challenge.earlier is not None and tracking.SOURCE_TAG in tracking.version_tags(storage, champion):
             # It may have been promoted for another table with the same images, whose champion is found by these tags.
             tags = {name: value for name, value in tags.items() if name not in tracking.TABLE_TAGS}
-    elif challenge.earlier is None:
+    elif challenge.earlier is None or decision.comparison is not None:
         registered = tracking.registered_version(storage, best.run, challenge.name)
-        if registered is not None:  # registered by this promotion, before a concurrent one moved the alias
-            tracking.tag_version(storage, registered, tags)
+        if registered is not None:
+            tracking.tag_version(storage, registered, tags | {tracking.NOT_PROMOTED_TAG: decision.reason})
+            tracking.describe_version(storage, registered, promotion_section(decision.sentence))
+    if decision.outcome == "promoted":
+        check_predicts(storage, champion, "the best run")
+        tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
+        tracking.describe_version(storage, champion, promotion_section(decision.sentence))
     if best.table is not None and not _is_older_than_served(best.table, champion, storage):
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias has no history: this is the version to roll back to.
         tags[tracking.PREVIOUS_TAG] = str(previous.version)
+    row = row_of_promotion(decision, previous)
+    if decision.outcome == "promoted":
+        tags |= decision_tag(row)
     # Before the alias moves, so that it never names a version without its tags.
     tracking.tag_version(storage, champion, tags)
     if decision.outcome == "promoted":
         if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
             return None
         tracking.set_alias(storage, champion, CHAMPION)
-    repair_previous(storage, champion)
+    repair_aliases(storage, champion)
+    if decision.outcome != "unchanged":
+        record(storage, row)
     return decision
 
 
@@ -193,60 +188,3 @@ def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
             "images: set promote.model_name"
         )
     return name
-
-
-def _why_left_out(challenge: _Challenge, champion: EvaluatedRun, previous: ModelRef) -> str | None:
-    """Return why the run is not even compared with the champion, or None."""
-    best, earlier = challenge.best, challenge.earlier
-    if challenge.rolled_back is not None:
-        return f"is not promoted again, since {challenge.rolled_back}"
-    if earlier is not None and earlier.version < previous.version:
-        return (
-            f"is version {earlier.version} already, which is older, and promoting it again does not move the alias "
-            "back (to go back to the previous champion, run the flow rollback)"
-        )
-    if is_older(best, champion):
-        assert best.table is not None, "an older table is known"
-        assert champion.table is not None, "an older table is known"
-        return (
-            f"was trained on version {best.table.version} of the table, and the champion on version "
-            f"{champion.table.version}"
-        )
-    return None
-
-
-def _decide(challenge: _Challenge, previous: ModelRef | None) -> Promotion:
-    """Return the decision, with version 0 for a champion that is not registered yet."""
-    best, name, storage = challenge.best, challenge.name, challenge.storage
-    measured = f"test accuracy {best.accuracy:.4f} on {num_test_images(best)}"
-    champion = None if previous is None else tracking.evaluated_version(storage, previous)
-
-    def decision(outcome: str, accuracy: float | None, images: int | None, reason: str) -> Promotion:
-        return Promotion.model_validate(
-            {
-                "champion": previous or ModelRef(name=name, version=0, run_id=best.run.run_id),
-                "outcome": outcome,
-                "challenger": best.run,
-                "challenger_accuracy": best.accuracy,
-                "champion_accuracy": accuracy,
-                "challenger_images": best.images,
-                "champion_images": images,
-                "reason": reason,
-            }
-        )
-
-    if previous is None or champion is None:
-        return decision("promoted", None, None, f"{measured}, without a previous champion")
-    if previous.run_id == best.run.run_id:
-        return decision("unchanged", best.accuracy, best.images, measured)
-    check_comparable(best, champion, name, is_given=challenge.name_is_given)
-    if (why := _why_left_out(challenge, champion, previous)) is not None:
-        return decision("kept", champion.accuracy, champion.images, f"run {best.run.run_id} {why}")
-    known = champion_accuracy(best, champion, previous, storage)
-    if not known.is_comparable:
-        reason = f"run {best.run.run_id} has {measured}, the champion {known.accuracy:.4f} {known.measured_on}"
-        return decision("kept", known.accuracy, known.images, reason)
-    outcome = "promoted" if is_better(best.accuracy, known.accuracy) else "kept"
-    verdict = "better than" if outcome == "promoted" else "not better than"
-    reason = f"run {best.run.run_id} has {measured}, {verdict} the champion's {known.accuracy:.4f} {known.measured_on}"
-    return decision(outcome, known.accuracy, known.images, reason)

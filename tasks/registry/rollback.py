@@ -1,26 +1,23 @@
 """Rollback: gives the alias `champion` back to the version that had it before."""
 
 import logging
-import subprocess
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
+
+from deltalake.exceptions import DeltaError
 
 from tasks import tracking
 from tasks.config.rollback import RollbackConfig
-from tasks.errors import WrongInput
-from tasks.model_package.description import FILE_LIMITS
-from tasks.refs import ModelRef, Rollback
-from tasks.registry.previous import CHAMPION, previous_champion, repair_previous
+from tasks.errors import DiskFull, WrongInput
+from tasks.refs import ModelRef
+from tasks.registry.aliases import CHAMPION, previous_champion, repair_aliases
+from tasks.registry.decision import Rollback
+from tasks.registry.history import decision_tag, record, record_pending, row_of_rollback
 from tasks.registry.promote import promotion_lock
+from tasks.registry.trial import check_predicts
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
 
 logger = logging.getLogger("lakevision.registry")
-
-LOAD_SECONDS = 600
-"""Time limit of loading a version in a process of its own, which imports torch."""
 
 
 def roll_back(rollback: RollbackConfig, storage: Storage) -> Rollback:
@@ -47,7 +44,8 @@ def roll_back(rollback: RollbackConfig, storage: Storage) -> Rollback:
                 f"{name} version {champion.version} has no previous champion that is still registered, to which "
                 "it could be rolled back: promote another run"
             )
-        _check_predicts(storage, previous)
+        record_pending(storage, champion)
+        check_predicts(storage, previous, "the previous champion")
         # The lock does not cover other machines.
         if tracking.model_with_alias(storage, name, CHAMPION) != champion:
             raise WrongInput(
@@ -56,10 +54,15 @@ def roll_back(rollback: RollbackConfig, storage: Storage) -> Rollback:
             )
         done = Rollback(champion=previous, rolled_back=champion, reason=rollback.reason)
         tracking.tag_version(storage, champion, {tracking.ROLLED_BACK_TAG: done.sentence})
-        tracking.tag_version(storage, previous, _tables_of(champion, storage))
-        repair_previous(storage, previous)
-        # The last step: a run that failed after it would be repeated, and would go back once more.
+        row = row_of_rollback(done)
+        tracking.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
+        repair_aliases(storage, previous)
         tracking.set_alias(storage, previous, CHAMPION)
+        try:
+            record(storage, row)
+        except (OSError, DeltaError, DiskFull) as error:
+            # A failed run would be repeated, and would go back once more.
+            logger.warning("rolled back, but the table promotions has no row of it until the next run: %s", error)
     logger.info("%s", done.sentence)
     return done
 
@@ -85,27 +88,3 @@ def _derived_name(storage: Storage) -> str:
             "rollback.model_name"
         )
     return name
-
-
-def _check_predicts(storage: Storage, model: ModelRef) -> None:
-    """Check that a version can be loaded in a fresh process, and predicts an image.
-
-    Raises:
-        WrongInput: Its files differ from the registered ones, or it cannot be loaded.
-    """
-    tracking.check_registered(tracking.version_tags(storage, model), model, FILE_LIMITS)
-    with TemporaryDirectory(prefix="lakevision-rollback-") as scratch:
-        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
-        command = [sys.executable, "-m", "tasks.registry.trial_prediction", str(folder)]
-        try:
-            subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=True)
-            return
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines()
-            why = lines[-1] if lines else f"its process ended with {error.returncode}"
-        except subprocess.TimeoutExpired:
-            why = f"it takes more than {LOAD_SECONDS} s"
-    raise WrongInput(
-        f"{model.name} version {model.version}, the previous champion, does not predict an image ({why[:400]}): the "
-        "champion is unchanged; promote another run"
-    )

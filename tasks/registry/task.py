@@ -12,13 +12,17 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import skipped, stage
-from tasks.refs import CacheRef, ModelRef, Promotion, RunRef, TableRef
+from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
+from tasks.registry.decision import Comparison, Promotion
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.text.markup import markdown_table, markdown_text
 
 logger = logging.getLogger("lakevision.registry")
+
+NUM_CLASSES = 50
+"""Maximum number of classes in the artifact."""
 
 KEPT = "Kept"
 """Name of the state of a promotion that did not change the champion."""
@@ -69,8 +73,9 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
         ["previous champion", _accuracy(decision.champion_accuracy), _count(decision.champion_images)],
     ]
     table = markdown_table(["", "test accuracy", "test images"], rows)
+    details = "" if decision.comparison is None else comparison_markdown(decision.comparison)
     create_markdown_artifact(
-        f"## {decision.outcome.capitalize()}\n\n{markdown_text(decision.sentence)}.\n\n{table}\n",
+        f"## {decision.outcome.capitalize()}\n\n{markdown_text(decision.sentence)}.\n\n{table}\n{details}",
         key="promotion",
         description="Whether the best run became the champion, and why",
     )
@@ -82,6 +87,40 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
             key="champion",
             description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
         )
+
+
+def comparison_markdown(found: Comparison) -> str:
+    """Return the figures of both models on the same images, and their recall by class, as Markdown."""
+    figures = [
+        ["accuracy", _accuracy(found.challenger_accuracy), _accuracy(found.champion_accuracy)],
+        ["macro F1", _accuracy(found.challenger_macro_f1), _accuracy(found.champion_macro_f1)],
+        ["images that only this model classifies correctly", str(found.only_challenger), str(found.only_champion)],
+    ]
+    if found.challenger_milliseconds is not None and found.champion_milliseconds is not None:
+        figures.append(
+            ["ms for an image", f"{found.challenger_milliseconds:.1f}", f"{found.champion_milliseconds:.1f}"]
+        )
+    # The classes that lost most come first: they are what a reader looks for.
+    by_change = sorted(found.classes, key=lambda one: one.challenger - one.champion)
+    classes = [
+        [markdown_text(one.label), str(one.images), _accuracy(one.challenger), _accuracy(one.champion)]
+        for one in by_change[:NUM_CLASSES]
+    ]
+    omitted = len(by_change) - len(classes)
+    return "\n".join(
+        [
+            "",
+            f"### On the same {found.images} images",
+            "",
+            markdown_table(["", "best run", "champion"], figures),
+            "",
+            f"McNemar's exact test: p = {found.p_value:.3g}.",
+            "",
+            markdown_table(["class", "images", "recall, best run", "recall, champion"], classes),
+            *(["", f"{omitted} more classes, which lost less, are not shown."] if omitted > 0 else []),
+            "",
+        ]
+    )
 
 
 def _accuracy(value: float | None) -> str:

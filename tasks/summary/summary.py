@@ -40,6 +40,8 @@ class PipelineSummary(BaseModel):
     test_accuracy: float
     model: str
     version: int
+    decision: str
+    """The last decision of the promotion gate about the champion, as a sentence."""
     predictions: int
     prediction_errors: int
     predict_images_per_second: float | None
@@ -78,6 +80,7 @@ def make_summary(
         test_accuracy=_training(storage, RunRef(run_id=champion.run_id)).test_accuracy,
         model=champion.name,
         version=champion.version,
+        decision=tracking.version_tags(storage, champion).get(tracking.PROMOTION_TAG, ""),
         predictions=predictions.predicted,
         prediction_errors=predictions.errors,
         predict_images_per_second=round(predictions.predicted / predictions.seconds, 1)
@@ -151,6 +154,7 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         "training": f"val accuracy {summary.single.val_accuracy:.4f} (one process), "
         f"{summary.distributed.val_accuracy:.4f} (distributed)",
         "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
+        "gate": summary.decision or "unknown",
         "inference": "nothing new to predict" if rate is None else f"{rate:.0f} images/s",
         "stages": stages,
     }

@@ -9,6 +9,7 @@ from tasks import tracking
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.registry.decision import promotion_section
 from tasks.report.file_names import MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.summary.summary import (
@@ -58,7 +59,7 @@ def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelR
     )
     if (card := tracking.read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(
-            card.decode(),
+            f"{card.decode().rstrip()}\n\n{promotion_section(summary.decision)}\n",
             key="champion-model-card",
             description=f"Model card of {champion.name} version {champion.version}",
         )

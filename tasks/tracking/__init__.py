@@ -8,8 +8,11 @@ from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, ev
 from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.models import (
     PREVIOUS_TAG,
+    PROMOTION_TAG,
     ROLLED_BACK_TAG,
     SOURCE_TAG,
+    describe_version,
+    logged_size,
     model_location,
     model_with_alias,
     names_with_alias,
@@ -21,6 +24,7 @@ from tasks.tracking.models import (
     set_alias,
     tag_version,
     to_json,
+    untag_version,
     version_tags,
 )
 from tasks.tracking.runs import (
@@ -66,13 +70,15 @@ from tasks.tracking.trained import (
     logged_training,
     newest_training,
 )
-from tasks.tracking.trained_tables import TABLE_ID_TAG, served_tables, serving_tags, trained_versions
+from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, TABLE_ID_TAG, served_tables, serving_tags, trained_versions
 
 __all__ = [
     "BATCH_SIZE_TAG",
     "FLOW_RUN_TAG",
     "FLOW_SOURCE_TAG",
+    "NOT_PROMOTED_TAG",
     "PREVIOUS_TAG",
+    "PROMOTION_TAG",
     "REPEAT_TAG",
     "RESUMED_WITH_CHANGES_TAG",
     "ROLLED_BACK_TAG",
@@ -92,6 +98,7 @@ __all__ = [
     "code_commit",
     "database_folder",
     "derived_model_name",
+    "describe_version",
     "download_weights",
     "end_abandoned_runs",
     "evaluated_run",
@@ -105,6 +112,7 @@ __all__ = [
     "has_run",
     "is_available",
     "log_data_checks",
+    "logged_size",
     "logged_training",
     "mark_chosen",
     "mark_pruned",
@@ -136,6 +144,7 @@ __all__ = [
     "trained_versions",
     "translate_outage",
     "trial_tags",
+    "untag_version",
     "version_tags",
     "versions_in",
 ]

@@ -27,6 +27,9 @@ SOURCE_TAG = "lakevision.source"
 PREVIOUS_TAG = "previous_champion"
 """Tag of a version that became the champion, with the number of the version that was the champion before."""
 
+PROMOTION_TAG = "lakevision.promotion"
+"""Tag of a version with the last decision on it, as a sentence."""
+
 ROLLED_BACK_TAG = "lakevision.rolled_back"
 """Tag of a version that was rolled back, with the sentence that says so; promotions leave it out."""
 
@@ -84,9 +87,7 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
     known = {} if found is None else client.get_model_version(name, str(found.version)).tags
     if found is not None and all(f"{DIGEST_TAG}{file}" in known for file in limits):
         return found
-    model_id = whole_model(storage, run)
-    if model_id is None:
-        raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
+    model_id = _logged_model(storage, run)
     digests = _logged_digests(storage, run, model_id, limits)
     if found is None:
         logged = client.get_run(run.run_id).data
@@ -98,6 +99,30 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
         return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
     tag_version(storage, found, digests)
     return found
+
+
+def logged_size(storage: Storage, run: RunRef, file: str, limits: Mapping[str, int]) -> int:
+    """Return the size in bytes of a file of the run's model.
+
+    Args:
+        storage: Storage with the tracking URI.
+        run: The run.
+        file: Name of the file.
+        limits: As for `register_run`.
+
+    Raises:
+        WrongInput: The run has logged no model, or a model without these files.
+    """
+    with TemporaryDirectory() as scratch:
+        model = f"models:/{_logged_model(storage, run)}"
+        return (fetch_files(storage, model, f"MLflow run '{run.run_id}'", limits, Path(scratch)) / file).stat().st_size
+
+
+def _logged_model(storage: Storage, run: RunRef) -> str:
+    model_id = whole_model(storage, run)
+    if model_id is None:
+        raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
+    return model_id
 
 
 def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int]) -> dict[str, str]:
@@ -142,11 +167,25 @@ def version_tags(storage: Storage, model: ModelRef) -> dict[str, str]:
     return dict(client_of(storage).get_model_version(model.name, str(model.version)).tags)
 
 
+def describe_version(storage: Storage, model: ModelRef, section: str) -> None:
+    """Set the description of a registered version to this Markdown, followed by the model card of its run."""
+    client = client_of(storage)
+    card = client.get_run(model.run_id).data.tags.get(DESCRIPTION_TAG, "")
+    text = fit_description(f"{section}\n\n{card}", MAX_VERSION_DESCRIPTION)
+    client.update_model_version(model.name, str(model.version), text)
+
+
 def tag_version(storage: Storage, model: ModelRef, tags: Mapping[str, str]) -> None:
     """Set tags of a registered version."""
     client = client_of(storage)
     for name, value in tags.items():
         client.set_model_version_tag(model.name, str(model.version), name, value)
+
+
+def untag_version(storage: Storage, model: ModelRef, tag: str) -> None:
+    """Remove a tag of a registered version, if it has it."""
+    if tag in version_tags(storage, model):
+        client_of(storage).delete_model_version_tag(model.name, str(model.version), tag)
 
 
 def set_alias(storage: Storage, model: ModelRef, alias: str) -> None:

@@ -24,6 +24,9 @@ TABLE_ID_TAG = "lakevision.table_id"
 SERVES_TAG = "lakevision.serves."
 """Prefix of the tags that name the tables whose champion a version is; the table's id follows."""
 
+NOT_PROMOTED_TAG = "lakevision.not_promoted"
+"""Tag of a version that was registered for a comparison with the champion and lost, with the sentence that says so."""
+
 # Parameters of a training run, as named by `flat_params`.
 TABLE_PARAM, TABLE_VERSION_PARAM, TABLE_ID_PARAM = "data.table", "data.version", "data.table_id"
 
@@ -74,10 +77,12 @@ def trained_versions(storage: Storage) -> list[TableRef]:
     """Return the table versions that registered models were trained on, or are the champions of.
 
     For a model version without tags whose run was purged from MLflow, the table is unknown: a warning is logged.
-    Models that are not from a training run of this project are skipped.
+    Models that are not from a training run of this project are skipped, and versions that lost against the champion.
     """
     found: dict[TableRef, None] = {}
     for model in _model_versions(storage):
+        if NOT_PROMOTED_TAG in model.tags:
+            continue
         of = f"{model.name} version {model.version}"
         tags = model.tags if TABLE_VERSION_TAG in model.tags else table_tags(_run_params(storage, model))
         version = whole_number(tags, TABLE_VERSION_TAG, of)

@@ -57,7 +57,18 @@ def test_dag_runs_from_digits_to_predictions(demo):
     assert not any(summary["skipped"].values())
     assert "Prefect UI" in printed
     assert "MLflow UI" in printed
-    for place in ("tables/images", "tables/files", "tables/predictions", "cache", "mlflow.db", "artifacts", "logs"):
+    assert "is the champion: test accuracy" in summary["decision"]
+    assert summary["decision"] in printed
+    for place in (
+        "tables/images",
+        "tables/files",
+        "tables/predictions",
+        "tables/promotions",
+        "cache",
+        "mlflow.db",
+        "artifacts",
+        "logs",
+    ):
         assert (home / place).exists(), place
 
 

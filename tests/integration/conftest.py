@@ -1,6 +1,7 @@
 """Fixtures of the integration tests: a shared Spark session, Prefect's test harness, storage and caches."""
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.model_package.description import InvalidPackage
 from tasks.refs import CacheRef
+from tasks.registry import trial, trial_prediction
 from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
@@ -52,6 +55,21 @@ def source(make_images) -> Path:  # type: ignore[no-untyped-def]  # a fixture
     """Return a source folder with 3 classes of 20 images."""
     folder: Path = make_images()
     return folder
+
+
+@pytest.fixture
+def quick_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let promotions try models in this process: a fresh one takes seconds to import torch."""
+
+    def predict_here(folder: Path) -> str | None:
+        monkeypatch.setattr(sys, "argv", ["trial_prediction", str(folder)])
+        try:
+            trial_prediction.main()
+        except InvalidPackage as error:
+            return str(error)
+        return None
+
+    monkeypatch.setattr(trial, "predict_once", predict_here)
 
 
 @pytest.fixture

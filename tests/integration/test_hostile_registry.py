@@ -18,7 +18,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.refs import RunRef
-from tasks.registry.previous import CHAMPION
+from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
 from tests.builders.untrained_model import log_run, predict
 

@@ -12,6 +12,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from flows.rollback import rollback
 from tasks import tracking
@@ -25,14 +26,18 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS
 from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
-from tasks.refs import ModelRef
-from tasks.registry.previous import CHAMPION, PREVIOUS
+from tasks.refs import ModelRef, RunRef, TableRef
+from tasks.registry import promote as promote_module
+from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
+from tasks.schema import PREDICTIONS
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
+
+pytestmark = pytest.mark.usefixtures("quick_trial")
 
 NAME = "photos"
 NAMED = PromoteConfig(model_name=NAME)
@@ -120,42 +125,122 @@ def test_champion_that_cannot_be_tested_again_stays_with_the_reason(source, stor
         assert "so the two cannot be compared" in kept.reason
 
 
-def test_champion_of_another_image_size_is_tested_on_the_table(source, storage, tmp_path):
-    """Images of the table are decoded at the champion's size, as in inference."""
-    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
-    files = sorted(source.glob("*/*.png"))[::3]
-    rows = {"sha256": [], "label": [], "content": [], "split": []}
-    for number, file in enumerate(files):
-        values = (str(number), file.parent.name, file.read_bytes(), "test" if number < 10 else "train")
-        for column, value in zip(rows.values(), values, strict=True):
-            column.append(value)
-    path = storage.table("images")
-    deltalake.write_deltalake(path, pa.table(rows).slice(20))
-    older = newest_snapshot(None, path).table
-    deltalake.write_deltalake(path, pa.table(rows), mode="overwrite")
-    newer = newest_snapshot(None, path).table
+def write_images(storage, source, splits: list[str]) -> TableRef:
+    """Write one image for each split to the table `images`; return the new version."""
+    files = sorted(source.glob("*/*.png"))[::2][: len(splits)]
+    rows = {
+        "sha256": [str(number) for number in range(len(files))],
+        "label": [file.parent.name for file in files],
+        "content": [file.read_bytes() for file in files],
+        "split": splits,
+    }
+    deltalake.write_deltalake(storage.table("images"), pa.table(rows), mode="overwrite")
+    return newest_snapshot(None, storage.table("images")).table
+
+
+def removed_files(table: TableRef) -> list[Path]:
+    """Return the files of an earlier version of a table."""
+    added = pa.table(deltalake.DeltaTable(table.path, version=table.version).get_add_actions())
+    return [Path(table.path) / name for name in added["path"].to_pylist()]
+
+
+def predicted_rows(storage) -> list[dict]:
+    """Return the rows of the table `predictions`."""
+    return deltalake.DeltaTable(storage.table("predictions")).to_pyarrow_table().to_pylist()
+
+
+def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_path):
+    """At each model's image size, without the images that the champion was trained on; the rows are the evidence."""
+    older = write_images(storage, source, ["train"] * 6 + ["test"] * 10 + ["val"] * 14)
+    newer = write_images(storage, source, ["test"] * 16 + ["train"] * 12 + ["val"] * 2)
+    images = deltalake.DeltaTable(newer.path).to_pyarrow_table().to_pylist()[:16]
     old = log_run(storage, tmp_path, 1, 0.99, table=older, content="older", image_size=48)
     before = promote_best([old], NAMED, storage).champion
-    predictions = ImageClassifier.load(tmp_path / "classifier-1").predict(rows["content"][:10])
-    right = sum(found.label == label for found, label in zip(predictions, rows["label"][:10], strict=True)) / 10
-    run = log_run(storage, tmp_path, 2, right, table=newer, content="newer", cache=cache)
-    kept = promote_best([run], NAMED, storage)
-    assert (kept.outcome, kept.champion, kept.champion_accuracy) == ("kept", before, right)
-    better = log_run(storage, tmp_path, 3, min(right + 0.1, 1.0), table=newer, content="newer", cache=cache)
-    assert promote_best([better], NAMED, storage).outcome == "promoted"
+    assert newest_snapshot(None, storage.table("predictions")) is None
+    run = log_run(storage, tmp_path, 2, 1.0, table=newer, content="newer")
+    found = {
+        seed: ImageClassifier.load(tmp_path / f"classifier-{seed}").predict([image["content"] for image in images])
+        for seed in (1, 2)
+    }
+    right = {
+        seed: sum(one.label == image["label"] for one, image in list(zip(predictions, images, strict=True))[6:]) / 10
+        for seed, predictions in found.items()
+    }
+    assert right[2] != right[1]
+    any_figures = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+    never = any_figures.model_copy(update={"min_accuracy_gain": 1.0})
+
+    kept = promote_best([run], never, storage)
+
+    figures = kept.comparison
+    assert (kept.outcome, kept.champion) == ("kept", before)
+    assert (figures.images, figures.left_out) == (10, 6)
+    assert (figures.challenger_accuracy, figures.champion_accuracy) == (right[2], right[1])
+    assert (kept.challenger_accuracy, kept.champion_accuracy, kept.champion_images) == (right[2], right[1], 10)
+    assert f"{right[2]:.4f} of 10 test images correctly, the champion {right[1]:.4f} (6 images that" in kept.reason
+    assert kept.reason.endswith("it is not better by more than promote.min_accuracy_gain 1.0")
+    rows = predicted_rows(storage)
+    for version, seed in ((1, 1), (2, 2)):
+        own = {row["sha256"]: row for row in rows if (row["model_name"], row["model_version"]) == (NAME, version)}
+        assert [own[image["sha256"]]["label"] for image in images] == [one.label for one in found[seed]]
+        assert [own[image["sha256"]]["top_labels"] for image in images] == [list(one.top_labels) for one in found[seed]]
+        assert {row["precision"] for row in own.values()} == {"float32"}
+    assert len(rows) == 32
+    # The version that lost keeps its place in the registry, and no version of the table from maintenance.
+    challenger = tracking.model_with_alias(storage, NAME, CHALLENGER)
+    assert (challenger.version, challenger.run_id) == (2, run.run_id)
+    tags = tracking.version_tags(storage, challenger)
+    assert tags["lakevision.promotion"] == kept.sentence
+    assert tags["lakevision.not_promoted"] == kept.reason
+    assert {table.version for table in tracking.trained_versions(storage)} == {older.version, newer.version}  # serves
+
+    # As by a batch inference with a minimum probability: the most probable class counts.
+    unsure = [row | {"label": "unsure"} if row["model_version"] == 2 else row for row in rows]
+    table = pa.Table.from_pylist(unsure, to_arrow_schema(PREDICTIONS))
+    deltalake.write_deltalake(storage.table("predictions"), table, mode="overwrite")
+    made = promote_best([run], any_figures, storage)
+
+    assert (made.outcome, made.champion, made.comparison) == ("promoted", challenger, figures)
+    assert aliases(storage) == (2, 1)
+    assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
+    assert "lakevision.not_promoted" not in tracking.version_tags(storage, challenger)
+    assert len(predicted_rows(storage)) == 32
 
 
-def test_champion_that_cannot_be_loaded_is_compared_by_its_recorded_accuracy(source, storage, tmp_path):
-    """A champion that no longer loads is replaced by a better challenger, with the reason."""
+def test_champion_that_was_trained_on_all_test_images_is_replaced_with_the_reason(source, storage, tmp_path, caplog):
+    """Nothing is left to compare the two on; a champion whose training images are unknown is compared on all."""
+    older = write_images(storage, source, ["train"] * 10 + ["test"] * 4 + ["val"] * 4)
+    newer = write_images(storage, source, ["test"] * 10 + ["train"] * 4 + ["val"] * 4)
+    promote_best([log_run(storage, tmp_path, 1, 0.99, table=older, content="older")], NAMED, storage)
+    run = log_run(storage, tmp_path, 2, 0.1, table=newer, content="newer")
+    made = promote_best([run], NAMED, storage)
+    assert made.outcome == "promoted"
+    assert "cannot be evaluated, so only the limits of a run counted: it was trained on all 10 test" in made.reason
+    last = write_images(storage, source, ["test"] * 10 + ["train"] * 3 + ["val"] * 3)
+    for file in removed_files(newer):
+        file.unlink()
+    again = promote_best([log_run(storage, tmp_path, 3, 0.1, table=last, content="last")], NAMED, storage)
+    assert (again.comparison.images, again.comparison.left_out) == (10, 0)
+    assert "on which the champion was trained, cannot be read: its images are not left out" in caplog.text
+
+
+def test_champion_that_cannot_be_loaded_is_replaced_with_the_reason(source, storage, tmp_path):
+    """Only the limits of a run count then, whatever the accuracy that the champion had."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
     tracking.tag_version(storage, before, {"lakevision.sha256.weights.safetensors": "0"})
     newer = PHOTOS.model_copy(update={"version": 7})
-    run = log_run(storage, tmp_path, seed=2, accuracy=0.9, table=newer, content="newer", cache=cache)
+    run = log_run(storage, tmp_path, seed=2, accuracy=0.7, table=newer, content="newer", cache=cache)
+    limited = PromoteConfig(model_name=NAME, min_test_accuracy=0.75)
+    with pytest.raises(WrongInput, match=r"0\.7000, below promote\.min_test_accuracy 0\.75"):
+        promote_best([run], limited, storage)
     made = promote_best([run], NAMED, storage)
     assert (made.outcome, made.champion_accuracy) == ("promoted", 0.8)
-    assert "it cannot be loaded: photos version 1 has a file weights.safetensors" in made.reason
+    message = (
+        "the champion cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights"
+    )
+    assert message in made.reason
 
 
 def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
@@ -392,6 +477,57 @@ def test_rollback_is_finished_by_the_next_one_after_a_kill(storage, tmp_path, mo
     assert aliases(storage) == (1, None)
 
 
+def decisions(storage) -> list[dict]:
+    """Return the rows of the table `promotions`, the oldest first."""
+    rows = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row["decided_at"])
+
+
+def test_every_decision_is_a_row(storage, tmp_path):
+    """A promotion, a run that loses, and a rollback, but not a run that is the champion already."""
+    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
+    worse = log_run(storage, tmp_path, 3, accuracy=0.3)
+    for run in (*runs, worse, runs[1]):
+        promote_best([run], NAMED, storage)
+    roll_back(RollbackConfig(model_name=NAME, reason="wrong labels"), storage)
+    names = ("decision", "from_version", "to_version", "run_id", "challenger_accuracy", "champion_accuracy", "images")
+    assert [tuple(row[name] for name in names) for row in decisions(storage)] == [
+        ("promoted", None, 1, runs[0].run_id, 0.6, None, 10),
+        ("promoted", 1, 2, runs[1].run_id, 0.7, 0.6, 10),
+        ("kept", 2, 2, worse.run_id, 0.3, 0.7, 10),
+        ("rolled back", 2, 1, runs[0].run_id, None, None, None),
+    ]
+    assert {row["model_name"] for row in decisions(storage)} == {NAME}
+    assert decisions(storage)[-1]["reason"] == "wrong labels"
+    # The model card in the registry begins with it.
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert client.get_model_version(NAME, "2").description.startswith(
+        "## Promotion\n\nphotos version 2 is the champion"
+    )
+
+
+@pytest.mark.parametrize("last", ["run", "rollback"])
+def test_decision_that_a_kill_kept_from_the_table_is_appended_once(storage, tmp_path, monkeypatch, last):
+    """By the next promotion or rollback, after the alias has moved; an invalid tag is ignored."""
+    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
+    promote_best(runs[:1], NAMED, storage)
+    with monkeypatch.context() as killed:
+        killed.setattr(promote_module, "record", lambda *_arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            promote_best(runs[1:], NAMED, storage)
+    assert champion(storage).run_id == runs[1].run_id
+    assert len(decisions(storage)) == 1
+    if last == "run":
+        for _ in range(2):
+            assert promote_best(runs[1:], NAMED, storage).outcome == "unchanged"
+    else:
+        roll_back(RollbackConfig(model_name=NAME), storage)
+    expected = [("promoted", 1), ("promoted", 2), ("rolled back", 1)]
+    assert [(row["decision"], row["to_version"]) for row in decisions(storage)] == expected[: 2 + (last != "run")]
+    tracking.tag_version(storage, champion(storage), {"lakevision.decision": "{}"})
+    assert promote_best([RunRef(run_id=champion(storage).run_id)], NAMED, storage).outcome == "unchanged"
+
+
 def test_rollback_to_a_version_that_cannot_be_loaded_changes_nothing(storage, tmp_path):
     """The files of the previous champion are checked before the alias moves."""
     runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
@@ -408,8 +544,9 @@ def test_rollback_of_a_table_in_a_flow_is_an_artifact(prefect_harness, source, s
     """Without a name it is the model of the table `images`, and the artifact has the sentence."""
     monkeypatch.setenv("LAKEVISION_HOME", storage.home)
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    any_figures = PromoteConfig(min_accuracy_gain=-1.0, max_recall_drop=1.0)
     for seed in (1, 2):
-        champion = promote_best([log_run(storage, tmp_path, seed, 0.5 + seed / 10)], PromoteConfig(), storage).champion
+        champion = promote_best([log_run(storage, tmp_path, seed, 0.5 + seed / 10)], any_figures, storage).champion
 
     found = rollback(RollbackRun.model_validate({"reason": "why not", "storage": {"home": storage.home}}))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import boto3
+import deltalake
 import pytest
 import s3fs
 import torch
@@ -16,9 +17,12 @@ from tasks import object_store
 from tasks.cache import sweep
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
+from tasks.config.storage import StorageConfig
 from tasks.errors import TableInUse, WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
 from tasks.refs import CacheRef
+from tasks.registry.history import DecisionRow, record
+from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, writer
 from tasks.tables.writer import write_access
@@ -96,6 +100,19 @@ def test_commits_of_others_are_visible_at_once(store):
         other.put_object(Bucket="lake", Key=f"tables/images/_delta_log/{version:020}.json", Body=b"{}")
         assert delta.newest_commit(table) == f"{version:020}.json"
     assert list_names("s3a://lake/nothing") == []
+
+
+def test_decisions_are_appended_on_a_store_without_spark(store, tmp_path):
+    """Each once, and with the server's conditional puts."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path / "home"), tables="s3a://lake/my tables"))
+    rows = [
+        DecisionRow(model_name="photos", decision="kept", from_version=1, to_version=1, run_id=name, reason="worse")
+        for name in "ab"
+    ]
+    for row in (*rows, rows[0]):
+        record(storage, row)
+    written = deltalake.DeltaTable(store.folder / "lake" / "my tables" / "promotions").to_pyarrow_table()
+    assert [DecisionRow.model_validate(row) for row in written.sort_by("decided_at").to_pylist()] == rows
 
 
 def test_uncommitted_parts_of_others_stay_on_a_store(store):

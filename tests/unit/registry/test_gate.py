@@ -4,11 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import accuracy_score, f1_score, recall_score
 
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.refs import RunRef, TableRef
-from tasks.registry.gate import check_comparable, check_minimums, choose_best, is_better, is_older
+from tasks.registry.comparison import PredictedPair, compare, mcnemar_p_value
+from tasks.registry.decision import Comparison
+from tasks.registry.gate import (
+    check_comparable,
+    check_minimums,
+    check_size,
+    choose_best,
+    is_better,
+    is_older,
+    objections,
+)
 from tasks.tracking import EvaluatedRun
 
 
@@ -75,6 +86,7 @@ def test_only_a_better_run_replaces_the_champion() -> None:
     assert not is_better(0.8, 0.8)
     assert not is_better(0.36, 0.9)
     assert is_better(8 / 100_000, 7 / 100_000)
+    assert not is_better(0.9, 0.8, min_gain=0.1)
 
 
 def test_float32_rounding_does_not_make_a_run_better() -> None:
@@ -111,3 +123,96 @@ def test_run_on_an_older_table_version_is_older() -> None:
     assert not is_older(run_on(version=4, content="more"), run_on())
     assert not is_older(run_on(version=2), run_on())
     assert not is_older(run_on(table_id="two", version=2, content="less"), run_on())
+
+
+PAIRS = (
+    PredictedPair("cat", "cat", "cat", 60),
+    PredictedPair("cat", "cat", "dog", 12),
+    PredictedPair("cat", "bird", "cat", 8),
+    PredictedPair("dog", "dog", "dog", 15),
+    PredictedPair("dog", None, "dog", 5),
+)
+"""100 images: the challenger is right on 87, the champion on 88, and the challenger has a third class."""
+
+
+def test_figures_equal_those_of_scikit_learn_and_of_the_binomial_distribution() -> None:
+    """Accuracy, macro F1 and recall over the classes that have images, and McNemar's exact test."""
+    found = compare(PAIRS, left_out=3)
+    labels = [pair.label for pair in PAIRS for _ in range(pair.count)]
+    for ours, accuracy, macro_f1, recalls in (
+        (
+            [pair.challenger or "" for pair in PAIRS for _ in range(pair.count)],
+            found.challenger_accuracy,
+            found.challenger_macro_f1,
+            [one.challenger for one in found.classes],
+        ),
+        (
+            [pair.champion or "" for pair in PAIRS for _ in range(pair.count)],
+            found.champion_accuracy,
+            found.champion_macro_f1,
+            [one.champion for one in found.classes],
+        ),
+    ):
+        known = {"labels": ["cat", "dog"], "zero_division": 0}
+        assert accuracy == pytest.approx(accuracy_score(labels, ours))
+        assert macro_f1 == pytest.approx(f1_score(labels, ours, average="macro", **known))
+        assert recalls == pytest.approx(recall_score(labels, ours, average=None, **known))
+    assert (found.images, found.left_out, found.only_challenger, found.only_champion) == (100, 3, 12, 13)
+    assert [(one.label, one.images) for one in found.classes] == [("cat", 80), ("dog", 20)]
+    # P(X <= 2) + P(X >= 8) for ten throws of a coin.
+    assert mcnemar_p_value(2, 8) == mcnemar_p_value(8, 2) == pytest.approx(2 * (1 + 10 + 45) / 1024)
+    assert mcnemar_p_value(0, 0) == 1.0
+    assert found.p_value == mcnemar_p_value(12, 13)
+    with pytest.raises(ValueError, match="no images are left"):
+        compare([])
+
+
+def figures(**values: object) -> Comparison:
+    """Return figures of a better challenger, with these changes."""
+    better = {"challenger_accuracy": 0.9, "champion_accuracy": 0.8, "p_value": 0.04}
+    return compare(PAIRS).model_copy(update=better | values)
+
+
+@pytest.mark.parametrize(
+    ("values", "limits", "parts"),
+    [
+        ({}, {"max_recall_drop": 0.25}, []),
+        ({}, {}, ["the recall of 'dog' from 1.0000 to 0.7500 falls by more than promote.max_recall_drop 0.1"]),
+        ({}, {"min_class_images": 21}, []),
+        (
+            {"challenger_accuracy": 0.8},
+            {"min_class_images": 21},
+            ["it is not better"],
+        ),
+        (
+            {"challenger_accuracy": 0.81},
+            {"min_class_images": 21, "min_accuracy_gain": 0.01},
+            ["it is not better by more than promote.min_accuracy_gain 0.01"],
+        ),
+        ({"challenger_accuracy": 0.795}, {"min_class_images": 21, "min_accuracy_gain": -0.01}, []),
+        (
+            {"p_value": 0.0625},
+            {"min_class_images": 21, "max_p_value": 0.05},
+            ["the p-value 0.0625 of McNemar's exact test is above promote.max_p_value 0.05"],
+        ),
+        ({}, {"min_class_images": 21, "max_p_value": 0.05}, []),
+        (
+            {"challenger_milliseconds": 30.0, "champion_milliseconds": 10.0},
+            {"min_class_images": 21, "max_latency_ratio": 2.0},
+            ["an image takes 30.0 ms, 3.00 times the champion's 10.0 ms and more than promote.max_latency_ratio 2.0"],
+        ),
+        ({"challenger_milliseconds": 30.0, "champion_milliseconds": 10.0}, {"min_class_images": 21}, []),
+        ({}, {"min_class_images": 21, "max_latency_ratio": 2.0}, []),
+    ],
+)
+def test_each_limit_is_an_objection_of_its_own(values: dict, limits: dict, parts: list[str]) -> None:
+    """It names the figure and the setting; a challenger within all limits has none."""
+    assert objections(figures(**values), PromoteConfig(**limits)) == parts
+
+
+def test_weights_above_the_maximum_are_refused() -> None:
+    """Without a maximum, any size is accepted."""
+    check_size(10**12, PromoteConfig())
+    check_size(14_000_000, PromoteConfig(max_megabytes=14))
+    with pytest.raises(WrongInput, match=r"have 14\.0 MB, more than promote\.max_megabytes 13\.5: train a smaller"):
+        check_size(14_000_000, PromoteConfig(max_megabytes=13.5))

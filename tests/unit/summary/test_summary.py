@@ -30,6 +30,7 @@ def summary() -> PipelineSummary:
         test_accuracy=0.85,
         model="lakevision",
         version=4,
+        decision="lakevision version 4 stays the champion: it is not better",
         predictions=90,
         prediction_errors=0,
         predict_images_per_second=123.4,
@@ -70,6 +71,7 @@ def test_lines_have_counts_accuracies_rate_and_times(summary: PipelineSummary) -
     assert "train 70, val 10, test 10 rows" in text
     assert "0.9000 (one process), 0.9500 (distributed)" in text
     assert "lakevision version 4, test accuracy 0.8500" in text
+    assert "gate          lakevision version 4 stays the champion: it is not better" in text
     assert "123 images/s" in text
     assert "etl 1.2 s (skipped), train 60.0 s" in text
 

@@ -1,0 +1,71 @@
+"""Appending rows to a Delta table without Spark."""
+
+import deltalake
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+
+from tasks.environment import s3_endpoint
+from tasks.object_store import file_system
+from tasks.paths import local_path
+from tasks.spark.session import NeedsSpark
+from tasks.tables.delta import clear_uncommitted, newest_commit
+from tasks.tables.parquet_rows import SpooledRows
+
+
+def append_rows(path: str, rows: SpooledRows | pa.Table) -> None:
+    """Append rows to a table on a disk or on S3 in one commit; create the table, or add columns, where needed.
+
+    The caller has an exclusive lock on the table. The rows do not have to fit into memory.
+
+    Args:
+        path: Path of the table.
+        rows: The rows.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table.
+    """
+    location, options = _location(path)
+    if newest_commit(path) is None:
+        clear_uncommitted(path)
+    if isinstance(rows, pa.Table):
+        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", storage_options=options)
+        return
+    with pq.ParquetFile(rows.files[0]) as file:
+        # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
+        batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
+        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", storage_options=options)
+
+
+def has_row(path: str, column: str, value: str) -> bool:
+    """Return whether a table has a row with this value; False if it does not exist.
+
+    Raises:
+        NeedsSpark: Only Spark can read the table.
+    """
+    if newest_commit(path) is None:
+        return False
+    location, options = _location(path)
+    table = deltalake.DeltaTable(location, storage_options=options)
+    # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
+    filesystem, root = file_system(path)
+    files = [f"{root}/{name}" for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+    rows = pyarrow.dataset.dataset(files, schema=pa.schema([(column, pa.string())]), filesystem=filesystem)
+    return bool(rows.count_rows(filter=pyarrow.dataset.field(column) == value))
+
+
+def _location(path: str) -> tuple[str, dict[str, str]]:
+    """Return the URL of a table and the options of its store for delta-rs; credentials come from the environment.
+
+    Raises:
+        NeedsSpark: delta-rs does not know the store.
+    """
+    folder = local_path(path)
+    if folder is not None and "%" not in str(folder):  # delta-rs decodes a percent sign once too often
+        return folder.absolute().as_uri(), {}
+    if not path.startswith("s3a://"):
+        raise NeedsSpark
+    endpoint = s3_endpoint() or ""
+    # A commit that another driver made meanwhile is not replaced: If-None-Match.
+    options = {"aws_conditional_put": "etag", "aws_allow_http": str(endpoint.startswith("http://")).lower()}
+    return f"s3://{path.removeprefix('s3a://')}", options
