@@ -25,14 +25,15 @@ class TemperatureSums:
         ends = torch.tensor([1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE], dtype=torch.float64).log()
         self._grid = torch.linspace(float(ends[0]), float(ends[1]), NUM_POINTS, dtype=torch.float64).exp()
         self._means = torch.zeros(NUM_POINTS, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, labels_B: torch.Tensor, logits_BK: torch.Tensor) -> None:
         """Add a batch."""
         true_B = logits_BK.gather(1, labels_B[:, None])[:, 0].double()
         total_B = logits_BK.double().sum(dim=1)
         others_B = (total_B - true_B) / (logits_BK.shape[1] - 1)
-        self._sums += torch.stack([torch.ones_like(true_B), true_B, others_B], dim=1).sum(dim=0)
+        mistakes_B = (logits_BK.argmax(dim=1) != labels_B).double()
+        self._sums += torch.stack([torch.ones_like(true_B), true_B, others_B, mistakes_B], dim=1).sum(dim=0)
         for point, inverse in enumerate(self._grid.tolist()):
             # One point after the other: all at once would need as many copies of the logits.
             self._means[point] += (torch.softmax(logits_BK * inverse, dim=1) * logits_BK).sum(dtype=torch.float64)
@@ -40,17 +41,18 @@ class TemperatureSums:
     def reduce(self, reducer: Reducer) -> float:
         """Return the temperature over all ranks, with 4 decimals; a collective operation. 1 without images.
 
-        The true class has the target 1 - e instead of 1, and the others share e = 1 / (N + 2) for N images. Without it,
-        the temperature of a model that makes no mistake on them would be 0. The targets are those of Platt,
-        "Probabilistic Outputs for Support Vector Machines", 1999, section 2.2.
+        For a model that makes no mistake on N images, the temperature of the highest likelihood is 0. There, the true
+        class has the target 1 - e instead of 1, and the others share e = 1 / (N + 2). These targets are those of Platt,
+        "Probabilistic Outputs for Support Vector Machines", 1999, section 2.2. With mistakes they would only bias it:
+        measured on digits and photos (tests/benchmarks/LOG.md).
         """
         summed = reducer.sum(torch.cat([self._sums, self._means]).cpu())
-        num_images, true, others = summed[:3].tolist()
+        num_images, true, others, mistakes = summed[:4].tolist()
         if not num_images:
             return 1.0
-        spare = 1 / (num_images + 2)
+        spare = 0.0 if mistakes else 1 / (num_images + 2)
         # Rounded, so that it does not depend on the order in which the ranks' sums are added.
-        return round(1 / _root(self._grid, summed[3:] - (1 - spare) * true - spare * others), 4)
+        return round(1 / _root(self._grid, summed[4:] - (1 - spare) * true - spare * others), 4)
 
 
 def _root(grid: torch.Tensor, slopes: torch.Tensor) -> float:

@@ -81,12 +81,10 @@ def trained_versions(storage: Storage) -> list[TableRef]:
     """
     found: dict[TableRef, None] = {}
     for model in _model_versions(storage):
-        if NOT_PROMOTED_TAG in model.tags:
-            continue
         of = f"{model.name} version {model.version}"
         tags = model.tags if TABLE_VERSION_TAG in model.tags else table_tags(_run_params(storage, model))
         version = whole_number(tags, TABLE_VERSION_TAG, of)
-        if TABLE_TAG in tags and version is not None:
+        if TABLE_TAG in tags and version is not None and NOT_PROMOTED_TAG not in model.tags:
             found[TableRef(path=tags[TABLE_TAG], version=version, table_id=tags.get(TABLE_ID_TAG, ""))] = None
         for table in served_tables(model.tags, of):
             found[table.model_copy(update={"source": ""})] = None

@@ -74,6 +74,7 @@ def test_only_rows_with_the_values_count(storage: Storage, tmp_path: Path) -> No
 
 def test_temporary_rows_have_no_name_and_end_with_their_owner(storage: Storage, tmp_path: Path) -> None:
     """The disk space is free once neither the rows nor a database with them exist, also after a kill."""
+    gc.collect()
     open_files = len(os.listdir("/proc/self/fd"))
     batches = [*table_of("x", "y").to_batches(), *table_of("x").to_batches()]
     rows = spool_rows(iter(batches), SCHEMA, tmp_path / "scratch")
