@@ -30,7 +30,9 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         release_memory_for_training(config.spark)
         single = stages.run(train_single, config.train, cache, storage)
         distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
-        champion = stages.run(promote_run, [single, distributed], config.promote, storage, etl.images)
+        champion = stages.run(
+            promote_run, [single, distributed], config.promote, storage, etl.images, None, config.storage
+        )
         table = None if config.predict.table else etl.images
         predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)
     return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)

@@ -5,15 +5,24 @@ from flows.decorator import dag_flow
 from tasks.config.promotion import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
-from tasks.registry.task import promote_run
+from tasks.registry.approval.task import ask, check_can_ask
+from tasks.registry.task import promote_run, weigh_run
 from tasks.storage import resolve_storage
 
 
 @dag_flow("promote")
 def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     """Promote the best run if it beats the current champion, and return the champion."""
-    runs = [RunRef(run_id=run_id) for run_id in config.run_ids]
-    return run_stage(promote_run, runs, config.promote, resolve_storage(config.storage))
+    runs, storage = [RunRef(run_id=run_id) for run_id in config.run_ids], resolve_storage(config.storage)
+    approval = None
+    if config.promote.approval == "human":
+        check_can_ask()
+        decision = run_stage(weigh_run, runs, config.promote, storage)
+        if decision.outcome != "waiting":
+            return decision.champion
+        runs = [decision.challenger]
+        approval = ask(decision, config.promote)
+    return run_stage(promote_run, runs, config.promote, storage, None, approval)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,10 @@ classes in descending order, with the probabilities top_probabilities.
 ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision")
 """Columns that a table of release 0.1.0 lacks; they are added to it, and null in its rows."""
 
+CHANGE_FEED = "delta.enableChangeDataFeed"
+PREDICTIONS_PROPERTIES = {CHANGE_FEED: "true"}
+"""Delta properties of the table of predictions: its readers follow new and changed rows."""
+
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 
 PREDICTIONS = StructType(
@@ -103,7 +107,7 @@ PROMOTIONS_ARROW = pa.schema(
         pa.field("model_name", pa.string(), nullable=False),
         pa.field("decision", pa.string(), nullable=False),
         ("from_version", pa.int64()),
-        pa.field("to_version", pa.int64(), nullable=False),
+        ("to_version", pa.int64()),
         pa.field("run_id", pa.string(), nullable=False),
         ("images", pa.int64()),
         ("challenger_accuracy", pa.float64()),
@@ -117,8 +121,9 @@ PROMOTIONS_ARROW = pa.schema(
 )
 """The table `promotions`: one row per decision, which is `promoted`, `kept` or `rolled back`.
 
-from_version was the champion before the decision (null: none), and to_version is the champion after it. run_id is the
-MLflow run that was considered. Accuracies and macro F1 (0-1) are of the split `test`, on so many images.
+The champion was from_version before the decision, and is to_version after it; null is none. The MLflow run that was
+considered is run_id. If a user was asked, approved_by is the name of that user. Accuracies and macro F1 (0-1) are of
+the split `test`, on so many images.
 """
 
 LISTING_ARROW = pa.schema(

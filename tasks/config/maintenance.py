@@ -18,6 +18,12 @@ class MaintainConfig(FrozenConfig):
         "trained from are always retained",
     )
     file_megabytes: int = Field(256, ge=1, le=4096, description="Target size of compacted data files, in MB")
+    keep_model_versions: int | None = Field(
+        None,
+        ge=1,
+        description="Number of the newest versions of each model whose predictions are kept. Those of the "
+        "aliases champion, previous and challenger are kept in any case; empty: all",
+    )
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of maintenance, in seconds; it is retried twice, each time with this timeout"
     )

@@ -1,11 +1,13 @@
 """Parameters of the promotion to champion."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import Run
 from tasks.config.storage import StorageConfig
-from tasks.config.values import ModelName, RunId, StageTimeout
+from tasks.config.values import YEAR_SECONDS, ModelName, RunId, StageTimeout
 
 
 class PromoteConfig(FrozenConfig):
@@ -60,6 +62,17 @@ class PromoteConfig(FrozenConfig):
     )
     max_megabytes: float | None = Field(
         None, gt=0.0, description="Maximum size of the weights, in megabytes (10^6 bytes); empty: no limit"
+    )
+    approval: Literal["auto", "human"] = Field(
+        "auto",
+        description="Who decides on a run that is within all limits; human: a run of the deployment promote asks "
+        "in the UI, and no process waits meanwhile",
+    )
+    approval_seconds: int = Field(
+        86_400,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="Time limit of the answer, in seconds; after it the run fails and the champion stays",
     )
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"

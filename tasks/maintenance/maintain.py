@@ -12,6 +12,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.commits import KEEP_LOG
+from tasks.maintenance.old_predictions import delete_old_predictions
 from tasks.maintenance.retention import SAFE_AGE, list_files, removable_files, versions_to_keep
 from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
 from tasks.spark.session import spark_session
@@ -22,7 +23,7 @@ from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.maintenance")
 
-TABLES = ("images", "files", "predictions")
+TABLES = ("images", "files", "predictions", "promotions")
 DELTA_FLOOR_HOURS = int(SAFE_AGE.total_seconds() // 3600)
 """Lowest retention that Delta accepts by default: readers and writers may still need files removed more recently."""
 RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
@@ -98,10 +99,14 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
         with (
             write_access(storage.table("images"), spark),
             write_access(storage.table("predictions"), spark),
+            write_access(storage.table("promotions"), spark),
             translate_disk_full(storage.tables, storage.home),
         ):
             # Looked up after the locks are acquired: a model may have been registered while waiting for them.
             found = [path for path in paths if delta.check_table_path(path)]
             trained = tracking.trained_versions(storage)
+            predictions = storage.table("predictions")
+            if config.keep_model_versions is not None and predictions in found:
+                delete_old_predictions(spark, predictions, config.keep_model_versions, storage)
             done = [maintain_table(spark, path, config, trained) for path in found]
     return MaintenanceReport(tables=done)

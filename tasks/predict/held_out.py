@@ -14,7 +14,7 @@ from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import check_predictions
 from tasks.predict.scoring import prediction_columns
 from tasks.refs import ModelRef, TableRef
-from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, TEST
+from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
@@ -56,7 +56,7 @@ def predict_held_out(model: ModelRef, table: TableRef, storage: Storage) -> int:
         classifier = load_registered(model, storage)
         num = len(missing)
         rows = _predicted(classifier, model, table, missing)
-        append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)))
+        append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
     logger.info("%d test images predicted by %s version %d for the comparison", num, model.name, model.version)
     return num
 

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_KEY
+from tasks.schema import ADDED_TO_PREDICTIONS, CHANGE_FEED, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES
 from tasks.tables import delta, snapshots
 
 logger = logging.getLogger("lakevision.predict")
@@ -52,8 +52,11 @@ def write(rows: DataFrame, predictions: str, model: ModelRef, predict: PredictCo
 def _merge(spark: SparkSession, new: DataFrame, predictions: str, model: ModelRef, *, replaces: bool) -> None:
     newest = snapshots.newest_snapshot(spark, predictions)
     if newest is None:
-        delta.create_table(predictions, new, {})
+        delta.create_table(predictions, new, PREDICTIONS_PROPERTIES)
         return
+    if newest.properties.get(CHANGE_FEED) != PREDICTIONS_PROPERTIES[CHANGE_FEED]:
+        logger.info("%s: recording changes from now on, in Delta's change data feed", predictions)
+        delta.set_properties(spark, predictions, PREDICTIONS_PROPERTIES)
     existing = newest.schema.names
     if added := [name for name in ADDED_TO_PREDICTIONS if name not in existing]:
         logger.info("%s: adding the columns %s", predictions, ", ".join(added))

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHALLENGER
-from tasks.registry.decision import Promotion
+from tasks.registry.decision import Approval, Outcome, Promotion
 from tasks.registry.evidence import (
     ChampionUnusable,
     check_readable,
@@ -36,6 +35,7 @@ class Challenge:
         promote: Settings of the gate.
         storage: Storage with the tracking URI.
         rolled_back: Sentence on the rollback of the run's version, or None.
+        approval: Answer of the user who was asked, or None.
     """
 
     best: EvaluatedRun
@@ -46,6 +46,7 @@ class Challenge:
     promote: PromoteConfig
     storage: Storage
     rolled_back: str | None
+    approval: Approval | None = None
 
 
 def _why_left_out(challenge: Challenge, champion: EvaluatedRun, previous: ModelRef) -> str | None:
@@ -102,6 +103,34 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
     except ChampionUnusable as unusable:
         why = f"{run} has {measured(best)}; the champion cannot be evaluated, so only the limits of a run counted"
         return _decision(challenge, known, "promoted", f"{why}: {unusable}")
+
+
+def with_approval(decision: Promotion, approval: Approval | None, previous: ModelRef | None) -> Promotion:
+    """Return the decision after a user was asked about a run that is within all limits.
+
+    Args:
+        decision: A decision to promote.
+        approval: The answer, or None if nobody was asked yet.
+        previous: The current champion, or None.
+    """
+    if approval is None:
+        return decision.model_copy(update={"outcome": "waiting"})
+    comment = f": {approval.comment}" if approval.comment else ""
+    found = {"approved_by": approval.by}
+    current = None if previous is None else previous.version
+    if approval.champion_version != current:
+        shown = approval.champion_version
+        asked = "the model had no champion" if shown is None else f"version {shown} was the champion"
+        why = f"{approval.by} was asked when {asked}, which has changed since then: promote it again"
+        return _refused(decision, f"{decision.reason}; {why}", found, previous)
+    if not approval.approved:
+        return _refused(decision, f"{decision.reason}; refused by {approval.by}{comment}", found, previous)
+    return decision.model_copy(update=found | {"reason": f"{decision.reason}; approved by {approval.by}{comment}"})
+
+
+def _refused(decision: Promotion, reason: str, found: dict[str, str], previous: ModelRef | None) -> Promotion:
+    champion = decision.champion if previous is None else previous
+    return decision.model_copy(update=found | {"outcome": "kept", "reason": reason, "champion": champion})
 
 
 def measured(tested: EvaluatedRun) -> str:
@@ -164,7 +193,7 @@ def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun)
 def _decision(
     challenge: Challenge,
     known: tuple[ModelRef, float, int | None] | None,
-    outcome: Literal["promoted", "kept", "unchanged"],
+    outcome: Outcome,
     reason: str,
 ) -> Promotion:
     """Return a decision by recorded figures; `known` has the champion, its accuracy and its number of images."""
@@ -177,6 +206,7 @@ def _decision(
         challenger_accuracy=best.accuracy,
         champion_accuracy=accuracy,
         challenger_images=best.images,
+        previous=champion,
         champion_images=images,
         reason=reason,
     )

@@ -5,6 +5,9 @@ from typing import Literal
 from tasks.refs import ModelRef, Ref, RunRef
 from tasks.text.markup import markdown_text
 
+Outcome = Literal["promoted", "kept", "unchanged", "waiting"]
+"""unchanged: the best run is already the champion. waiting: it is within all limits, and a user must approve it."""
+
 
 class ClassComparison(Ref):
     """Recall of one class by two models on the same images."""
@@ -40,12 +43,23 @@ class Comparison(Ref):
     champion_milliseconds: float | None = None
 
 
+class Approval(Ref):
+    """The answer of a user who was asked whether a run becomes the champion."""
+
+    approved: bool
+    by: str
+    """Name that the user gave."""
+    comment: str
+    champion_version: int | None
+    """Version with which the run was compared when the user was asked; None without a champion."""
+
+
 class Promotion(Ref):
     """The champion after a promotion, and the reason for it."""
 
     champion: ModelRef
-    outcome: Literal["promoted", "kept", "unchanged"]
-    """unchanged: the best run is already the champion."""
+    """If the run waits for an approval, the version that would become the champion."""
+    outcome: Outcome
     challenger: RunRef
     """The best of the candidate runs."""
     challenger_accuracy: float
@@ -58,12 +72,21 @@ class Promotion(Ref):
     reason: str
     comparison: Comparison | None = None
     """Figures on the same images; None if the two were not compared image by image."""
+    previous: ModelRef | None = None
+    """The champion before the decision; None if there was none."""
+    approved_by: str | None = None
+    """Name of the user who approved or refused it; None if nobody was asked."""
 
     @property
     def sentence(self) -> str:
         """The decision as a sentence."""
         champion = f"{self.champion.name} version {self.champion.version}"
-        outcomes = {"promoted": "is the champion", "kept": "stays the champion", "unchanged": "is the champion already"}
+        outcomes = {
+            "promoted": "is the champion",
+            "kept": "stays the champion",
+            "unchanged": "is the champion already",
+            "waiting": "waits for an approval",
+        }
         return f"{champion} {outcomes[self.outcome]}: {self.reason}"
 
 

@@ -45,12 +45,19 @@ def check_readable(best: EvaluatedRun, storage: Storage) -> None:
     """Check that the images of a run's table and the table `predictions` can be read without Spark.
 
     Raises:
-        NeedsSpark: They cannot, or the run records no table.
+        NeedsSpark: They cannot, the run records no table, or another table is at its path now.
+        WrongInput: The table has no test images.
     """
+    from tasks.predict.held_out import first_image  # torch: seconds
+
     if best.table is None:
         raise NeedsSpark
-    snapshots.schema_of(None, best.table)
     snapshots.newest_snapshot(None, storage.table("predictions"))
+    if first_image(best.table) is None:
+        raise WrongInput(
+            f"version {best.table.version} of '{best.table.path}' has no test images, on which run "
+            f"{best.run.run_id} could be compared with the champion: promote a run on a version that has some"
+        )
 
 
 def compare_on_images(

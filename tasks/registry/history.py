@@ -35,7 +35,7 @@ class DecisionRow(Ref):
     model_name: str
     decision: str
     from_version: int | None
-    to_version: int
+    to_version: int | None
     run_id: str
     images: int | None = None
     challenger_accuracy: float | None = None
@@ -47,19 +47,15 @@ class DecisionRow(Ref):
     approved_by: str | None = None
 
 
-def row_of_promotion(decision: Promotion, previous: ModelRef | None) -> DecisionRow:
-    """Return the row of a promotion.
-
-    Args:
-        decision: The decision.
-        previous: The champion before it, or None.
-    """
-    found = decision.comparison
+def row_of_promotion(decision: Promotion) -> DecisionRow:
+    """Return the row of a promotion."""
+    found, previous = decision.comparison, decision.previous
+    after = decision.champion if decision.outcome == "promoted" else previous
     return DecisionRow(
         model_name=decision.champion.name,
         decision=decision.outcome,
         from_version=None if previous is None else previous.version,
-        to_version=decision.champion.version,
+        to_version=None if after is None else after.version,
         run_id=decision.challenger.run_id,
         images=decision.challenger_images,
         challenger_accuracy=decision.challenger_accuracy,
@@ -68,6 +64,7 @@ def row_of_promotion(decision: Promotion, previous: ModelRef | None) -> Decision
         champion_macro_f1=None if found is None else found.champion_macro_f1,
         p_value=None if found is None else found.p_value,
         reason=decision.reason,
+        approved_by=decision.approved_by,
     )
 
 

@@ -12,9 +12,9 @@ from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
-from tasks.registry.aliases import CHAMPION, repair_aliases
-from tasks.registry.decide import Challenge, decide
-from tasks.registry.decision import Promotion, promotion_section
+from tasks.registry.aliases import CHALLENGER, CHAMPION, repair_aliases
+from tasks.registry.decide import Challenge, decide, with_approval
+from tasks.registry.decision import Approval, Promotion, promotion_section
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
 from tasks.registry.history import decision_tag, record, record_pending, row_of_promotion
 from tasks.registry.trial import check_predicts
@@ -28,7 +28,11 @@ logger = logging.getLogger("lakevision.registry")
 
 
 def promote_best(
-    runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
+    runs: Sequence[RunRef],
+    promote: PromoteConfig,
+    storage: Storage,
+    table: TableRef | None = None,
+    approval: Approval | None = None,
 ) -> Promotion:
     """Promote the best of the runs on the split `val` if it beats the current champion.
 
@@ -45,6 +49,8 @@ def promote_best(
         promote: Name of the registered model, and the gate.
         storage: Storage with the tracking URI.
         table: The table whose content the runs were trained on; None for the table that each run recorded.
+        approval: The answer of the user who was asked, if `promote.approval` is human. Without it, a run that is
+            within all limits waits: it is registered with the alias `challenger`, and nothing else changes.
 
     Raises:
         WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
@@ -67,7 +73,7 @@ def promote_best(
         is_given = promote.model_name is not None
         tags = {} if earlier is None else tracking.version_tags(storage, earlier)
         rolled_back_by = tags.get(tracking.ROLLED_BACK_TAG)
-        challenge = Challenge(best, accuracies, name, is_given, earlier, promote, storage, rolled_back_by)
+        challenge = Challenge(best, accuracies, name, is_given, earlier, promote, storage, rolled_back_by, approval)
         decision = None
         # The lock does not cover other machines: a promotion there may move the alias before this one is written.
         while decision is None:
@@ -89,6 +95,10 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     """Decide, and write the decision to the registry; return None if the champion is no longer `previous`."""
     best, storage = challenge.best, challenge.storage
     decision = decide(challenge, previous)
+    if decision.outcome == "promoted" and challenge.promote.approval == "human":
+        decision = with_approval(decision, challenge.approval, previous)
+        if decision.outcome == "waiting":
+            return _await_approval(challenge, decision)
     champion = decision.champion
     source = "" if best.table is None else tracking.source_name(best.table, storage)
     tags = {tracking.PROMOTION_TAG: decision.sentence}
@@ -109,12 +119,15 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
         check_predicts(storage, champion, "the best run")
         tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
         tracking.describe_version(storage, champion, promotion_section(decision.sentence))
+    if previous is None and decision.outcome == "kept":
+        record(storage, row_of_promotion(decision))
+        raise WrongInput(f"'{challenge.name}' has no champion, and no run became it: {decision.reason}")
     if best.table is not None and not _is_older_than_served(best.table, champion, storage):
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias has no history: this is the version to roll back to.
         tags[tracking.PREVIOUS_TAG] = str(previous.version)
-    row = row_of_promotion(decision, previous)
+    row = row_of_promotion(decision)
     if decision.outcome == "promoted":
         tags |= decision_tag(row)
     # Before the alias moves, so that it never names a version without its tags.
@@ -126,6 +139,17 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     repair_aliases(storage, champion)
     if decision.outcome != "unchanged":
         record(storage, row)
+    return decision
+
+
+def _await_approval(challenge: Challenge, decision: Promotion) -> Promotion:
+    """Register the run, with the alias `challenger`, and return the decision with that version."""
+    storage = challenge.storage
+    challenger = tracking.register_run(storage, challenge.best.run, challenge.name, FILE_LIMITS)
+    decision = decision.model_copy(update={"champion": challenger})
+    tracking.tag_version(storage, challenger, {tracking.PROMOTION_TAG: decision.sentence})
+    tracking.describe_version(storage, challenger, promotion_section(decision.sentence))
+    tracking.set_alias(storage, challenger, CHALLENGER)
     return decision
 
 

@@ -10,10 +10,14 @@ from prefect.states import Completed
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
+from tasks.config.storage import StorageConfig
 from tasks.environment import mlflow_page
+from tasks.errors import WrongInput
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
-from tasks.registry.decision import Comparison, Promotion
+from tasks.registry.approval.task import ask_elsewhere
+from tasks.registry.decision import Approval, Promotion
+from tasks.registry.figures import accuracy_text, comparison_markdown
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
@@ -21,8 +25,8 @@ from tasks.text.markup import markdown_table, markdown_text
 
 logger = logging.getLogger("lakevision.registry")
 
-NUM_CLASSES = 50
-"""Maximum number of classes in the artifact."""
+WAITING = "Waiting"
+"""Name of the state of a promotion that waits for an approval."""
 
 KEPT = "Kept"
 """Name of the state of a promotion that did not change the champion."""
@@ -36,17 +40,51 @@ def check_promotable(promote: PromoteConfig, storage: Storage, table: TableRef, 
 
 @stage("promote", timeout_in="promote")
 def promote_run(
-    runs: list[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None = None
+    runs: list[RunRef],
+    promote: PromoteConfig,
+    storage: Storage,
+    table: TableRef | None = None,
+    approval: Approval | None = None,
+    ask_in: StorageConfig | None = None,
 ) -> ModelRef:
-    """Promote the best run if it beats the current champion, and return the champion."""
-    decision = promote_best(runs, promote, storage, table)
+    """Promote the best run if it beats the current champion, and return the champion.
+
+    Args:
+        runs: As for `promote_best`.
+        promote: As for `promote_best`.
+        storage: As for `promote_best`.
+        table: As for `promote_best`.
+        approval: As for `promote_best`.
+        ask_in: Locations of a run of the deployment `promote`, which is submitted if a user must be asked.
+
+    Raises:
+        WrongInput: As for `promote_best`; or a user must be asked, and the model has no champion yet.
+    """
+    decision = promote_best(runs, promote, storage, table, approval)
     publish_promotion(decision, storage)
+    if decision.outcome == "waiting":
+        where = ask_elsewhere(decision, promote, ask_in)
+        if decision.previous is None:
+            raise WrongInput(
+                f"{decision.champion.name} version {decision.champion.version} waits for an approval, and the model has"
+                f" no champion yet that could predict: {where}, then run the flow predict-batch"
+            )
+        logger.info("%s", where)
+        return Completed(name=WAITING, message=decision.sentence, data=decision.previous)  # type: ignore[return-value]  # Prefect unpacks a returned state
     if decision.outcome == "unchanged":
         return skipped(decision.champion, decision.sentence)
     if decision.outcome == "kept":
         # As in `skipped`: Prefect uses a returned state as the task's own.
         return Completed(name=KEPT, message=decision.sentence, data=decision.champion)  # type: ignore[return-value]  # Prefect unpacks a returned state
     return decision.champion
+
+
+@stage("compare", timeout_in="promote")
+def weigh_run(runs: list[RunRef], promote: PromoteConfig, storage: Storage) -> Promotion:
+    """Compare the best run with the champion, and publish the figures that a user is asked to decide by."""
+    decision = promote_best(runs, promote, storage)
+    publish_promotion(decision, storage)
+    return decision
 
 
 @stage("rollback", timeout_seconds=1800, retries=0)
@@ -69,8 +107,8 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
     """Publish the decision and its accuracies as a Markdown artifact, and a link to the champion in MLflow."""
     champion = f"{decision.champion.name} version {decision.champion.version}"
     rows = [
-        ["best run", _accuracy(decision.challenger_accuracy), _count(decision.challenger_images)],
-        ["previous champion", _accuracy(decision.champion_accuracy), _count(decision.champion_images)],
+        ["best run", accuracy_text(decision.challenger_accuracy), _count(decision.challenger_images)],
+        ["previous champion", accuracy_text(decision.champion_accuracy), _count(decision.champion_images)],
     ]
     table = markdown_table(["", "test accuracy", "test images"], rows)
     details = "" if decision.comparison is None else comparison_markdown(decision.comparison)
@@ -87,44 +125,6 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
             key="champion",
             description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
         )
-
-
-def comparison_markdown(found: Comparison) -> str:
-    """Return the figures of both models on the same images, and their recall by class, as Markdown."""
-    figures = [
-        ["accuracy", _accuracy(found.challenger_accuracy), _accuracy(found.champion_accuracy)],
-        ["macro F1", _accuracy(found.challenger_macro_f1), _accuracy(found.champion_macro_f1)],
-        ["images that only this model classifies correctly", str(found.only_challenger), str(found.only_champion)],
-    ]
-    if found.challenger_milliseconds is not None and found.champion_milliseconds is not None:
-        figures.append(
-            ["ms for an image", f"{found.challenger_milliseconds:.1f}", f"{found.champion_milliseconds:.1f}"]
-        )
-    # The classes that lost most come first: they are what a reader looks for.
-    by_change = sorted(found.classes, key=lambda one: one.challenger - one.champion)
-    classes = [
-        [markdown_text(one.label), str(one.images), _accuracy(one.challenger), _accuracy(one.champion)]
-        for one in by_change[:NUM_CLASSES]
-    ]
-    omitted = len(by_change) - len(classes)
-    return "\n".join(
-        [
-            "",
-            f"### On the same {found.images} images",
-            "",
-            markdown_table(["", "best run", "champion"], figures),
-            "",
-            f"McNemar's exact test: p = {found.p_value:.3g}.",
-            "",
-            markdown_table(["class", "images", "recall, best run", "recall, champion"], classes),
-            *(["", f"{omitted} more classes, which lost less, are not shown."] if omitted > 0 else []),
-            "",
-        ]
-    )
-
-
-def _accuracy(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4f}"
 
 
 def _count(value: int | None) -> str:

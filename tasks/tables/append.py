@@ -1,5 +1,8 @@
 """Appending rows to a Delta table without Spark."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import deltalake
 import pyarrow as pa
 import pyarrow.dataset
@@ -13,7 +16,7 @@ from tasks.tables.delta import clear_uncommitted, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
 
 
-def append_rows(path: str, rows: SpooledRows | pa.Table) -> None:
+def append_rows(path: str, rows: SpooledRows | pa.Table, properties: Mapping[str, str] | None = None) -> None:
     """Append rows to a table on a disk or on S3 in one commit; create the table, or add columns, where needed.
 
     The caller has an exclusive lock on the table. The rows do not have to fit into memory.
@@ -21,6 +24,7 @@ def append_rows(path: str, rows: SpooledRows | pa.Table) -> None:
     Args:
         path: Path of the table.
         rows: The rows.
+        properties: Properties of a new table.
 
     Raises:
         NeedsSpark: Only Spark can write the table.
@@ -28,13 +32,14 @@ def append_rows(path: str, rows: SpooledRows | pa.Table) -> None:
     location, options = _location(path)
     if newest_commit(path) is None:
         clear_uncommitted(path)
+    given: dict[str, Any] = {"storage_options": options, "configuration": properties}
     if isinstance(rows, pa.Table):
-        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", storage_options=options)
+        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
         return
     with pq.ParquetFile(rows.files[0]) as file:
         # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
         batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
-        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", storage_options=options)
+        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
 
 
 def has_row(path: str, column: str, value: str) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import mlflow
@@ -10,6 +11,7 @@ import pytest
 from delta.tables import DeltaTable
 from mlflow.exceptions import MlflowException
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
@@ -21,9 +23,11 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
+from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
+from tasks.tables.append import append_rows
 from tasks.tracking.trained_tables import table_tags
 from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
@@ -123,6 +127,36 @@ def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, sou
 
     assert done.files_deleted > 0
     assert hashes(spark, done.table) == kept
+
+
+def test_predictions_by_old_versions_are_removed(spark, source, storage, any_retention):
+    """Those of the aliases stay, and those of the newest versions of each model."""
+    images = ingest(source, storage)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    run_id = register(storage, images, "cats")
+    register(storage, images, "dogs")
+    for _ in range(5):
+        client.create_model_version("cats", source=f"runs:/{run_id}/model", run_id=run_id)
+    for alias, version in (("champion", 3), ("previous", 2), ("challenger", 4)):
+        client.set_registered_model_alias("cats", alias, version)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        {"sha256": sha256, "model_name": name, "model_version": version, "predicted_at": at}
+        for name, versions in (("cats", range(1, 7)), ("dogs", range(1, 2)))
+        for version in versions
+        for sha256 in "ab"
+    ]
+    append_rows(storage.table("predictions"), pa.Table.from_pylist(rows, to_arrow_schema(PREDICTIONS)))
+
+    def left() -> dict[tuple[str, int], int]:
+        found = snapshots.read_version(spark, snapshots.latest(spark, storage.table("predictions")))
+        return {(row[0], row[1]): row[2] for row in found.groupBy("model_name", "model_version").count().collect()}
+
+    maintain_tables(MaintainConfig(), storage, SparkConfig())
+    assert len(left()) == 7
+    for keep, cats in ((2, (2, 3, 4, 5, 6)), (1, (2, 3, 4, 6))):
+        maintain_tables(MaintainConfig(keep_model_versions=keep), storage, SparkConfig())
+        assert left() == {("cats", version): 2 for version in cats} | {("dogs", 1): 2}
 
 
 def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, any_retention):

@@ -1,9 +1,11 @@
 """Batch inference with a registered model on a real Spark."""
 
+import hashlib
 import re
 import shutil
 import time
 
+import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
 from pyspark.sql.types import StructType
@@ -18,6 +20,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import batch
+from tasks.predict.answers import champion_answers
 from tasks.predict.batch import predict_batch
 from tasks.progress.count import listener
 from tasks.registry.promote import promote_best
@@ -69,6 +72,8 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     temporary = tmp_path / "a b=ü#?%20"  # as in a home with such a name
     temporary.mkdir()
     monkeypatch.setattr(spark.sparkContext, "_temp_dir", str(temporary))
+    first = min(source.glob("*/*.png"))
+    shutil.copy(first, first.with_name("copy.png"))
     ingest(source, storage)
     model = promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
     assert re.fullmatch("lakevision-source-[0-9a-f]{6}", model.name)
@@ -91,6 +96,25 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     assert shown[0].probability == min(row["probability"] for row in rows)
     again = predict(storage)
     assert (again.predicted, again.predictions, again.least_confident) == (0, report.predictions, shown)
+    check_answers(storage, source, {row["sha256"]: (row["label"], row["probability"]) for row in rows})
+    feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    assert feed.load(storage.table("predictions")).count() == 60
+
+
+def check_answers(storage, source, predicted):
+    """Check that each file has the answer for its content, and that an image without a prediction has none."""
+    answers = pa.Table.from_batches(champion_answers(storage, PredictConfig(), PromoteConfig())).to_pylist()
+    files = {str(file.relative_to(source)): file for file in source.glob("*/*.png")}
+    assert sorted(row["path"] for row in answers) == sorted(files)
+    assert len(answers) == 61
+    for row in answers:
+        file = files[row["path"]]
+        assert row["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert (row["label"], row["error"], row["model_version"]) == (file.parent.name, None, 1)
+        assert (row["predicted"], row["probability"]) == predicted[row["sha256"]]
+    other = PredictConfig(predictions=f"{storage.home}/nothing")
+    unpredicted = pa.Table.from_batches(champion_answers(storage, other, PromoteConfig())).to_pylist()
+    assert {(row["predicted"], row["model_version"]) for row in unpredicted} == {(None, None)}
 
 
 def test_table_of_release_0_1_gets_the_new_columns(spark, source, storage, tmp_path):
@@ -111,6 +135,7 @@ def test_table_of_release_0_1_gets_the_new_columns(spark, source, storage, tmp_p
     assert (report.predicted, report.errors) == (35, 0)
     found = spark.read.format("delta").load(path)
     assert sorted(found.columns) == sorted(PREDICTIONS.names)
+    assert newest_snapshot(None, path).properties["delta.enableChangeDataFeed"] == "true"
     rows = {row["sha256"]: row for row in found.collect()}
     kept = set(whole.head(25)["sha256"])
     assert len(rows) == 60

@@ -29,6 +29,7 @@ from tasks.predict.champion import check_model
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.registry import promote as promote_module
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
+from tasks.registry.decision import Approval
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
@@ -205,6 +206,19 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
     assert "lakevision.not_promoted" not in tracking.version_tags(storage, challenger)
     assert len(predicted_rows(storage)) == 32
+
+
+def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(source, storage, tmp_path):
+    """The first is refused; for the second, the recorded accuracies count."""
+    table = write_images(storage, source, ["test"] * 6)
+    promote_best([log_run(storage, tmp_path, 1, 0.5, table=table)], NAMED, storage)
+    empty = write_images(storage, source, ["train"] * 6)
+    run = log_run(storage, tmp_path, 2, 0.6, table=empty, content="newer")
+    with pytest.raises(WrongInput, match=f"version {empty.version} of '.*' has no test images, on which run"):
+        promote_best([run], NAMED, storage)
+    gone = table.model_copy(update={"table_id": "gone"})
+    made = promote_best([log_run(storage, tmp_path, 3, 0.7, table=gone)], NAMED, storage)
+    assert (made.outcome, made.comparison, made.champion_accuracy) == ("promoted", None, 0.5)
 
 
 def test_champion_that_was_trained_on_all_test_images_is_replaced_with_the_reason(source, storage, tmp_path, caplog):
@@ -504,6 +518,48 @@ def test_every_decision_is_a_row(storage, tmp_path):
     assert client.get_model_version(NAME, "2").description.startswith(
         "## Promotion\n\nphotos version 2 is the champion"
     )
+
+
+def test_run_waits_until_a_user_has_answered(storage, tmp_path):
+    """It is registered meanwhile; an answer counts only for the champion that the question was about."""
+    first, second = (log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2))
+    human = NAMED.model_copy(update={"approval": "human"})
+    refused = Approval(approved=False, by="reviewer", comment="too early", champion_version=None)
+    approved = refused.model_copy(update={"approved": True, "comment": ""})
+
+    waiting = promote_best([first], human, storage)
+    assert (waiting.outcome, waiting.champion.version, waiting.previous) == ("waiting", 1, None)
+    assert waiting.sentence.startswith("photos version 1 waits for an approval: test accuracy 0.6000")
+    assert aliases(storage) == (None, None)
+    assert tracking.model_with_alias(storage, NAME, CHALLENGER) == waiting.champion
+    with pytest.raises(WrongInput, match=r"'photos' has no champion, .*; refused by reviewer: too early"):
+        promote_best([first], human, storage, approval=refused)
+    made = promote_best([first], human, storage, approval=approved)
+    assert (made.outcome, made.approved_by) == ("promoted", "reviewer")
+    assert made.reason.endswith("without a previous champion; approved by reviewer")
+    assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
+
+    assert promote_best([second], human, storage).outcome == "waiting"
+    assert aliases(storage) == (1, None)
+    stale = promote_best([second], human, storage, approval=approved)
+    assert (stale.outcome, stale.champion) == ("kept", made.champion)
+    assert "was asked when the model had no champion, which has changed since then: promote it again" in stale.reason
+    kept = promote_best([second], human, storage, approval=refused.model_copy(update={"champion_version": 1}))
+    assert (kept.outcome, kept.champion) == ("kept", made.champion)
+    done = promote_best([second], human, storage, approval=approved.model_copy(update={"champion_version": 1}))
+    assert (done.outcome, done.champion.version) == ("promoted", 2)
+    assert aliases(storage) == (2, 1)
+    worse = log_run(storage, tmp_path, 3, accuracy=0.3)
+    assert promote_best([worse], human, storage).outcome == "kept"
+    names = ("decision", "from_version", "to_version", "approved_by")
+    assert [tuple(row[name] for name in names) for row in decisions(storage)] == [
+        ("kept", None, None, "reviewer"),
+        ("promoted", None, 1, "reviewer"),
+        ("kept", 1, 1, "reviewer"),
+        ("kept", 1, 1, "reviewer"),
+        ("promoted", 1, 2, "reviewer"),
+        ("kept", 2, 2, None),
+    ]
 
 
 @pytest.mark.parametrize("last", ["run", "rollback"])

@@ -1,0 +1,89 @@
+"""The champion's answer for each file of the source: its prediction, joined with path, label and split."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.predict.champion import model_of_table, named_model
+from tasks.predict.pending import check_predictions
+from tasks.schema import DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
+from tasks.spark.scratch import scratch_root
+from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.parquet_rows import ParquetRows
+from tasks.tables.relations import Relations
+
+PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
+PREDICTED_ARROW = pa.schema(
+    [
+        PREDICTIONS_ARROW.field(name)
+        for name in ("sha256", "model_version", "label", "probability", "error", "predicted_at")
+    ]
+)
+LEDGER_ARROW = pa.schema([FILES_ARROW.field(name) for name in ("path", "sha256", "outcome")])
+
+ANSWERS_ARROW = pa.schema(
+    [
+        ("path", pa.string()),
+        *IMAGE_KEYS_ARROW,
+        ("predicted", pa.string()),
+        ("probability", pa.float64()),
+        ("error", pa.string()),
+        ("model_version", pa.int64()),
+        ("predicted_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""Columns of the answers: label is that of the source, predicted that of the champion (null: not predicted yet)."""
+
+ANSWERS = """
+SELECT path, images.sha256, images.label, images.split, predicted.label AS predicted, probability, predicted.error,
+    model_version, predicted_at
+FROM images
+LEFT JOIN predicted ON images.sha256 = predicted.sha256
+LEFT JOIN (SELECT path, sha256 FROM ledger WHERE outcome IN ($stored, $duplicate)) AS named
+    ON images.sha256 = named.sha256
+"""
+
+
+def champion_answers(
+    storage: Storage,
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    spark: SparkSession | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield a row of ANSWERS_ARROW for each file with an image in the newest version of the table `images`.
+
+    The rows have no order. Files with the same content have the same answer.
+
+    Args:
+        storage: Locations of tables and models.
+        predict: Settings with the alias of the model version, and the table of predictions.
+        promote: Settings with the name of the registered model; without a name, the model of the table.
+        spark: A session, for tables that only Spark can read.
+
+    Raises:
+        WrongInput: The table or the model does not exist, or the table of predictions has other columns.
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+    """
+    scratch = scratch_root(storage)
+    images = snapshots.latest(spark, storage.table("images"))
+    model = named_model(predict, promote, storage) or model_of_table(images, predict, storage)
+    path = predict.predictions or storage.table("predictions")
+    newest = snapshots.newest_snapshot(spark, path)
+    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
+    if newest is not None:
+        check_predictions(newest.schema, path)
+        by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by)
+    ledger: pa.Table | ParquetRows = LEDGER_ARROW.empty_table()
+    if (files := snapshots.newest_snapshot(spark, storage.table("files"))) is not None:
+        ledger = snapshots.version_rows(spark, files.table, LEDGER_ARROW, scratch)
+    with Relations(storage) as relations:
+        relations.add("images", snapshots.version_rows(spark, images, IMAGE_KEYS_ARROW, scratch))
+        relations.add("predicted", predicted)
+        relations.add("ledger", ledger)
+        yield from relations.batches(ANSWERS, ANSWERS_ARROW, {"stored": STORED, "duplicate": DUPLICATE})

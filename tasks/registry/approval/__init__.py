@@ -1,0 +1,1 @@
+"""The approval of a promotion by a user."""
