@@ -21,8 +21,8 @@ FIND_FIELD = """
 const named = [...document.querySelectorAll('label, .schema-form-property__label')]
     .filter(label => label.textContent.trim().replace(' (Optional)', '') === arguments[0]);
 let around = named[0];
-while (around && !around.querySelector('textarea, input')) around = around.parentElement;
-return around && around.querySelector('textarea, input');
+while (around && !around.querySelector('textarea, input, select')) around = around.parentElement;
+return around && around.querySelector('textarea, input, select');
 """
 """JavaScript that finds the input of a label, in both of Prefect's user interfaces."""
 
