@@ -98,7 +98,7 @@ def translate_outage(storage: Storage) -> Iterator[None]:
         # `from None`: a traceback would show the text of the original error, with its credentials.
         raise TrackingUnavailable(
             f"the tracking server '{storage.tracking_shown}' does not answer ({message}): fix it and run again, "
-            "training resumes from its checkpoint"
+            "finished work is kept"
         ) from None
 
 
@@ -125,6 +125,18 @@ def _ping(storage: Storage) -> None:
         max_retries=None if MLFLOW_HTTP_REQUEST_MAX_RETRIES.is_set() else FIRST_RETRIES,
         timeout=None if MLFLOW_HTTP_REQUEST_TIMEOUT.is_set() else FIRST_TIMEOUT_SECONDS,
     )
+
+
+@contextmanager
+def reachable(storage: Storage) -> Iterator[None]:
+    """Check that the tracking server answers, which takes seconds if it does not, and translate its outages inside.
+
+    Raises:
+        TrackingUnavailable: The server or database does not answer, before the block or in it.
+    """
+    with translate_outage(storage):
+        _ping(storage)
+        yield
 
 
 def is_available(storage: Storage) -> bool:

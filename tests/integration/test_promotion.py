@@ -34,6 +34,7 @@ from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
 from tasks.schema import PREDICTIONS
+from tasks.spark.session import NeedsSpark
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
@@ -206,6 +207,52 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
     assert "lakevision.not_promoted" not in tracking.version_tags(storage, challenger)
     assert len(predicted_rows(storage)) == 32
+
+
+@pytest.mark.parametrize("newer", ["images", "predictions"])
+def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_path, newer):
+    """Newer features of Delta's protocol in one of the tables: figures and rows are those of plain tables."""
+    figures, rows, runs = [], [], []
+    for name in ("plain", "newer"):
+        where = storage.model_copy(update={"tables": f"{storage.home}/{name}"})
+        table = write_images(where, source, ["test", "train"] * 10)
+        runs = runs or [log_run(where, tmp_path, seed, 0.5, table=table) for seed in (1, 2)]
+        if name == "newer" and newer == "images":
+            spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+            with pytest.raises(NeedsSpark):
+                newest_snapshot(None, table.path)
+        if name == "newer" and newer == "predictions":
+            empty = spark.createDataFrame([], PREDICTIONS)
+            empty.write.format("delta").option("delta.enableRowTracking", "true").save(where.table("predictions"))
+        named = PromoteConfig(model_name=name, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+        made = [promote_best([run], named, where, table) for run in runs][-1]
+        assert (made.outcome, made.champion.version) == ("promoted", 2)
+        figures.append(made.comparison.model_copy(update={"table_version": None}))
+        found = spark.read.format("delta").load(where.table("predictions")).collect()
+        rows.append({(row["sha256"], row["model_version"]): (row["label"], row["probability"]) for row in found})
+        assert len(found) == len(rows[-1]) == 20
+    assert figures[0] == figures[1]
+    assert rows[0].keys() == rows[1].keys()
+    for key, (label, probability) in rows[0].items():
+        assert rows[1][key] == (label, pytest.approx(probability, rel=1e-4))
+
+
+def test_images_of_the_current_table_count_for_a_run_on_an_older_version(source, storage, tmp_path):
+    """Images that were added to `test` count for both models; images that one was trained on for none."""
+    older = write_images(storage, source, ["test"] * 6 + ["train"] * 4)
+    newer = write_images(storage, source, ["test"] * 8 + ["train"] * 2 + ["test"] * 15)
+    promote_best([log_run(storage, tmp_path, 1, 0.5, table=older)], NAMED, storage)
+    run = log_run(storage, tmp_path, 2, 0.5, table=older)
+    any_figures = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+
+    made = promote_best([run], any_figures, storage)
+
+    figures = made.comparison
+    assert (figures.images, figures.left_out, figures.table_version) == (21, 2, newer.version)
+    assert (made.outcome, made.challenger_images, made.champion_images) == ("promoted", 21, 21)
+    write_images(storage, source, ["train"] * 6 + ["test"] * 4)
+    with pytest.raises(WrongInput, match=r"was trained on all 4 test images of version 2 of '.*'.*: train on that"):
+        promote_best([log_run(storage, tmp_path, 3, 0.5, table=older)], any_figures, storage)
 
 
 def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(source, storage, tmp_path):
@@ -392,7 +439,7 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
 
     @flow
     def promote_both() -> list[ModelRef]:
-        return [stages.run(promote_run, [run], NAMED, storage) for run in (first, worse)]
+        return [stages.run(promote_run, [run], NAMED, storage, SparkConfig()) for run in (first, worse)]
 
     state = promote_both(return_state=True)
     assert state.result() == [champion(storage)] * 2
