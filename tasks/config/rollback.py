@@ -25,6 +25,6 @@ class RollbackConfig(FrozenConfig):
 class RollbackRun(SparkRun):
     """Parameters of the flow `rollback`."""
 
-    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "reason")}
+    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "version", "reason")}
 
     rollback: RollbackConfig = RollbackConfig()

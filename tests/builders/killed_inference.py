@@ -87,7 +87,7 @@ if __name__ == "__main__":
     used, table, signal_file = Storage.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     with keep_spark():
         with spark_session(SPARK, used):
-            pass  # Started before the kill can come, so that the work is what is killed.
+            pass  # Started before the work, so that the kill hits the work.
         print("ready", flush=True)
         while not signal_file.exists():
             time.sleep(0.02)
