@@ -5,7 +5,7 @@ from flows.decorator import dag_flow
 from tasks.config.promotion import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
-from tasks.registry.approval.task import ask, check_can_ask
+from tasks.registry.approval.task import ask, asked_before, check_can_ask
 from tasks.registry.task import promote_run, weigh_run
 from tasks.storage import resolve_storage
 
@@ -17,12 +17,12 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     approval = None
     if config.promote.approval == "human":
         check_can_ask()
-        decision = run_stage(weigh_run, runs, config.promote, storage)
+        decision = asked_before() or run_stage(weigh_run, runs, config.promote, storage, config.spark)
         if decision.outcome != "waiting":
             return decision.champion
         runs = [decision.challenger]
         approval = ask(decision, config.promote)
-    return run_stage(promote_run, runs, config.promote, storage, None, approval)
+    return run_stage(promote_run, runs, config.promote, storage, config.spark, None, approval)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tasks.storage import resolve_storage
 @dag_flow("rollback")
 def rollback(config: RollbackRun = RollbackRun()) -> ModelRef:
     """Make the previous champion the champion again, and return it."""
-    return run_stage(roll_back_champion, config.rollback, resolve_storage(config.storage))
+    return run_stage(roll_back_champion, config.rollback, resolve_storage(config.storage), config.spark)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
-from tasks.config.run import Run
-from tasks.config.storage import StorageConfig
+from tasks.config.run import SparkRun
 from tasks.config.values import YEAR_SECONDS, ModelName, RunId, StageTimeout
 
 
@@ -82,7 +81,7 @@ class PromoteConfig(FrozenConfig):
 MODEL_NAME = {"model_name": ("promote", "model_name")}
 
 
-class PromoteRun(Run):
+class PromoteRun(SparkRun):
     """Parameters of the flow `promote`."""
 
     first_screen = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
@@ -92,5 +91,4 @@ class PromoteRun(Run):
         max_length=10_000,
         description="MLflow runs to choose from; empty: the newest finished run and all others on the same cache",
     )
-    storage: StorageConfig = StorageConfig()
     promote: PromoteConfig = PromoteConfig()

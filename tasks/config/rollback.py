@@ -3,8 +3,7 @@
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
-from tasks.config.run import TABLES, Run
-from tasks.config.storage import StorageConfig
+from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import ModelName
 
 
@@ -14,13 +13,18 @@ class RollbackConfig(FrozenConfig):
     model_name: ModelName | None = Field(
         None, description="Name of the registered model; empty: the model of the table `images`"
     )
+    version: int | None = Field(
+        None,
+        ge=1,
+        description="Number of the version to roll back, so that a repeated run does not go back twice; empty: the "
+        "champion",
+    )
     reason: str = Field("", max_length=500, description="Why, for the log and the tag of the version")
 
 
-class RollbackRun(Run):
+class RollbackRun(SparkRun):
     """Parameters of the flow `rollback`."""
 
-    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "reason")}
+    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "version", "reason")}
 
-    storage: StorageConfig = StorageConfig()
     rollback: RollbackConfig = RollbackConfig()

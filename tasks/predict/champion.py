@@ -44,12 +44,13 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
 
 
 def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
-    model = tracking.model_with_alias(storage, name, alias)
-    if model is None:
-        raise WrongInput(
-            f"the registered model '{name}' has no version with the alias '{alias}': run the flow promote first, or "
-            f"give another promote.model_name or predict.alias{_candidates(alias, storage)}"
-        )
+    with tracking.reachable(storage):
+        model = tracking.model_with_alias(storage, name, alias)
+        if model is None:
+            raise WrongInput(
+                f"the registered model '{name}' has no version with the alias '{alias}': run the flow promote first, or"
+                f" give another promote.model_name or predict.alias{_candidates(alias, storage)}"
+            )
     return model
 
 
@@ -97,8 +98,10 @@ def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
 
     Raises:
         WrongInput: The version has no digests.
+        TrackingUnavailable: The tracking server does not answer.
     """
-    tags = tracking.version_tags(storage, model)
+    with tracking.reachable(storage):
+        tags = tracking.version_tags(storage, model)
     tracking.check_registered(tags, model, FILE_LIMITS)
     return tags
 

@@ -1,4 +1,4 @@
-"""Predictions of a table's test images for the promotion gate, appended to `predictions` without Spark."""
+"""Predictions of a table's test images for the promotion gate, added to `predictions` without Spark if possible."""
 
 import logging
 from collections.abc import Iterator
@@ -6,16 +6,23 @@ from datetime import UTC, datetime
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import check_predictions
-from tasks.predict.scoring import prediction_columns
+from tasks.predict.scoring import prediction_columns, score, send_package
+from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.progress import num_tasks
 from tasks.spark.scratch import scratch_root
+from tasks.spark.session import BROADCAST_ROWS
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
@@ -30,15 +37,20 @@ PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 CONTENT_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
 KEY_ARROW = pa.schema([PREDICTIONS_ARROW.field(name) for name in PREDICTIONS_KEY])
 
+SETTINGS = PredictConfig(max_error_fraction=1.0)
+"""Settings of inference: an image that cannot be decoded is an answer, too."""
+
 MISSING = "SELECT DISTINCT sha256 FROM tested ANTI JOIN predicted USING (sha256)"
 
 
-def predict_held_out(model: ModelRef, table: TableRef, storage: Storage) -> int:
+def predict_held_out(spark: SparkSession | None, model: ModelRef, table: TableRef, storage: Storage) -> int:
     """Predict the test images of a table without a prediction by this model version; return their number.
 
-    The rows are those of batch inference, which does not predict these images again. They are appended in one commit.
+    The rows are those of batch inference, which does not predict these images again. They are added in one commit. With
+    a session, batch inference itself predicts them.
 
     Args:
+        spark: The session, or None.
         model: The model version.
         table: The table version.
         storage: Location of the table `predictions`, which is created if it is missing.
@@ -46,23 +58,35 @@ def predict_held_out(model: ModelRef, table: TableRef, storage: Storage) -> int:
     Raises:
         NeedsSpark: Only Spark can read one of the tables, or write `predictions`.
         WrongInput: The model cannot be loaded, or the table `predictions` has other columns.
-        DiskFull: The disk is full; nothing was appended.
+        DiskFull: The disk is full; nothing was added.
     """
     path = storage.table("predictions")
-    with write_access(path), translate_disk_full(path, storage.home):
-        missing = _missing(model, table, path, storage)
+    with write_access(path, spark), translate_disk_full(path, storage.home):
+        missing = _missing(spark, model, table, path, storage)
         if not missing:
             return 0
-        classifier = load_registered(model, storage)
         num = len(missing)
-        rows = _predicted(classifier, model, table, missing)
-        append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
+        # Here also for Spark, on whose workers a damaged file would fail a job.
+        classifier = load_registered(model, storage)
+        if spark is None:
+            rows = _predicted(classifier, model, table, missing)
+            append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
+        else:
+            sent = send_package(spark, storage, model, SETTINGS)
+            write(score(_contents(spark, table, missing), sent, SETTINGS), path, model, SETTINGS)
     logger.info("%d test images predicted by %s version %d for the comparison", num, model.name, model.version)
     return num
 
 
-def first_image(table: TableRef) -> bytes | None:
-    """Return an encoded test image of a table version, or None if it has none."""
+def first_image(spark: SparkSession | None, table: TableRef) -> bytes | None:
+    """Return an encoded test image of a table version, or None if it has none.
+
+    Raises:
+        NeedsSpark: Only Spark can read the table.
+    """
+    if spark is not None:
+        row = snapshots.read_version(spark, table).where(F.col("split") == TEST).select("content").first()
+        return None if row is None else bytes(row["content"])
     for rows in snapshots.read_batches(table, CONTENT_ARROW, {"split": TEST}, 1):
         if rows.num_rows:
             content: bytes = rows["content"][0].as_py()
@@ -70,18 +94,28 @@ def first_image(table: TableRef) -> bytes | None:
     return None
 
 
-def _missing(model: ModelRef, table: TableRef, path: str, storage: Storage) -> set[str]:
+def _missing(spark: SparkSession | None, model: ModelRef, table: TableRef, path: str, storage: Storage) -> set[str]:
     scratch = scratch_root(storage)
-    newest = snapshots.newest_snapshot(None, path)
+    newest = snapshots.newest_snapshot(spark, path)
     predicted: pa.Table | ParquetRows = KEY_ARROW.empty_table()
     if newest is not None:
         check_predictions(newest.schema, path)
         by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(None, newest.table, KEY_ARROW, scratch, by)
+        predicted = snapshots.version_rows(spark, newest.table, KEY_ARROW, scratch, by)
     with Relations(storage) as relations:
-        relations.add("tested", snapshots.version_rows(None, table, SHA256_ARROW, scratch, {"split": TEST}))
+        relations.add("tested", snapshots.version_rows(spark, table, SHA256_ARROW, scratch, {"split": TEST}))
         relations.add("predicted", predicted)
         return {sha256 for (sha256,) in relations.rows(MISSING)}
+
+
+def _contents(spark: SparkSession, table: TableRef, missing: set[str]) -> DataFrame:
+    """Return sha256 and content of the missing images, each once, in one partition per task of inference."""
+    chosen = spark.createDataFrame(pa.table([pa.array(sorted(missing), pa.string())], SHA256_ARROW))
+    slots = num_task_slots(spark)
+    rows = snapshots.read_version(spark, table).where(F.col("split") == TEST).select("sha256", "content")
+    rows = rows.join(F.broadcast(chosen) if len(missing) <= BROADCAST_ROWS else chosen, on="sha256", how="left_semi")
+    # By the key, so that no second shuffle is needed for an image that the table has twice.
+    return rows.repartition(num_tasks(len(missing), slots, least=slots), "sha256").dropDuplicates(["sha256"])
 
 
 def _predicted(

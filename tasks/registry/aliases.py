@@ -39,4 +39,4 @@ def repair_aliases(storage: Storage, champion: ModelRef) -> None:
             tracking.set_alias(storage, wanted, PREVIOUS)
     if tracking.model_with_alias(storage, champion.name, CHALLENGER) == champion:
         tracking.remove_alias(storage, champion.name, CHALLENGER)
-        tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
+    tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)

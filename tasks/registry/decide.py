@@ -3,21 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyspark.sql import SparkSession
+
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHALLENGER
-from tasks.registry.decision import Approval, Outcome, Promotion
+from tasks.registry.decision import Approval, Comparison, Outcome, Promotion
 from tasks.registry.evidence import (
     ChampionUnusable,
-    check_readable,
+    TableGone,
     compare_on_images,
+    current_table,
     num_test_images,
     recorded_accuracy,
 )
 from tasks.registry.gate import check_comparable, check_size, is_better, is_older, objections
-from tasks.spark.session import NeedsSpark
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tracking import EvaluatedRun
 
@@ -31,22 +35,24 @@ class Challenge:
         accuracies: Accuracy (0-1) of all candidate runs on the split `val`, by MLflow run id.
         name: Name of the registered model.
         name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
-        earlier: Version as which an earlier promotion registered the run, or None.
         promote: Settings of the gate.
         storage: Storage with the tracking URI.
-        rolled_back: Sentence on the rollback of the run's version, or None.
+        spark: Settings of the session for tables that only Spark can read.
         approval: Answer of the user who was asked, or None.
+        earlier: Version as which an earlier promotion registered the run, or None.
+        rolled_back: Sentence on the rollback of the run's version, or None.
     """
 
     best: EvaluatedRun
     accuracies: Mapping[str, float | None]
     name: str
     name_is_given: bool
-    earlier: ModelRef | None
     promote: PromoteConfig
     storage: Storage
-    rolled_back: str | None
-    approval: Approval | None = None
+    spark: SparkConfig
+    approval: Approval | None
+    earlier: ModelRef | None = None
+    rolled_back: str | None = None
 
 
 def _why_left_out(challenge: Challenge, champion: EvaluatedRun, previous: ModelRef) -> str | None:
@@ -98,7 +104,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
     try:
         try:
             return _by_images(challenge, previous, champion)
-        except NeedsSpark:
+        except TableGone:
             return _by_record(challenge, previous, champion)
     except ChampionUnusable as unusable:
         why = f"{run} has {measured(best)}; the champion cannot be evaluated, so only the limits of a run counted"
@@ -142,22 +148,27 @@ def _by_images(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun)
     """Decide by the predictions of the same images.
 
     Raises:
-        NeedsSpark: Only Spark can read the tables.
+        TableGone: The run's table is gone.
         ChampionUnusable: The champion cannot be evaluated.
     """
     best, storage = challenge.best, challenge.storage
-    check_readable(best, storage)
-    challenger = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
-    if tracking.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
-        tracking.set_alias(storage, challenger, CHALLENGER)
-    found = compare_on_images(challenger, best, previous, champion, challenge.promote, storage)
+
+    def run(spark: SparkSession | None) -> Comparison:
+        table = current_table(spark, best, storage)
+        challenger = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+        if tracking.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
+            tracking.set_alias(storage, challenger, CHALLENGER)
+        return compare_on_images(spark, challenger, best, previous, champion, table, challenge.promote, storage)
+
+    # Also where a session is open: a driver predicts the test images before Spark's workers have loaded the model.
+    found = try_without_spark(run, challenge.spark, storage, even_if_open=True)
     against = objections(found, challenge.promote)
     reason = (
         f"run {best.run.run_id} classifies {found.challenger_accuracy:.4f} of {found.images} test images correctly, "
         f"the champion {found.champion_accuracy:.4f}"
     )
     if found.left_out:
-        reason += f" ({found.left_out} images that the champion was trained on do not count)"
+        reason += f" ({found.left_out} images that one of them was trained on do not count)"
     if against:
         reason += f"; {'; '.join(against)}"
     decision = _decision(

@@ -24,7 +24,7 @@ class Comparison(Ref):
 
     images: int
     left_out: int
-    """Test images that the champion was trained or tuned on, which do not count."""
+    """Test images that one of the models was trained or tuned on, which do not count."""
     challenger_accuracy: float
     """Fraction of images that are classified correctly, 0-1."""
     champion_accuracy: float
@@ -41,6 +41,8 @@ class Comparison(Ref):
     challenger_milliseconds: float | None = None
     """Median time from one encoded image to its prediction, in milliseconds; None if it was not measured."""
     champion_milliseconds: float | None = None
+    table_version: int | None = None
+    """Version of the table with the images: the newest at the time of the comparison."""
 
 
 class Approval(Ref):
@@ -97,11 +99,18 @@ class Rollback(Ref):
     rolled_back: ModelRef
     """The version that was the champion before."""
     reason: str
+    is_repeated: bool = False
+    """Whether an earlier run did it."""
 
     @property
     def sentence(self) -> str:
         """The rollback as a sentence."""
         name = self.champion.name
+        if self.is_repeated:
+            rolled_back = self.rolled_back.version
+            return (
+                f"{name} version {rolled_back} was rolled back before; version {self.champion.version} is the champion"
+            )
         why = f": {self.reason}" if self.reason else ""
         return f"{name} version {self.rolled_back.version} was rolled back to version {self.champion.version}{why}"
 

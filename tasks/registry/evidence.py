@@ -1,9 +1,10 @@
-"""The comparison of challenger and champion: image by image, or by recorded accuracies if only Spark can read them."""
+"""The comparison of challenger and champion: image by image, or by recorded accuracies if their table is gone."""
 
 import logging
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from tasks.cache.manifest import CacheDamaged
 from tasks.config.promotion import PromoteConfig
@@ -11,8 +12,7 @@ from tasks.errors import WrongInput
 from tasks.refs import ModelRef, TableRef
 from tasks.registry.comparison import compare
 from tasks.registry.decision import Comparison
-from tasks.registry.pairs import paired_predictions
-from tasks.spark.session import NeedsSpark
+from tasks.registry.pairs import Competitor, paired_predictions
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tracking import EvaluatedRun
@@ -24,9 +24,13 @@ class ChampionUnusable(Exception):
     """The champion cannot be evaluated on the challenger's images; the message says why."""
 
 
+class TableGone(Exception):
+    """The challenger's run records no table, or it is not at its path any more."""
+
+
 @dataclass(frozen=True)
 class RecordedAccuracy:
-    """The champion's accuracy for a comparison with a challenger where the table cannot be read without Spark.
+    """The champion's accuracy for a comparison with a challenger whose table is gone.
 
     Attributes:
         accuracy: Fraction of test images that were classified correctly, 0-1.
@@ -41,85 +45,119 @@ class RecordedAccuracy:
     is_comparable: bool = True
 
 
-def check_readable(best: EvaluatedRun, storage: Storage) -> None:
-    """Check that the images of a run's table and the table `predictions` can be read without Spark.
+def current_table(spark: SparkSession | None, best: EvaluatedRun, storage: Storage) -> TableRef:
+    """Return the newest version of a run's table, on whose test images models are compared.
+
+    Args:
+        spark: The session, or None.
+        best: The run.
+        storage: Location of the table `predictions`, which must be readable as well.
 
     Raises:
-        NeedsSpark: They cannot, the run records no table, or another table is at its path now.
+        NeedsSpark: Only Spark can read one of the tables.
+        TableGone: The run records no table, or its path has none or another one.
         WrongInput: The table has no test images.
     """
     from tasks.predict.held_out import first_image  # torch: seconds
 
     if best.table is None:
-        raise NeedsSpark
-    snapshots.newest_snapshot(None, storage.table("predictions"))
-    if first_image(best.table) is None:
+        raise TableGone
+    newest = snapshots.newest_snapshot(spark, best.table.path)
+    if newest is None or newest.table.table_id != (best.table.table_id or newest.table.table_id):
+        raise TableGone
+    snapshots.newest_snapshot(spark, storage.table("predictions"))
+    if first_image(spark, newest.table) is None:
         raise WrongInput(
-            f"version {best.table.version} of '{best.table.path}' has no test images, on which run "
+            f"version {newest.table.version} of '{best.table.path}' has no test images, on which run "
             f"{best.run.run_id} could be compared with the champion: promote a run on a version that has some"
         )
+    return newest.table
 
 
 def compare_on_images(
+    spark: SparkSession | None,
     challenger: ModelRef,
     best: EvaluatedRun,
     version: ModelRef,
     champion: EvaluatedRun,
+    table: TableRef,
     promote: PromoteConfig,
     storage: Storage,
 ) -> Comparison:
-    """Compare two versions on the test images of the challenger's table, by their rows in `predictions`.
+    """Compare two versions on the test images of a table version, by their rows in `predictions`.
 
-    Missing rows are predicted and appended first.
+    Missing rows are predicted and added first.
 
     Args:
+        spark: The session, or None.
         challenger: The challenger.
         best: Its run.
         version: The champion.
         champion: Its run.
+        table: The table version.
         promote: Settings of the gate.
         storage: Location of the table `predictions`.
 
     Raises:
-        NeedsSpark: Only Spark can read one of the tables, or the challenger's run records none.
+        NeedsSpark: Only Spark can read or write one of the tables.
         ChampionUnusable: The champion cannot be loaded, or was trained on all test images.
-        WrongInput: The challenger cannot be loaded, or the table `predictions` has other columns.
+        WrongInput: The challenger cannot be loaded or was trained on all test images, or the table `predictions` has
+            other columns.
     """
     from tasks.predict.held_out import predict_held_out  # torch: seconds
 
-    assert best.table is not None, "it can be read"
-    predict_held_out(challenger, best.table, storage)
+    predict_held_out(spark, challenger, table, storage)
     try:
-        predict_held_out(version, best.table, storage)
+        predict_held_out(spark, version, table, storage)
     except WrongInput as error:
         raise ChampionUnusable(str(error)) from None
-    seen = None if best.same_content(champion) else champion.table
-    try:
-        pairs, left_out = paired_predictions(challenger, version, best.table, seen, storage)
-    except NeedsSpark:
-        if seen is None:
-            raise
-        logger.warning(
-            "version %d of '%s', on which the champion was trained, cannot be read: its images are not left out",
-            seen.version,
-            seen.path,
+    ours = Competitor(challenger, _trained_on(spark, best.table, table, "the challenger"))
+    # Trained on the same images with the same splits, maybe of another table.
+    theirs = (
+        ours.trained_on if best.same_content(champion) else _trained_on(spark, champion.table, table, "the champion")
+    )
+    paired = paired_predictions(spark, ours, Competitor(version, theirs), table, storage)
+    if not paired.num_new:
+        raise WrongInput(
+            f"run {best.run.run_id} was trained on all {paired.num_tested} test images of version {table.version} of "
+            f"'{table.path}', so it cannot be compared with the champion: train on that version"
         )
-        pairs, left_out = paired_predictions(challenger, version, best.table, None, storage)
-    if not pairs:
-        raise ChampionUnusable(f"it was trained on all {left_out} test images")
-    found = compare(pairs, left_out)
+    if not paired.pairs:
+        raise ChampionUnusable(f"it was trained on all {paired.left_out} test images")
+    found = compare(paired.pairs, paired.left_out).model_copy(update={"table_version": table.version})
     if promote.max_latency_ratio is None:
         return found
-    ours, theirs = _latencies(challenger, version, best.table, storage)
-    return found.model_copy(update={"challenger_milliseconds": ours, "champion_milliseconds": theirs})
+    milliseconds = _latencies(spark, challenger, version, table, storage)
+    return found.model_copy(
+        update=dict(zip(("challenger_milliseconds", "champion_milliseconds"), milliseconds, strict=True))
+    )
 
 
-def _latencies(challenger: ModelRef, champion: ModelRef, table: TableRef, storage: Storage) -> list[float]:
+def _trained_on(
+    spark: SparkSession | None, trained_on: TableRef | None, current: TableRef, which: str
+) -> TableRef | None:
+    """Return the version whose images of other splits are left out; None for the current one, or if it is gone."""
+    if trained_on is None or (trained_on.version == current.version and trained_on.path == current.path):
+        return None
+    if snapshots.has_version(spark, trained_on):
+        return trained_on
+    logger.warning(
+        "version %d of '%s', on which %s was trained, cannot be read: its images are not left out",
+        trained_on.version,
+        trained_on.path,
+        which,
+    )
+    return None
+
+
+def _latencies(
+    spark: SparkSession | None, challenger: ModelRef, champion: ModelRef, table: TableRef, storage: Storage
+) -> list[float]:
     from tasks.predict.accuracy import load_registered
     from tasks.predict.held_out import first_image
     from tasks.predict.latency import median_milliseconds
 
-    image = first_image(table)
+    image = first_image(spark, table)
     assert image is not None, "there are pairs of predictions"
     return median_milliseconds([load_registered(model, storage) for model in (challenger, champion)], image)
 
@@ -127,7 +165,7 @@ def _latencies(challenger: ModelRef, champion: ModelRef, table: TableRef, storag
 def recorded_accuracy(
     best: EvaluatedRun, champion: EvaluatedRun, version: ModelRef, storage: Storage
 ) -> RecordedAccuracy:
-    """Return the champion's accuracy where the challenger's table cannot be read without Spark.
+    """Return the champion's accuracy where the challenger's table is gone.
 
     If it was tested on other images, it is tested again on the challenger's cache.
 
@@ -142,7 +180,7 @@ def recorded_accuracy(
         classifier = load_registered(version, storage)
     except WrongInput as error:
         raise ChampionUnusable(str(error)) from None
-    problem = "the challenger's run records no cache, and its table cannot be read without Spark"
+    problem = "the challenger's run records no cache, and its table is gone"
     if best.cache is not None:
         try:
             again = "on the same images, on which it was tested again"

@@ -25,10 +25,11 @@ def comparison_markdown(found: Comparison) -> str:
         for one in by_change[:NUM_CLASSES]
     ]
     omitted = len(by_change) - len(classes)
+    of = "" if found.table_version is None else f" of version {found.table_version} of the table"
     return "\n".join(
         [
             "",
-            f"### On the same {found.images} images",
+            f"### On the same {found.images} images{of}",
             "",
             markdown_table(["", "best run", "champion"], figures),
             "",

@@ -6,6 +6,7 @@ table once the alias has moved. After a kill in between, the next promotion or r
 
 import logging
 from datetime import UTC, datetime
+from hashlib import sha256
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,14 +48,32 @@ class DecisionRow(Ref):
     approved_by: str | None = None
 
 
-def row_of_promotion(decision: Promotion) -> DecisionRow:
-    """Return the row of a promotion."""
+def row_of_promotion(decision: Promotion, made_champion: str | None) -> DecisionRow:
+    """Return the row of a promotion.
+
+    A decision that changes nothing has the id of its content: after a kill, the next run takes the same one again.
+
+    Args:
+        decision: The decision.
+        made_champion: Tag with the decision by which the previous champion became that, or None.
+    """
     found, previous = decision.comparison, decision.previous
     after = decision.champion if decision.outcome == "promoted" else previous
+    before = None if previous is None else previous.version
+    content = (
+        decision.champion.name,
+        decision.challenger.run_id,
+        decision.reason,
+        decision.approved_by,
+        before,
+        made_champion,
+    )
+    is_repeatable = decision.outcome == "kept"
     return DecisionRow(
+        decision_id=sha256(repr(content).encode()).hexdigest()[:32] if is_repeatable else uuid4().hex,
         model_name=decision.champion.name,
         decision=decision.outcome,
-        from_version=None if previous is None else previous.version,
+        from_version=before,
         to_version=None if after is None else after.version,
         run_id=decision.challenger.run_id,
         images=decision.challenger_images,

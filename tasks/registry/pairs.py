@@ -1,8 +1,9 @@
 """The predictions of the test images by challenger and champion, joined image by image."""
 
-import os
+from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.predict.pending import check_predictions
@@ -10,7 +11,6 @@ from tasks.refs import ModelRef, TableRef
 from tasks.registry.comparison import PredictedPair
 from tasks.schema import IMAGE_KEYS_ARROW, PREDICTIONS, TEST
 from tasks.spark.scratch import scratch_root
-from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.parquet_rows import ParquetRows
@@ -20,60 +20,95 @@ TESTED_ARROW = pa.schema([IMAGE_KEYS_ARROW.field(name) for name in ("sha256", "l
 SPLIT_ARROW = pa.schema([IMAGE_KEYS_ARROW.field(name) for name in ("sha256", "split")])
 LABELS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in ("sha256", "label", "top_labels")])
 
+COUNTED = """
+CREATE TABLE counted AS
+WITH labelled AS (SELECT sha256, min(label) AS label FROM tested GROUP BY sha256)
+SELECT sha256, label,
+    sha256 IN (FROM (FROM challenger_saw SEMI JOIN tested USING (sha256)) SELECT sha256 WHERE split <> $test)
+        AS by_challenger,
+    sha256 IN (FROM (FROM champion_saw SEMI JOIN tested USING (sha256)) SELECT sha256 WHERE split <> $test)
+        AS by_champion
+FROM labelled
+"""
+"""The test images, and which model was trained or tuned on them; of other images no hash table is made."""
+
 PAIRS = """
-WITH labelled AS (SELECT sha256, min(label) AS label FROM tested GROUP BY sha256),
-counted AS (FROM labelled ANTI JOIN (SELECT sha256 FROM seen WHERE split <> $test) USING (sha256))
 SELECT counted.label, coalesce(challenger.top_labels[1], challenger.label) AS ours,
     coalesce(champion.top_labels[1], champion.label) AS theirs, count(*)
 FROM counted JOIN challenger USING (sha256) JOIN champion USING (sha256)
+WHERE NOT by_challenger AND NOT by_champion
 GROUP BY ALL ORDER BY ALL
 """
 """Numbers of test images by label and by the most probable class, which `unsure` in the column `label` may hide."""
 
-NUM_TESTED = "SELECT count(DISTINCT sha256) FROM tested"
+NUM_TESTED = "SELECT count(*), count(*) FILTER (NOT by_challenger) FROM counted"
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """A model version in a comparison, and the table version on which it was trained (None: none to leave out)."""
+
+    model: ModelRef
+    trained_on: TableRef | None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Pairs of predictions of the same images.
+
+    Attributes:
+        pairs: Numbers of images that neither model was trained or tuned on, by label and predictions.
+        num_tested: Number of all test images.
+        num_new: Number of test images that the challenger was not trained or tuned on.
+    """
+
+    pairs: list[PredictedPair]
+    num_tested: int
+    num_new: int
+
+    @property
+    def left_out(self) -> int:
+        """Number of test images that do not count."""
+        return self.num_tested - sum(pair.count for pair in self.pairs)
 
 
 def paired_predictions(
-    challenger: ModelRef, champion: ModelRef, table: TableRef, seen: TableRef | None, storage: Storage
-) -> tuple[list[PredictedPair], int]:
-    """Return the pairs of predictions of a table's test images in `predictions`, and the number of images left out.
+    spark: SparkSession | None, challenger: Competitor, champion: Competitor, table: TableRef, storage: Storage
+) -> Paired:
+    """Return the pairs of predictions of a table's test images in `predictions`.
 
     Args:
-        challenger: The challenger.
-        champion: The champion.
+        spark: The session, or None.
+        challenger: The challenger; the version that it was trained on can be read.
+        champion: The champion; likewise.
         table: The table version with the test images.
-        seen: The table version that the champion was trained on, whose images of other splits are left out; None if
-            these are the same.
         storage: Location of the table `predictions`.
 
     Raises:
-        NeedsSpark: Only Spark can read one of the tables, or a version no longer exists.
+        NeedsSpark: Only Spark can read one of the tables.
         WrongInput: The table `predictions` has other columns.
     """
-    scratch = scratch_root(storage)
-    path = storage.table("predictions")
-    newest = snapshots.newest_snapshot(None, path)
-    if newest is None:
-        return [], 0
-    check_predictions(newest.schema, path)
+    scratch, path = scratch_root(storage), storage.table("predictions")
+    newest = snapshots.newest_snapshot(spark, path)
+    if newest is not None:
+        check_predictions(newest.schema, path)
     with Relations(storage) as relations:
-        relations.add("tested", snapshots.version_rows(None, table, TESTED_ARROW, scratch, {"split": TEST}))
-        relations.add("seen", SPLIT_ARROW.empty_table() if seen is None else _existing(seen, storage))
-        for name, model in (("challenger", challenger), ("champion", champion)):
-            by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-            relations.add(name, snapshots.version_rows(None, newest.table, LABELS_ARROW, scratch, by))
-        pairs = [PredictedPair(*row) for row in relations.rows(PAIRS, {"test": TEST})]
-        ((tested,),) = relations.rows(NUM_TESTED)
-    return pairs, int(tested) - sum(pair.count for pair in pairs)
+        relations.add("tested", snapshots.version_rows(spark, table, TESTED_ARROW, scratch, {"split": TEST}))
+        for name, one in (("challenger", challenger), ("champion", champion)):
+            rows: pa.Table | ParquetRows = LABELS_ARROW.empty_table()
+            if newest is not None:
+                by: dict[str, str | int] = {"model_name": one.model.name, "model_version": one.model.version}
+                rows = snapshots.version_rows(spark, newest.table, LABELS_ARROW, scratch, by)
+            relations.add(name, rows)
+            relations.add(f"{name}_saw", _splits(spark, one.trained_on, storage))
+        relations.run(COUNTED, {"test": TEST})
+        pairs = [PredictedPair(*row) for row in relations.rows(PAIRS)]
+        ((num_tested, num_new),) = relations.rows(NUM_TESTED)
+    return Paired(pairs, int(num_tested), int(num_new))
 
 
-def _existing(table: TableRef, storage: Storage) -> ParquetRows:
-    """Return the splits of all images of a table version.
-
-    Raises:
-        NeedsSpark: The version no longer exists, or was replaced by that of another table.
-    """
-    rows = snapshots.version_rows(None, table, SPLIT_ARROW, scratch_root(storage))
-    if not all(os.path.exists(file) for file in rows.files):
-        raise NeedsSpark
-    return rows
+def _splits(spark: SparkSession | None, table: TableRef | None, storage: Storage) -> pa.Table | ParquetRows:
+    """Return the splits of all images of a table version."""
+    if table is None:
+        return SPLIT_ARROW.empty_table()
+    return snapshots.version_rows(spark, table, SPLIT_ARROW, scratch_root(storage))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
@@ -16,7 +17,7 @@ from tasks.registry.aliases import CHALLENGER, CHAMPION, repair_aliases
 from tasks.registry.decide import Challenge, decide, with_approval
 from tasks.registry.decision import Approval, Promotion, promotion_section
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
-from tasks.registry.history import decision_tag, record, record_pending, row_of_promotion
+from tasks.registry.history import DECISION_TAG, decision_tag, record, record_pending, row_of_promotion
 from tasks.registry.trial import check_predicts
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
@@ -33,12 +34,13 @@ def promote_best(
     storage: Storage,
     table: TableRef | None = None,
     approval: Approval | None = None,
+    spark: SparkConfig = SparkConfig(),
 ) -> Promotion:
     """Promote the best of the runs on the split `val` if it beats the current champion.
 
-    Both are compared by their predictions of the test images in the challenger's table, which are written to
-    `predictions` where they are missing. Where only Spark can read the table, the recorded accuracies are compared. A
-    champion that was tested on other images is tested again on the cache, and kept if that fails. Before the alias
+    Both are compared by their predictions of the test images in the newest version of the challenger's table, which are
+    added to `predictions` where they are missing. Where the table is gone, the recorded accuracies are compared. A
+    champion that was tested on other images is then tested again on the cache, and kept if that fails. Before the alias
     moves, the version must predict an image in a fresh process.
 
     A run that was trained on an older version, or registered before the champion, never replaces it: submitting a run
@@ -51,10 +53,40 @@ def promote_best(
         table: The table whose content the runs were trained on; None for the table that each run recorded.
         approval: The answer of the user who was asked, if `promote.approval` is human. Without it, a run that is
             within all limits waits: it is registered with the alias `challenger`, and nothing else changes.
+        spark: Settings of the session, which is started for tables that only Spark can read.
 
     Raises:
         WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
             trained on another table, or the best run's model cannot be loaded.
+        TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
+    """
+    with tracking.reachable(storage):
+        challenge = _challenge(runs, promote, storage, table, approval, spark)
+        with promotion_lock(storage, challenge.name):
+            challenge = _with_earlier_version(challenge)
+            decision = None
+            # The lock does not cover other machines: a promotion there may move the alias before this one is written.
+            while decision is None:
+                champion = tracking.model_with_alias(storage, challenge.name, CHAMPION)
+                if champion is not None:
+                    record_pending(storage, champion)
+                decision = _carry_out(challenge, champion)
+    logger.info("%s", decision.sentence)
+    return decision
+
+
+def _challenge(
+    runs: Sequence[RunRef],
+    promote: PromoteConfig,
+    storage: Storage,
+    table: TableRef | None,
+    approval: Approval | None,
+    spark: SparkConfig,
+) -> Challenge:
+    """Return the best of the runs on the split `val`, with the arguments of `promote_best`.
+
+    Raises:
+        WrongInput: As for `promote_best`.
     """
     runs = runs or tracking.promotable_runs(storage)
     if not runs:
@@ -67,22 +99,25 @@ def promote_best(
     candidates = [one for one in tested if one.run.run_id not in rolled_back] or tested
     best = choose_best(candidates)
     check_minimums(best, len(candidates), promote)
-    accuracies = {one.run.run_id: one.val_accuracy for one in candidates}
-    with promotion_lock(storage, name):
-        earlier = tracking.registered_version(storage, best.run, name)
-        is_given = promote.model_name is not None
-        tags = {} if earlier is None else tracking.version_tags(storage, earlier)
-        rolled_back_by = tags.get(tracking.ROLLED_BACK_TAG)
-        challenge = Challenge(best, accuracies, name, is_given, earlier, promote, storage, rolled_back_by, approval)
-        decision = None
-        # The lock does not cover other machines: a promotion there may move the alias before this one is written.
-        while decision is None:
-            champion = tracking.model_with_alias(storage, name, CHAMPION)
-            if champion is not None:
-                record_pending(storage, champion)
-            decision = _carry_out(challenge, champion)
-    logger.info("%s", decision.sentence)
-    return decision
+    return Challenge(
+        best=best,
+        accuracies={one.run.run_id: one.val_accuracy for one in candidates},
+        name=name,
+        name_is_given=promote.model_name is not None,
+        promote=promote,
+        storage=storage,
+        spark=spark,
+        approval=approval,
+    )
+
+
+def _with_earlier_version(challenge: Challenge) -> Challenge:
+    """Return the challenge with the version as which an earlier promotion registered the run; call it in the lock."""
+    earlier = tracking.registered_version(challenge.storage, challenge.best.run, challenge.name)
+    if earlier is None:
+        return challenge
+    tags = tracking.version_tags(challenge.storage, earlier)
+    return replace(challenge, earlier=earlier, rolled_back=tags.get(tracking.ROLLED_BACK_TAG))
 
 
 def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
@@ -119,15 +154,16 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
         check_predicts(storage, champion, "the best run")
         tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
         tracking.describe_version(storage, champion, promotion_section(decision.sentence))
+    made_champion = None if previous is None else tracking.version_tags(storage, previous).get(DECISION_TAG)
     if previous is None and decision.outcome == "kept":
-        record(storage, row_of_promotion(decision))
+        record(storage, row_of_promotion(decision, made_champion))
         raise WrongInput(f"'{challenge.name}' has no champion, and no run became it: {decision.reason}")
     if best.table is not None and not _is_older_than_served(best.table, champion, storage):
         tags |= tracking.serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias has no history: this is the version to roll back to.
         tags[tracking.PREVIOUS_TAG] = str(previous.version)
-    row = row_of_promotion(decision)
+    row = row_of_promotion(decision, made_champion)
     if decision.outcome == "promoted":
         tags |= decision_tag(row)
     # Before the alias moves, so that it never names a version without its tags.

@@ -6,6 +6,7 @@ from deltalake.exceptions import DeltaError
 
 from tasks import tracking
 from tasks.config.rollback import RollbackConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import DiskFull, WrongInput
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHAMPION, previous_champion, repair_aliases
@@ -13,58 +14,87 @@ from tasks.registry.decision import Rollback
 from tasks.registry.history import decision_tag, record, record_pending, row_of_rollback
 from tasks.registry.promote import promotion_lock
 from tasks.registry.trial import check_predicts
-from tasks.spark.session import NeedsSpark
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
 
 logger = logging.getLogger("lakevision.registry")
 
 
-def roll_back(rollback: RollbackConfig, storage: Storage) -> Rollback:
+def roll_back(rollback: RollbackConfig, storage: Storage, spark: SparkConfig = SparkConfig()) -> Rollback:
     """Make the previous champion the champion again; promotions leave the version out that was the champion.
 
     The previous version is loaded first, in a fresh process, and must predict an image. The tag of the version that is
-    rolled back is written before the alias moves: after a kill in between, another rollback does the rest.
+    rolled back is written before the alias moves: after a kill in between, another rollback does the rest. With
+    `rollback.version`, a rollback that is repeated after a kill at any moment changes nothing that is done.
 
     Args:
         rollback: Name of the registered model, and the reason.
         storage: Storage with the tracking URI, and the table from which a name is derived.
+        spark: Settings of the session, which is started to derive a name from a table that only Spark can read.
 
     Raises:
-        WrongInput: The model has no champion, or no version to go back to; or that version cannot be loaded.
+        WrongInput: The model has no champion, or no version to go back to; or that version cannot be loaded. The
+            version to roll back is not the champion, and was not rolled back before.
+        TrackingUnavailable: The tracking server does not answer; another rollback completes the work.
     """
-    name = rollback.model_name or _derived_name(storage)
-    with promotion_lock(storage, name):
+    name = rollback.model_name or _derived_name(storage, spark)
+    with tracking.reachable(storage), promotion_lock(storage, name):
         champion = tracking.model_with_alias(storage, name, CHAMPION)
         if champion is None:
             raise WrongInput(f"the registered model '{name}' has no champion: run the flow promote first")
-        previous = previous_champion(storage, champion)
-        if previous is None:
-            raise WrongInput(
-                f"{name} version {champion.version} has no previous champion that is still registered, to which "
-                "it could be rolled back: promote another run"
-            )
         record_pending(storage, champion)
-        check_predicts(storage, previous, "the previous champion")
-        # The lock does not cover other machines.
-        if tracking.model_with_alias(storage, name, CHAMPION) != champion:
-            raise WrongInput(
-                f"{name} version {champion.version} is not the champion any more, since another run promoted or rolled "
-                "back meanwhile: look at the aliases in MLflow, and run the rollback again if it is still wanted"
-            )
-        done = Rollback(champion=previous, rolled_back=champion, reason=rollback.reason)
-        tracking.tag_version(storage, champion, {tracking.ROLLED_BACK_TAG: done.sentence})
-        row = row_of_rollback(done)
-        tracking.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
-        repair_aliases(storage, previous)
-        tracking.set_alias(storage, previous, CHAMPION)
-        try:
-            record(storage, row)
-        except (OSError, DeltaError, DiskFull) as error:
-            # A failed run would be repeated, and would go back once more.
-            logger.warning("rolled back, but the table promotions has no row of it until the next run: %s", error)
+        if rollback.version in {None, champion.version}:
+            done = _roll_back(rollback.reason, champion, storage)
+        else:
+            done = _done_before(rollback, champion, storage)
+            repair_aliases(storage, champion)
     logger.info("%s", done.sentence)
     return done
+
+
+def _roll_back(reason: str, champion: ModelRef, storage: Storage) -> Rollback:
+    name = champion.name
+    previous = previous_champion(storage, champion)
+    if previous is None:
+        raise WrongInput(
+            f"{name} version {champion.version} has no previous champion that is still registered, to which "
+            "it could be rolled back: promote another run"
+        )
+    check_predicts(storage, previous, "the previous champion")
+    # The lock does not cover other machines.
+    if tracking.model_with_alias(storage, name, CHAMPION) != champion:
+        raise WrongInput(
+            f"{name} version {champion.version} is not the champion any more, since another run promoted or rolled "
+            "back meanwhile: look at the aliases in MLflow, and run the rollback again if it is still wanted"
+        )
+    done = Rollback(champion=previous, rolled_back=champion, reason=reason)
+    tracking.tag_version(storage, champion, {tracking.ROLLED_BACK_TAG: done.sentence})
+    row = row_of_rollback(done)
+    tracking.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
+    repair_aliases(storage, previous)
+    tracking.set_alias(storage, previous, CHAMPION)
+    try:
+        record(storage, row)
+    except (OSError, DeltaError, DiskFull) as error:
+        # A failed run would be repeated, and would go back once more.
+        logger.warning("rolled back, but the table promotions has no row of it until the next run: %s", error)
+    return done
+
+
+def _done_before(rollback: RollbackConfig, champion: ModelRef, storage: Storage) -> Rollback:
+    """Return the rollback of a version that an earlier run rolled back.
+
+    Raises:
+        WrongInput: It was not rolled back, and is not the champion.
+    """
+    version = tracking.numbered_version(storage, champion.name, str(rollback.version))
+    if version is None or tracking.ROLLED_BACK_TAG not in tracking.version_tags(storage, version):
+        raise WrongInput(
+            f"rollback.version is {rollback.version}, but the champion of '{champion.name}' is version "
+            f"{champion.version}: give that version, or leave the setting empty"
+        )
+    return Rollback(champion=champion, rolled_back=version, reason=rollback.reason, is_repeated=True)
 
 
 def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
@@ -76,11 +106,8 @@ def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
     return tags
 
 
-def _derived_name(storage: Storage) -> str:
-    try:
-        found = newest_snapshot(None, storage.table("images"))
-    except NeedsSpark:
-        found = None
+def _derived_name(storage: Storage, config: SparkConfig) -> str:
+    found = try_without_spark(lambda spark: newest_snapshot(spark, storage.table("images")), config, storage)
     name = None if found is None else tracking.derived_model_name(found.table, storage)
     if name is None:
         raise WrongInput(

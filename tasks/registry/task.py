@@ -10,7 +10,7 @@ from prefect.states import Completed
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
-from tasks.config.storage import StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.environment import mlflow_page
 from tasks.errors import WrongInput
 from tasks.orchestration.task import skipped, stage
@@ -43,6 +43,7 @@ def promote_run(
     runs: list[RunRef],
     promote: PromoteConfig,
     storage: Storage,
+    spark_config: SparkConfig,
     table: TableRef | None = None,
     approval: Approval | None = None,
     ask_in: StorageConfig | None = None,
@@ -53,6 +54,7 @@ def promote_run(
         runs: As for `promote_best`.
         promote: As for `promote_best`.
         storage: As for `promote_best`.
+        spark_config: As for `promote_best`.
         table: As for `promote_best`.
         approval: As for `promote_best`.
         ask_in: Locations of a run of the deployment `promote`, which is submitted if a user must be asked.
@@ -60,10 +62,10 @@ def promote_run(
     Raises:
         WrongInput: As for `promote_best`; or a user must be asked, and the model has no champion yet.
     """
-    decision = promote_best(runs, promote, storage, table, approval)
+    decision = promote_best(runs, promote, storage, table, approval, spark_config)
     publish_promotion(decision, storage)
     if decision.outcome == "waiting":
-        where = ask_elsewhere(decision, promote, ask_in)
+        where = ask_elsewhere(decision, promote, ask_in, spark_config)
         if decision.previous is None:
             raise WrongInput(
                 f"{decision.champion.name} version {decision.champion.version} waits for an approval, and the model has"
@@ -80,17 +82,17 @@ def promote_run(
 
 
 @stage("compare", timeout_in="promote")
-def weigh_run(runs: list[RunRef], promote: PromoteConfig, storage: Storage) -> Promotion:
+def weigh_run(runs: list[RunRef], promote: PromoteConfig, storage: Storage, spark_config: SparkConfig) -> Promotion:
     """Compare the best run with the champion, and publish the figures that a user is asked to decide by."""
-    decision = promote_best(runs, promote, storage)
+    decision = promote_best(runs, promote, storage, spark=spark_config)
     publish_promotion(decision, storage)
     return decision
 
 
 @stage("rollback", timeout_seconds=1800, retries=0)
-def roll_back_champion(rollback: RollbackConfig, storage: Storage) -> ModelRef:
+def roll_back_champion(rollback: RollbackConfig, storage: Storage, spark_config: SparkConfig) -> ModelRef:
     """Make the previous champion the champion again, and return it; a retry could go back a second time."""
-    done = roll_back(rollback, storage)
+    done = roll_back(rollback, storage, spark_config)
     try:
         create_markdown_artifact(
             f"## Rolled back\n\n{markdown_text(done.sentence)}.\n",

@@ -169,7 +169,13 @@ class NeedsSpark(Exception):
     """Signal to `try_without_spark` that the work needs a Spark session; it never reaches a user."""
 
 
-def try_without_spark(work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage) -> Result:
+def try_without_spark(
+    work: Callable[[SparkSession | None], Result],
+    config: SparkConfig,
+    storage: Storage,
+    *,
+    even_if_open: bool = False,
+) -> Result:
     """Call `work` without a session, which takes seconds to start, and again with one if it raises NeedsSpark.
 
     A session that is already open is used at once: trying without it first would do half of the work twice.
@@ -178,6 +184,7 @@ def try_without_spark(work: Callable[[SparkSession | None], Result], config: Spa
         work: Takes a session or None; raises NeedsSpark before it has changed anything if it needs a session.
         config: As `spark_session`.
         storage: As `spark_session`.
+        even_if_open: Whether work that is faster without a session is tried without one although one is open.
 
     Raises:
         WrongInput: As `spark_session`.
@@ -185,7 +192,7 @@ def try_without_spark(work: Callable[[SparkSession | None], Result], config: Spa
         SparkFailed: As `spark_session`.
     """
     _forget_dead_jvm()
-    if SparkSession.getActiveSession() is None:
+    if even_if_open or SparkSession.getActiveSession() is None:
         try:
             return work(None)
         except NeedsSpark:

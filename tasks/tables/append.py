@@ -7,6 +7,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 
 from tasks.environment import s3_endpoint
 from tasks.object_store import file_system
@@ -14,6 +15,9 @@ from tasks.paths import local_path
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import clear_uncommitted, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
+
+UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
+"""Messages of delta-rs about a table with newer features of the protocol, which it refuses before it commits."""
 
 
 def append_rows(path: str, rows: SpooledRows | pa.Table, properties: Mapping[str, str] | None = None) -> None:
@@ -33,13 +37,18 @@ def append_rows(path: str, rows: SpooledRows | pa.Table, properties: Mapping[str
     if newest_commit(path) is None:
         clear_uncommitted(path)
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
-    if isinstance(rows, pa.Table):
-        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
-        return
-    with pq.ParquetFile(rows.files[0]) as file:
-        # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
-        batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
-        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
+    try:
+        if isinstance(rows, pa.Table):
+            deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
+            return
+        with pq.ParquetFile(rows.files[0]) as file:
+            # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
+            batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
+            deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
+    except DeltaError as error:
+        if not any(text in str(error) for text in UNSUPPORTED):
+            raise
+        raise NeedsSpark from error
 
 
 def has_row(path: str, column: str, value: str) -> bool:

@@ -9,16 +9,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import deltalake
 import pyarrow as pa
 import pyarrow.dataset
 from delta.tables import DeltaTable
 from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -115,6 +116,35 @@ def files_containing(spark: SparkSession | None, table: TableRef, key: str, valu
     return sorted(
         row["file"] for row in keys.join(wanted_rows, on=key, how="left_semi").select("file").distinct().collect()
     )
+
+
+def has_version(spark: SparkSession | None, table: TableRef) -> bool:
+    """Return whether all rows of this version can still be read: neither log nor files were removed since then.
+
+    Raises:
+        NeedsSpark: As `newest_snapshot`.
+    """
+    newest = newest_snapshot(spark, table.path)
+    if newest is None or newest.table.table_id != (table.table_id or newest.table.table_id):
+        return False
+    found = _without_spark(table.path, table.version)
+    if found is not None:
+        folder = local_path(table.path)
+        return all(os.path.exists(f"{folder}/{name}") for name in _file_names(found))
+    if spark is None or _without_spark(table.path) is not None:
+        return False  # Without Spark the newest version can be read, and this one is not in the log any more.
+    try:
+        files = read_version(spark, table).inputFiles()
+    except AnalysisException:
+        return False
+    return all(map(partial(_exists, spark), files))
+
+
+def _exists(spark: SparkSession, file: str) -> bool:
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
+    settings = cast("Any", spark.sparkContext)._jsc.hadoopConfiguration()
+    return bool(path.getFileSystem(settings).exists(path))
 
 
 def has_table(spark: SparkSession | None, path: str) -> bool:

@@ -59,6 +59,7 @@ from tasks.tracking.server import (
     is_available,
     prepare_data_tracking,
     prepare_tracking,
+    reachable,
     runs_location,
     translate_outage,
 )
@@ -126,6 +127,7 @@ __all__ = [
     "prepare_data_tracking",
     "prepare_tracking",
     "promotable_runs",
+    "reachable",
     "read_artifact",
     "register_run",
     "registered_version",

@@ -19,7 +19,7 @@ from tasks.errors import WrongInput
 from tasks.model_package.description import file_sha256
 from tasks.refs import ModelRef
 from tasks.storage import Storage
-from tasks.tracking.server import client_of, translate_outage
+from tasks.tracking.server import WORK_IS_KEPT, client_of, translate_outage
 
 DIGEST_TAG = "lakevision.sha256."
 """Prefix of the tags with the sha256 of a model's files, on its run and on its version."""
@@ -53,7 +53,7 @@ def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int
         TrackingUnavailable: The tracking server does not answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with translate_outage(storage):
+    with translate_outage(storage, WORK_IS_KEPT):
         try:
             _fetch(storage, uri, named, limits, folder)
         except MlflowException as error:
@@ -135,7 +135,7 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
         TrackingUnavailable: The tracking server does not answer.
     """
     named = f"{model.name} version {model.version}"
-    with translate_outage(storage):
+    with translate_outage(storage, WORK_IS_KEPT):
         tags = client_of(storage).get_model_version(model.name, str(model.version)).tags
     check_registered(tags, model, limits)
     fetch_files(storage, f"models:/{model.name}/{model.version}", named, limits, folder)

@@ -23,6 +23,9 @@ from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_l
 
 EXPERIMENT = TRAINING.name
 
+TRAINING_RESUMES, WORK_IS_KEPT = "training resumes from its checkpoint", "which completes the work"
+"""What follows from another run, for the messages about an outage."""
+
 FIRST_RETRIES = 2
 """Retries of the first request, for which the user waits; MLflow's default of seven, with exponential backoff, is for
 runs that have something to lose."""
@@ -83,8 +86,12 @@ def _artifact_location(storage: Storage) -> str:
 
 
 @contextmanager
-def translate_outage(storage: Storage) -> Iterator[None]:
+def translate_outage(storage: Storage, way_out: str = TRAINING_RESUMES) -> Iterator[None]:
     """Convert MLflow's errors about a server or database that does not answer into one sentence.
+
+    Args:
+        storage: Storage with the tracking URI.
+        way_out: End of the message.
 
     Raises:
         TrackingUnavailable: The server or database does not answer.
@@ -98,7 +105,7 @@ def translate_outage(storage: Storage) -> Iterator[None]:
         # `from None`: a traceback would show the text of the original error, with its credentials.
         raise TrackingUnavailable(
             f"the tracking server '{storage.tracking_shown}' does not answer ({message}): fix it and run again, "
-            "training resumes from its checkpoint"
+            f"{way_out}"
         ) from None
 
 
@@ -125,6 +132,18 @@ def _ping(storage: Storage) -> None:
         max_retries=None if MLFLOW_HTTP_REQUEST_MAX_RETRIES.is_set() else FIRST_RETRIES,
         timeout=None if MLFLOW_HTTP_REQUEST_TIMEOUT.is_set() else FIRST_TIMEOUT_SECONDS,
     )
+
+
+@contextmanager
+def reachable(storage: Storage) -> Iterator[None]:
+    """Check that the tracking server answers, which takes seconds if it does not, and translate its outages inside.
+
+    Raises:
+        TrackingUnavailable: The server or database does not answer, before the block or in it.
+    """
+    with translate_outage(storage, WORK_IS_KEPT):
+        _ping(storage)
+        yield
 
 
 def is_available(storage: Storage) -> bool:

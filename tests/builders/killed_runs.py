@@ -226,6 +226,20 @@ def kill_in(started: StartedRun, victim: str, moment: str, storage: Storage, sec
     return False
 
 
+def kill_after(started: StartedRun, victim: str, seconds: float) -> bool:
+    """Kill the victim with SIGKILL after so many seconds, or as soon as there is one; return whether there was one."""
+    time.sleep(seconds)
+    while started.process.poll() is None:
+        try:
+            for killed in VICTIMS[victim](_session(started.process.pid))[:1]:
+                killed.kill()
+                return True
+        except psutil.NoSuchProcess:
+            continue  # The process ended meanwhile.
+        time.sleep(0.01)
+    return False
+
+
 @contextmanager
 def killing_workers() -> Iterator[None]:
     """Kill every Python worker that the Spark session of this process starts."""

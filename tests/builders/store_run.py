@@ -55,14 +55,17 @@ def ingest_and_cache(source: Path, storage: Storage) -> dict[str, Any]:
 
 
 def promote_and_predict(images: TableRef, storage: Storage) -> dict[str, Any]:
-    """Promote an untrained model, run inference twice, first beside a killed run's file, and maintain the tables."""
+    """Promote two untrained models, run inference twice, first beside a killed run's file, and maintain the tables."""
     filesystem, root = file_system(storage.table("predictions"))
     filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
     filesystem.pipe_file(f"{root}/part-00000-killed.snappy.parquet", b"left by a killed run")
-    promote_best([log_run(storage, Path(storage.home), 1, 0.5, images)], PromoteConfig(), storage)
+    any_figures = PromoteConfig(min_accuracy_gain=-1.0, max_recall_drop=1.0, max_latency_ratio=100.0)
+    runs = [log_run(storage, Path(storage.home), seed, 0.5, images) for seed in (1, 2)]
+    promoted = [promote_best([run], any_figures, storage) for run in runs]
     predictions = [predict(storage) for _ in range(2)]
     maintained = maintain_tables(MaintainConfig(), storage, SparkConfig())
     return {
+        "promoted": [decision.model_dump() for decision in promoted],
         "predicted": [[report.predicted, report.errors] for report in predictions],
         "maintained": [table.table.path for table in maintained.tables],
     }

@@ -1,5 +1,6 @@
 """The approval of a promotion: the form in the Prefect UI, an answer through the API, and the time limit."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,12 +97,17 @@ def decisions(up: Up) -> list[tuple[Any, ...]]:
 @pytest.mark.timeout(900)
 def test_answer_and_time_limit_decide(up: Up, runs: list[RunRef]) -> None:
     """A refusal keeps the champion, and so does a question that nobody answers in time: the run fails."""
-    refused, forgotten = submit(up, runs[1]), submit(up, runs[2], approval_seconds=1)
+    refused = submit(up, runs[1])
     wait_for(up, refused, "Suspended")
+    # Afterwards, so that it is the later version.
+    forgotten = submit(up, runs[2], approval_seconds=1)
     answer = {"run_input": {"decision": "keep", "name": "reviewer", "comment": "too early"}}
     up.client().post(f"/flow_runs/{refused}/resume", json=answer).raise_for_status()
     wait_for(up, refused, "Completed")
     assert wait_for(up, forgotten, "Failed")["message"] == "The flow was paused and never resumed."
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    up.client().post(f"/flow_runs/{forgotten}/set_state", json=retry).raise_for_status()
+    assert "nobody answered within promote.approval_seconds 1" in wait_for(up, forgotten, "Failed")["message"]
     assert champion(up) == 1
     assert decisions(up) == [("kept", 1, 1, "reviewer")]
 
@@ -125,7 +131,23 @@ def test_user_approves_in_the_form(up: Up, runs: list[RunRef], tmp_path: Path) -
         page.save_screenshot(str(tmp_path / "filled.png"))
         wait.until(lambda shown: shown.find_element(By.XPATH, "//button[normalize-space()='Submit']")).click()
         wait_for(up, flow_run, "Completed")
-    approved = champion(up)
-    assert approved > 1
-    assert f"Shall photos version {approved} become the champion?" in shown
-    assert decisions(up)[-1] == ("promoted", 1, approved, "reviewer")
+    assert "Shall photos version 2 become the champion?" in shown
+    assert champion(up) == 2
+    assert decisions(up)[-1] == ("promoted", 1, 2, "reviewer")
+
+
+@pytest.mark.timeout(900)
+def test_answer_is_about_the_champion_that_was_shown(up: Up, runs: list[RunRef], tmp_path: Path) -> None:
+    """Another version became the champion before the answer, and the results of stages are on another machine."""
+    flow_run = submit(up, runs[2])
+    wait_for(up, flow_run, "Suspended")
+    shown, storage = champion(up), storage_of(up)
+    table = latest(None, storage.table("images"))
+    other = promote_best([log_run(storage, tmp_path, 4, 0.5, table=table)], PromoteConfig(**ANY_FIGURES), storage)
+    assert (other.outcome, other.previous.version if other.previous else None) == ("promoted", shown)
+    shutil.rmtree(up.home / "prefect" / "storage")
+    answer = {"run_input": {"decision": "promote", "name": "reviewer", "comment": ""}}
+    up.client().post(f"/flow_runs/{flow_run}/resume", json=answer).raise_for_status()
+    wait_for(up, flow_run, "Completed")
+    assert champion(up) == other.champion.version
+    assert decisions(up)[-1] == ("kept", other.champion.version, other.champion.version, "reviewer")

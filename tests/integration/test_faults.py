@@ -2,14 +2,25 @@
 
 import shutil
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
+import deltalake
 import pytest
 import torch
 
+from tasks import tracking
 from tasks.cache.materialize import materialize_cache
-from tasks.errors import DiskFull, WrongInput
+from tasks.config.promotion import PromoteConfig
+from tasks.config.rollback import RollbackConfig
+from tasks.errors import DiskFull, TrackingUnavailable, WrongInput
 from tasks.etl.ingest import ingest_images
+from tasks.predict import batch
 from tasks.refs import TableRef
+from tasks.registry.aliases import CHAMPION
+from tasks.registry.promote import promote_best
+from tasks.registry.rollback import roll_back
+from tasks.registry.trial import check_predicts
 from tasks.spark.failure import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.train.run import train_model
@@ -17,7 +28,10 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.concurrent_runs import find_waiting_run, ingest_changing_source, start_two_runs
 from tests.builders.disks import mounted_disk
 from tests.builders.etl_and_cache import CACHE, SPARK, make_storage, run, settings
+from tests.builders.killed_inference import predict_into, predicted, run_inference
+from tests.builders.killed_promotions import STAGES, copied, prepare, run_and_kill, state_of
 from tests.builders.killed_runs import (
+    VICTIMS,
     UndisturbedRun,
     damaged_caches,
     end_run,
@@ -29,7 +43,9 @@ from tests.builders.killed_runs import (
     run_undisturbed,
 )
 from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside
+from tests.builders.tracking_server import TrackingServer
 from tests.builders.training_runs import weights
+from tests.builders.untrained_model import log_run, predict
 from tests.faults.conftest import draw_for
 
 
@@ -99,6 +115,113 @@ def test_run_after_two_concurrent_killed_runs_equals_undisturbed_run(undisturbed
     contents = run_and_read(undisturbed.source, storage)
     assert contents.duplicate_images() == []
     assert contents == undisturbed.contents
+
+
+def test_promotion_and_rollback_after_a_kill_equal_undisturbed_ones(quick_trial, tmp_path, request) -> None:
+    """Each is killed once at a random moment; twenty moments of each are in tests/faults."""
+    (tmp_path / "home").mkdir()
+    prepared, draw = prepare(make_storage(tmp_path / "home"), tmp_path), draw_for(request.node.name)
+    for stage in ("promote", "rollback"):
+        expected = copied(prepared.storages[stage], tmp_path / f"undisturbed-{stage}")
+        STAGES[stage](expected, prepared.run)
+        storage = copied(prepared.storages[stage], tmp_path / stage)
+        run_and_kill(stage, storage, prepared.run, draw.uniform(0, 1))
+        champion = tracking.model_with_alias(storage, "photos", CHAMPION)
+        assert "lakevision.decision" in tracking.version_tags(storage, champion)
+        check_predicts(storage, champion, "the champion")
+
+        STAGES[stage](storage, prepared.run)
+
+        assert state_of(storage) == state_of(expected)
+
+
+def test_inference_after_a_kill_completes_the_predictions(spark, source, storage, tmp_path, request) -> None:
+    """The driver, the JVM or a Python worker is killed at a random moment; twenty moments are in tests/faults."""
+    ingest_images(settings(source), storage, SPARK)
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
+    predict_into(tmp_path / "undisturbed", storage)
+    expected, draw = predicted(tmp_path / "undisturbed"), draw_for(request.node.name)
+    assert len(expected) == 60
+    _, killed, ended = run_inference(tmp_path / "killed", storage, draw.choice([*VICTIMS]), draw.uniform(0, 6))
+    assert killed or ended.returncode == 0, ended.output
+    assert ended.left_running == []
+    assert predicted(tmp_path / "killed") in ([], expected)
+
+    predict_into(tmp_path / "killed", storage)
+
+    assert predicted(tmp_path / "killed") == expected
+
+
+def test_full_disk_keeps_champion_and_predictions(spark, quick_trial, source, storage, tmp_path) -> None:
+    """A promotion and an inference without room for predictions fail in one line; with room, both are completed."""
+    with mounted_disk(tmp_path / "disk", storage, kilobytes=20_000) as disk:
+        ingest_images(settings(source), disk.storage, SPARK)
+        runs = [log_run(disk.storage, tmp_path, seed, accuracy=0.5) for seed in (1, 2)]
+        any_figures = PromoteConfig(min_accuracy_gain=-1.0, max_recall_drop=1.0)
+        before = promote_best(runs[:1], any_figures, disk.storage).champion
+        for work in (
+            lambda: promote_best(runs[1:], any_figures, disk.storage),
+            lambda: predict(disk.storage),
+        ):
+            disk.leave_free(kilobytes=4)
+            with pytest.raises(DiskFull, match=r"a disk was full .*'.*/tables/predictions' has [\d.]+ MB free") as full:
+                work()
+            assert "\n" not in str(full.value)
+            assert tracking.model_with_alias(storage, before.name, CHAMPION) == before
+            assert predicted(Path(disk.storage.table("predictions"))) == []
+            disk.remount("size=20m")
+        made = promote_best(runs[1:], any_figures, disk.storage)
+        assert (made.outcome, made.champion.version) == ("promoted", 2)
+        report = predict(disk.storage)
+        assert report.predicted == 60 - made.comparison.images
+        assert len({row[:2] for row in predicted(Path(report.predictions.path))}) == 60 + made.comparison.images
+
+
+def test_registry_that_goes_away_is_one_line_and_the_next_run_completes(
+    spark, quick_trial, source, storage, tmp_path, monkeypatch
+) -> None:
+    """The server does not answer at the start of a run, or is killed before the alias moves or the model is sent."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    ingest_images(settings(source), storage, SPARK)
+    first, second = (log_run(storage, tmp_path, seed, accuracy=0.5) for seed in (1, 2))
+    named = PromoteConfig(model_name="photos", min_accuracy_gain=-1.0, max_recall_drop=1.0)
+    promote_best([first], named, storage)
+    closed = storage.model_copy(update={"tracking": "http://127.0.0.1:9"})
+    away = r"^the tracking server 'http://127.0.0.1:\d+' does not answer \(.*\): fix it and run again, which completes"
+    for work in (
+        lambda: promote_best([second], named, closed),
+        lambda: roll_back(RollbackConfig(model_name="photos"), closed),
+        lambda: predict(closed, "photos"),
+    ):
+        with pytest.raises(TrackingUnavailable, match=away):
+            work()
+    with TrackingServer(storage.tracking, tmp_path / "server.log") as server:
+        remote = storage.model_copy(update={"tracking": server.url})
+
+        def kill_first(function: Callable[..., object]) -> Callable[..., object]:
+            def killed(*arguments: object) -> object:
+                server.kill()
+                return function(*arguments)
+
+            return killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(tracking, "set_alias", kill_first(tracking.set_alias))
+            with pytest.raises(TrackingUnavailable, match=away):
+                promote_best([second], named, remote)
+        assert tracking.model_with_alias(storage, "photos", CHAMPION).run_id == first.run_id
+        server.start()
+        assert promote_best([second], named, remote).outcome == "promoted"
+        with monkeypatch.context() as patched:
+            patched.setattr(batch, "send_package", kill_first(batch.send_package))
+            with pytest.raises(TrackingUnavailable, match=away):
+                predict(remote, "photos")
+    report = predict(storage, "photos")
+    assert (report.model.version, report.errors) == (2, 0)
+    decided = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().sort_by("decided_at").to_pylist()
+    assert [(row["decision"], row["to_version"]) for row in decided] == [("promoted", 1), ("promoted", 2)]
+    rows = predicted(Path(storage.table("predictions")))
+    assert len({row[:2] for row in rows if row[1] == 2}) == len([row for row in rows if row[1] == 2]) == 60
 
 
 def test_run_killed_at_a_random_moment_equals_undisturbed_run(cache, storage, tmp_path, request) -> None:

@@ -1,6 +1,7 @@
 """Inference with a model registry to which an attacker can write."""
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -93,6 +94,16 @@ def test_weights_changed_after_registration_are_rejected(spark, registered, stor
     ):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
+
+
+def test_classes_changed_after_registration_are_rejected(spark, registered, storage):
+    """With its classes in another order, a model would give each image a wrong label."""
+    _model, folder = registered
+    description = next(folder.glob("data/*/model.json"))
+    content = json.loads(description.read_text())
+    description.write_text(json.dumps(content | {"classes": content["classes"][::-1]}))
+    with pytest.raises(WrongInput, match=r"photos version 1 has a file model.json with the sha256 .* changed since"):
+        predict(storage, NAME)
 
 
 def test_pickle_with_a_matching_digest_is_rejected(spark, registered, storage, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql.types import StructType
 
+from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
@@ -19,10 +20,12 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
+from tasks.model_package.description import FILE_LIMITS
 from tasks.predict import batch
 from tasks.predict.answers import champion_answers
 from tasks.predict.batch import predict_batch
 from tasks.progress.count import listener
+from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
 from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS
 from tasks.spark import progress as spark_progress
@@ -207,6 +210,25 @@ def test_predictions_table_of_another_form_is_refused_before_images_are_predicte
     assert "a table that has model_version (string) and lacks model_version (bigint), label (string)" in str(
         refused.value
     )
+
+
+def test_alias_that_moves_during_a_run_counts_from_the_next(spark, source, storage, tmp_path, monkeypatch):
+    """All rows of a run are of the version that it looked up at its start."""
+    ingest(source, storage)
+    first, second = (log_run(storage, tmp_path, seed, accuracy=0.5) for seed in (1, 2))
+    name = promote([first], storage).name
+    send = batch.send_package
+
+    def move_first(*arguments):
+        tracking.set_alias(storage, tracking.register_run(storage, second, name, FILE_LIMITS), CHAMPION)
+        return send(*arguments)
+
+    monkeypatch.setattr(batch, "send_package", move_first)
+    reports = [predict(storage) for _ in range(2)]
+    assert [(report.model.version, report.predicted) for report in reports] == [(1, 60), (2, 60)]
+    rows = spark.read.format("delta").load(storage.table("predictions")).toPandas()
+    assert rows.groupby("model_version")["sha256"].nunique().to_dict() == {1: 60, 2: 60}
+    assert len(rows) == 120
 
 
 def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):

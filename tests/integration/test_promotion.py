@@ -1,6 +1,7 @@
 """Promotion on a real registry, whose champion never gets worse."""
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from flows.promote import promote
 from flows.rollback import rollback
 from tasks import tracking
 from tasks.config.etl import EtlConfig
-from tasks.config.promotion import PromoteConfig
+from tasks.config.promotion import PromoteConfig, PromoteRun
 from tasks.config.rollback import RollbackConfig, RollbackRun
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -34,6 +36,7 @@ from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
 from tasks.schema import PREDICTIONS
+from tasks.spark.session import NeedsSpark
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
@@ -206,6 +209,126 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
     assert "lakevision.not_promoted" not in tracking.version_tags(storage, challenger)
     assert len(predicted_rows(storage)) == 32
+
+
+@pytest.mark.parametrize("newer", ["images", "predictions"])
+def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_path, newer):
+    """Newer features of Delta's protocol in one of the tables: figures and rows are those of plain tables."""
+    figures, rows, runs = [], [], []
+    for name in ("plain", "newer"):
+        where = storage.model_copy(update={"tables": f"{storage.home}/{name}"})
+        table = write_images(where, source, ["test", "train"] * 10)
+        runs = runs or [log_run(where, tmp_path, seed, 0.5, table=table) for seed in (1, 2)]
+        if name == "newer" and newer == "images":
+            spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+            with pytest.raises(NeedsSpark):
+                newest_snapshot(None, table.path)
+        if name == "newer" and newer == "predictions":
+            empty = spark.createDataFrame([], PREDICTIONS)
+            empty.write.format("delta").option("delta.enableRowTracking", "true").save(where.table("predictions"))
+        named = PromoteConfig(model_name=name, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+        made = [promote_best([run], named, where, table) for run in runs][-1]
+        assert (made.outcome, made.champion.version) == ("promoted", 2)
+        figures.append(made.comparison.model_copy(update={"table_version": None}))
+        found = spark.read.format("delta").load(where.table("predictions")).collect()
+        rows.append({(row["sha256"], row["model_version"]): (row["label"], row["probability"]) for row in found})
+        assert len(found) == len(rows[-1]) == 20
+    assert figures[0] == figures[1]
+    assert rows[0].keys() == rows[1].keys()
+    for key, (label, probability) in rows[0].items():
+        assert rows[1][key] == (label, pytest.approx(probability, rel=1e-4))
+
+
+def test_images_of_the_current_table_count_for_a_run_on_an_older_version(source, storage, tmp_path):
+    """Images that were added to `test` count for both models; images that one was trained on for none."""
+    older = write_images(storage, source, ["test"] * 6 + ["train"] * 4)
+    newer = write_images(storage, source, ["test"] * 8 + ["train"] * 2 + ["test"] * 15)
+    promote_best([log_run(storage, tmp_path, 1, 0.5, table=older)], NAMED, storage)
+    run = log_run(storage, tmp_path, 2, 0.5, table=older)
+    any_figures = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+
+    made = promote_best([run], any_figures, storage)
+
+    figures = made.comparison
+    assert (figures.images, figures.left_out, figures.table_version) == (21, 2, newer.version)
+    assert (made.outcome, made.challenger_images, made.champion_images) == ("promoted", 21, 21)
+    write_images(storage, source, ["train"] * 6 + ["test"] * 4)
+    with pytest.raises(WrongInput, match=r"was trained on all 4 test images of version 2 of '.*'.*: train on that"):
+        promote_best([log_run(storage, tmp_path, 3, 0.5, table=older)], any_figures, storage)
+
+
+def weights_of(storage, run: RunRef) -> Path:
+    """Return the weights file that a run logged."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    logged = client.get_run(run.run_id).outputs.model_outputs[0].model_id
+    folder = Path(client.get_logged_model(logged).artifact_location.removeprefix("file://"))
+    return next(folder.glob("data/*/weights.safetensors"))
+
+
+def test_damaged_model_or_table_is_noticed_before_the_champion_changes(source, storage, tmp_path):
+    """Weights of another run and predictions in another form are refused; a damaged champion does not count."""
+    table = write_images(storage, source, ["test", "train"] * 10)
+    first, second, third = (log_run(storage, tmp_path, seed, 0.5, table=table) for seed in (1, 2, 3))
+    promote_best([first], NAMED, storage)
+    champions, challengers = (weights_of(storage, run) for run in (first, second))
+    contents = [file.read_bytes() for file in (champions, challengers)]
+    other_weights = weights_of(storage, third).read_bytes()
+
+    challengers.write_bytes(other_weights)
+    with pytest.raises(WrongInput, match=r"photos version 2 has a file weights.safetensors .* it was changed since"):
+        promote_best([second], NAMED, storage)
+    challengers.write_bytes(contents[1])
+    other = pa.table({"sha256": ["a"], "model_name": ["m"], "model_version": ["1"]})
+    deltalake.write_deltalake(storage.table("predictions"), other)
+    with pytest.raises(WrongInput, match=r"has model_version \(string\) and lacks"):
+        promote_best([second], NAMED, storage)
+    shutil.rmtree(storage.table("predictions"))
+    assert aliases(storage) == (1, None)
+    assert len(decisions(storage)) == 1
+
+    champions.write_bytes(other_weights)
+    made = promote_best([second], NAMED, storage)
+    assert (made.outcome, made.comparison) == ("promoted", None)
+    assert (
+        "cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights" in made.reason
+    )
+    assert aliases(storage) == (2, 1)
+    assert {row["model_version"] for row in predicted_rows(storage)} == {2}
+
+
+def test_decision_that_is_repeated_is_one_row(storage, tmp_path):
+    """A run that lost adds a row again only if the champion or the reason is another."""
+    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2, 3)]
+    worse = log_run(storage, tmp_path, 4, accuracy=0.3)
+    promote_best(runs[:1], NAMED, storage)
+    for _ in range(2):
+        assert promote_best([worse], NAMED, storage).outcome == "kept"
+    promote_best(runs[1:2], NAMED, storage)
+    for _ in range(2):
+        assert roll_back(RollbackConfig(model_name=NAME, version=2), storage).champion.version == 1
+    assert aliases(storage) == (1, None)
+    for _ in range(2):
+        assert promote_best([worse], NAMED, storage).outcome == "kept"
+    assert [(row["decision"], row["from_version"], row["to_version"]) for row in decisions(storage)] == [
+        ("promoted", None, 1),
+        ("kept", 1, 1),
+        ("promoted", 1, 2),
+        ("rolled back", 2, 1),
+        ("kept", 1, 1),
+    ]
+    promote_best(runs[2:], NAMED, storage)
+    done = roll_back(RollbackConfig(model_name=NAME, version=2), storage)
+    assert done.sentence == "photos version 2 was rolled back before; version 3 is the champion"
+    with pytest.raises(WrongInput, match="rollback.version is 1, but the champion of 'photos' is version 3: give that"):
+        roll_back(RollbackConfig(model_name=NAME, version=1), storage)
+    assert aliases(storage) == (3, 1)
+
+
+def test_direct_call_that_must_ask_is_refused(prefect_harness, storage):
+    """No worker would start it again after the answer."""
+    config = {"run_ids": ["0" * 32], "promote": {"approval": "human"}, "storage": {"home": storage.home}}
+    with pytest.raises(WrongInput, match="for which a worker must start the run again after the answer: run the"):
+        promote(PromoteRun.model_validate(config))
 
 
 def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(source, storage, tmp_path):
@@ -392,7 +515,7 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
 
     @flow
     def promote_both() -> list[ModelRef]:
-        return [stages.run(promote_run, [run], NAMED, storage) for run in (first, worse)]
+        return [stages.run(promote_run, [run], NAMED, storage, SparkConfig()) for run in (first, worse)]
 
     state = promote_both(return_state=True)
     assert state.result() == [champion(storage)] * 2

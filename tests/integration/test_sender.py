@@ -1,13 +1,7 @@
 """Metrics and a real tracking server that is stopped and restarted."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import mlflow
@@ -26,47 +20,15 @@ from tasks.tracking.runs import has_run
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.processes import free_port, plain_environment
-
-START_SECONDS = 90.0
+from tests.builders.processes import free_port
+from tests.builders.tracking_server import TrackingServer
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
     """Yield the URL of a tracking server, and the functions that start and stop it."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
-        with (tmp_path / "server.log").open("ab") as log:
-            running.append(
-                subprocess.Popen(
-                    [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-                    stdout=log,
-                    stderr=log,
-                    env=plain_environment(),
-                    start_new_session=True,
-                )
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-                return
-            time.sleep(0.2)
-        pytest.fail((tmp_path / "server.log").read_text())
-
-    def end() -> None:
-        while running:
-            process = running.pop()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    start()
-    yield url, start, end
-    end()
+    with TrackingServer(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "server.log") as running:
+        yield running.url, running.start, running.kill
 
 
 def storage_of(home: Path, tracking_uri: str | None = None) -> Storage:

@@ -85,7 +85,17 @@ def test_dag_runs_on_a_store_and_repeats_nothing(tmp_path, monkeypatch):
     # Nothing but logs and the tracking database is local.
     assert {path.name for path in home.iterdir()} & {"tables", "cache", "artifacts"} == set()
     if has_minio:
-        assert found["predicted"] == [[20, 0], [0, 0]]
+        decisions = [(decision["outcome"], decision["champion"]["version"]) for decision in found["promoted"]]
+        assert decisions == [("promoted", 1), ("promoted", 2)]
+        figures = found["promoted"][1]["comparison"]
+        tested = figures["images"]
+        assert (sum(one["images"] for one in figures["classes"]), figures["left_out"]) == (tested, 0)
+        assert figures["challenger_milliseconds"] > 0
+        assert done.stderr.count(f"{tested} test images predicted by") == 2
+        assert "can only be written by Spark" not in done.stderr
+        # The gate predicted the images of the split test, whose rows are those of batch inference.
+        assert tested > 0
+        assert found["predicted"] == [[20 - tested, 0], [0, 0]]
         assert found["maintained"] == [
             f"s3a://lake/my data/tables/{name}" for name in ("images", "files", "predictions")
         ]

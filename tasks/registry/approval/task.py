@@ -7,13 +7,14 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
+from prefect.input.actions import create_flow_run_input, read_flow_run_input
 from prefect.runtime import deployment, task_run
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from tasks.config.promotion import PromoteConfig
-from tasks.config.storage import StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.registry.decision import Approval, Promotion
 from tasks.registry.figures import comparison_markdown
@@ -21,6 +22,9 @@ from tasks.text.markup import markdown_text
 
 DEPLOYMENT = "promote/promote"
 """The deployment whose runs ask."""
+
+ASKED = "asked"
+"""Key under which the server keeps the decision on which a flow run asked."""
 
 
 class Answer(RunInput):
@@ -44,14 +48,35 @@ def check_can_ask() -> None:
         )
 
 
+def asked_before() -> Promotion | None:
+    """Return the decision on which this flow run asked a user before it was suspended; None if it did not.
+
+    The answer is about this run and this champion, whatever runs and champion there are by now.
+    """
+    found = read_flow_run_input(ASKED)
+    return None if found is None else Promotion.model_validate(found)
+
+
 def ask(decision: Promotion, promote: PromoteConfig) -> Approval:
     """Return the answer; the process ends until it is given, and the flow begins anew.
 
     After `promote.approval_seconds` without an answer, the server fails the run.
+
+    Raises:
+        WrongInput: The run was failed by the time limit, and is retried.
     """
+    if asked_before() is None:
+        # On the server: the results of stages may be on a disk of another worker.
+        create_flow_run_input(ASKED, decision.model_dump(mode="json"))
     # A key of its own: after the answer, this call must find the same question.
     form = Answer.with_initial_data(description=question(decision))
-    answer = suspend_flow_run(wait_for_input=form, timeout=promote.approval_seconds, key="approval")
+    try:
+        answer = suspend_flow_run(wait_for_input=form, timeout=promote.approval_seconds, key="approval")
+    except ValidationError:
+        raise WrongInput(
+            f"nobody answered within promote.approval_seconds {promote.approval_seconds}, and a retry cannot ask again:"
+            f" submit another run of the deployment promote, with run_ids ['{decision.challenger.run_id}']"
+        ) from None
     return Approval(
         approved=answer.decision == "promote",
         by=answer.name,
@@ -67,13 +92,16 @@ def question(decision: Promotion) -> str:
     return f"## Shall {markdown_text(asked)} become the champion?\n\n{markdown_text(decision.reason)}.\n{figures}"
 
 
-def ask_elsewhere(decision: Promotion, promote: PromoteConfig, storage: StorageConfig | None) -> str:
+def ask_elsewhere(
+    decision: Promotion, promote: PromoteConfig, storage: StorageConfig | None, spark: SparkConfig
+) -> str:
     """Submit a run of the deployment `promote` that asks; return what a user has to do, as a part of a sentence.
 
     Args:
         decision: A decision that waits for an approval.
         promote: Settings of the gate.
         storage: Locations as the user gave them; None if no run is to be submitted.
+        spark: Settings of the Spark session.
     """
     by_hand = f"run the deployment promote with run_ids ['{decision.challenger.run_id}'] and answer its question"
     if storage is None or not PREFECT_API_URL.value():
@@ -82,6 +110,7 @@ def ask_elsewhere(decision: Promotion, promote: PromoteConfig, storage: StorageC
         "run_ids": [decision.challenger.run_id],
         "promote": promote.model_dump(mode="json"),
         "storage": storage.model_dump(mode="json"),
+        "spark": spark.model_dump(mode="json"),
     }
     try:
         submitted = run_deployment(

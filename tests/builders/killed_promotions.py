@@ -1,0 +1,163 @@
+"""Promotions and rollbacks in a subprocess that a test may kill: killed_promotions.py STAGE STORAGE RUN_ID.
+
+It prints `ready`, waits for a line, works, and prints `done`.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+
+from tasks import tracking
+from tasks.config.promotion import PromoteConfig
+from tasks.config.rollback import RollbackConfig
+from tasks.refs import RunRef
+from tasks.registry import trial, trial_prediction
+from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
+from tasks.registry.history import DECISION_TAG
+from tasks.registry.promote import promote_best
+from tasks.registry.rollback import roll_back
+from tasks.storage import Storage
+from tasks.tables.snapshots import latest
+from tests.builders.processes import ROOT, plain_environment
+from tests.builders.untrained_model import log_run
+from tests.conftest import write_images
+
+NAME = "photos"
+LIVENESS_SECONDS = 240
+
+ANY_FIGURES = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
+NO_FIGURES = PromoteConfig(model_name=NAME, min_accuracy_gain=1.0)
+
+STAGES: dict[str, Callable[[Storage, RunRef], object]] = {
+    "promote": lambda storage, run: promote_best([run], ANY_FIGURES, storage),
+    "keep": lambda storage, run: promote_best([run], NO_FIGURES, storage),
+    "rollback": lambda storage, _run: roll_back(RollbackConfig(model_name=NAME, version=2, reason="worse"), storage),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Storage before each stage, and the run to promote.
+
+    Attributes:
+        storages: By stage; tests work on copies.
+        run: The second run, which is the champion before a rollback.
+    """
+
+    storages: dict[str, Storage]
+    run: RunRef
+
+
+def prepare(storage: Storage, folder: Path) -> Prepared:
+    """Log two runs on a table of 12 test images, promote the first, and in another copy the second as well."""
+    write_images(folder / "source", per_class=8)
+    files = sorted((folder / "source").glob("*/*.png"))
+    rows = {
+        "sha256": [str(number) for number in range(len(files))],
+        "label": [file.parent.name for file in files],
+        "content": [file.read_bytes() for file in files],
+        "split": ["test", "train"] * (len(files) // 2),
+    }
+    deltalake.write_deltalake(storage.table("images"), pa.table(rows))
+    first, second = (log_run(storage, folder, seed, 0.5, latest(None, storage.table("images"))) for seed in (1, 2))
+    promote_best([first], ANY_FIGURES, storage)
+    promoted = copied(storage, folder / "promoted")
+    STAGES["promote"](promoted, second)
+    return Prepared({"promote": storage, "keep": storage, "rollback": promoted}, second)
+
+
+def copied(storage: Storage, folder: Path) -> Storage:
+    """Copy registry and tables; the files of the models are shared, since no stage changes them."""
+    folder.mkdir()
+    shutil.copy(storage.tracking.removeprefix("sqlite:///"), folder / "mlflow.db")
+    shutil.copytree(storage.tables, folder / "tables")
+    return storage.model_copy(
+        update={"home": str(folder), "tables": str(folder / "tables"), "tracking": f"sqlite:///{folder}/mlflow.db"}
+    )
+
+
+def try_here() -> None:
+    """Let promotions of this process try models in it: a fresh one takes seconds, in which nothing changes."""
+
+    def predict_here(folder: Path) -> None:
+        sys.argv[1:] = [str(folder)]
+        trial_prediction.main()
+
+    trial.predict_once = predict_here  # type: ignore[assignment]  # it returns None, for a model that predicts
+
+
+def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | None) -> float | None:
+    """Run a stage in a subprocess, and kill it with SIGKILL `seconds` after it began to work.
+
+    Returns:
+        The duration of the work in seconds, or None if it was killed.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.builders.killed_promotions", stage, storage.model_dump_json(), run.run_id],
+        cwd=ROOT,
+        env=plain_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    try:
+        process.wait(LIVENESS_SECONDS if seconds is None else seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    took = time.monotonic() - began
+    printed, _ = process.communicate()
+    print(f"{stage}: {'done' if printed else 'killed'} after {took:.2f} s")
+    return took if printed.endswith("done\n") else None
+
+
+def state_of(storage: Storage) -> dict[str, Any]:
+    """Return aliases, tags, decisions and predictions, without times, random ids, and what a later run may change."""
+    versions: dict[str, Any] = {}
+    number = 1
+    while (version := tracking.numbered_version(storage, NAME, str(number))) is not None:
+        tags = tracking.version_tags(storage, version)
+        tags.pop(tracking.PROMOTION_TAG, None)  # The sentence of the last run, which may find the work done.
+        if DECISION_TAG in tags:
+            tags[DECISION_TAG] = str(_without_moment(json.loads(tags[DECISION_TAG])))
+        versions[str(number)] = (version.run_id, tags)
+        number += 1
+    rows = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().sort_by("decided_at").to_pylist()
+    predictions = deltalake.DeltaTable(storage.table("predictions")).to_pyarrow_table().to_pylist()
+    aliases = {name: tracking.model_with_alias(storage, NAME, name) for name in (CHAMPION, CHALLENGER, PREVIOUS)}
+    return {
+        "aliases": {name: None if found is None else found.version for name, found in aliases.items()},
+        "versions": versions,
+        "decisions": [_without_moment(row) for row in rows],
+        "predictions": sorted((row["sha256"], row["model_version"], row["label"]) for row in predictions),
+    }
+
+
+def _without_moment(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in {"decision_id", "decided_at"}}
+
+
+if __name__ == "__main__":
+    wanted, given, run_id = sys.argv[1:]
+    import tasks.predict.held_out  # noqa: F401  # torch: seconds, in which nothing changes
+
+    try_here()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    sys.stdout, printed_before = sys.stderr, sys.stdout
+    STAGES[wanted](Storage.model_validate_json(given), RunRef(run_id=run_id))
+    print("done", file=printed_before, flush=True)

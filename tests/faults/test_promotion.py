@@ -1,0 +1,46 @@
+"""Promotions and rollbacks that are killed at random moments."""
+
+import pytest
+
+from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.model_package.description import FILE_LIMITS
+from tasks.registry.aliases import CHAMPION
+from tasks.registry.trial import check_predicts
+from tasks.storage import resolve_storage
+from tests.builders.killed_promotions import NAME, STAGES, Prepared, copied, prepare, run_and_kill, state_of, try_here
+
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Prepared:
+    """Return a registry with a champion, and another with its successor."""
+    folder = tmp_path_factory.mktemp("prepared")
+    try_here()
+    return prepare(resolve_storage(StorageConfig(home=str(folder / "home"))), folder)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stage", STAGES)
+def test_run_after_a_kill_equals_an_undisturbed_run(prepared, tmp_path, draw, stage) -> None:
+    """After a kill the champion is whole; after the next run aliases, tags, decisions and predictions are the same."""
+    expected = copied(prepared.storages[stage], tmp_path / "undisturbed")
+    took = run_and_kill(stage, expected, prepared.run, None)
+    assert took is not None
+    wanted = state_of(expected)
+    num_killed = 0
+    for number in range(ROUNDS):
+        storage = copied(prepared.storages[stage], tmp_path / f"home-{number}")
+        num_killed += run_and_kill(stage, storage, prepared.run, draw.uniform(0, took)) is None
+
+        champion = tracking.model_with_alias(storage, NAME, CHAMPION)
+        tags = tracking.version_tags(storage, champion)
+        assert {"candidates", "test_accuracy", "lakevision.decision", "lakevision.promotion"} <= tags.keys()
+        assert {f"lakevision.sha256.{file}" for file in FILE_LIMITS} <= tags.keys()
+        check_predicts(storage, champion, "the champion")
+
+        STAGES[stage](storage, prepared.run)
+
+        assert state_of(storage) == wanted, f"round {number}"
+    assert num_killed > ROUNDS / 2
