@@ -88,6 +88,25 @@ class PredictReport(Ref):
     """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 
 
+class StreamReport(Ref):
+    """The predictions table after a run of the stream, what the run added to it, and how far the stream is behind."""
+
+    predictions: TableRef
+    model: ModelRef
+    """The version of the last batch; another one had the alias in batches before it if the alias was moved."""
+    batches: int
+    predicted: int
+    errors: int
+    seconds: float
+    """Wall time of the batches, without the start of the Spark session."""
+    versions_behind: int
+    """Versions of the source that change rows and that were not processed; 0 for a folder."""
+    seconds_behind: float
+    """Age of the oldest of these versions, in seconds."""
+    unlearned: tuple[str, ...] = ()
+    """Labels of predicted images that are not classes of the model."""
+
+
 class TableMaintenance(Ref):
     """Result of the maintenance of one table."""
 

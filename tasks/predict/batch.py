@@ -103,7 +103,7 @@ def _predict(
         check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
         sent = send_package(spark, storage, model, predict)
         unlearned = tuple(sorted(set(labels) - set(sent.classes)))
-        _warn_of_unlearned(unlearned, table, model)
+        warn_of_unlearned(unlearned, table, model)
         with counted("predict", num):
             errors = write(score(contents, sent, predict), predictions, model, predict)
         seconds = time.perf_counter() - began
@@ -143,7 +143,7 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
     return contents.join(chosen, on="sha256", how="left_semi").repartition(tasks)
 
 
-def _warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
+def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
     """Warn of labels of the table that the model cannot predict."""
     if labels:
         logger.warning(
