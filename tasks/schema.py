@@ -147,13 +147,18 @@ considered is run_id. If a user was asked, approved_by is the name of that user.
 the split `test`, on so many images.
 """
 
+FILE_ARROW = pa.schema(
+    [("path", pa.string()), ("size", pa.int64()), ("modified_at", pa.timestamp("us", tz="UTC"))],
+)
+"""Columns of a listed file; path is relative to the source, size in bytes."""
+
 LISTING_ARROW = pa.schema(
     [
-        ("path", pa.string()),
+        FILE_ARROW.field("path"),
         ("label", pa.string()),
         ("split", pa.string()),
-        ("size", pa.int64()),
-        ("modified_at", pa.timestamp("us", tz="UTC")),
+        FILE_ARROW.field("size"),
+        FILE_ARROW.field("modified_at"),
     ]
 )
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""
