@@ -12,7 +12,6 @@ from tasks.config.values import StageTimeout, TableVersion
 from tasks.credentials import Url
 from tasks.errors import loggable
 
-
 NO_TABLE: Schema = {"table": {"enum": [None, ""]}, "table_version": {"enum": [None]}}
 """Condition of a form that no table is given."""
 
@@ -30,8 +29,8 @@ class PredictConfig(FrozenConfig):
     table_version: TableVersion | None = Field(None, description="Version of the table to predict; empty: the newest")
     source: Url | None = Field(
         None,
-        description="Folder (a path or URL) of jpg, jpeg or png files in any layout to predict instead of a table; "
-        "their paths are written to the table `inputs` beside the predictions",
+        description="Folder of jpg, jpeg or png files in any layout (a path or URL), to predict instead of a table; "
+        "the table `inputs` beside the predictions has their paths",
     )
     predictions: Url | None = Field(
         None, description="Delta table to write; empty: `predictions` beside the table `images`"

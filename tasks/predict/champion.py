@@ -56,8 +56,8 @@ def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSessio
     newest = snapshots.newest_snapshot(spark, storage.table("images"))
     if newest is None:
         raise WrongInput(
-            f"predict.source is '{predict.source}', and promote.model_name is empty, but there is no table "
-            f"'{storage.table('images')}' whose model could predict it: set promote.model_name"
+            f"predict.source is '{predict.source}', and promote.model_name is empty, but the table "
+            f"'{storage.table('images')}', whose model would predict it, does not exist: set promote.model_name"
             f"{_candidates(predict.alias, storage)}"
         )
     return model_of_table(newest.table, predict, storage)

@@ -41,7 +41,7 @@ BATCH_BYTES = 32 << 20
 READ_ARROW = pa.schema(
     [*FILE_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())],
 )
-"""Columns of a file that was read; of one that cannot be read, error is the reason, and sha256 and content are null."""
+"""Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null."""
 
 READ = from_arrow_schema(READ_ARROW)
 
@@ -65,7 +65,7 @@ class ListedSource:
 
     @property
     def name(self) -> str:
-        """Return the absolute path or URL, as in the table `inputs`."""
+        """Absolute path or URL, as in the table `inputs`."""
         return str(self.location)
 
 

@@ -201,7 +201,9 @@ def test_model_of_the_table_predicts_files_and_too_many_errors_write_nothing(spa
     """Without a name it is the model of `images`; the fraction counts files that cannot be read, too."""
     other = tmp_path / "other"
     shutil.copytree(source / "red", other)
-    with pytest.raises(WrongInput, match=r"promote.model_name is empty, but there is no table '.*/images' whose model"):
+    with pytest.raises(
+        WrongInput, match=r"promote.model_name is empty, but the table '.*/images', whose model would .* not exist"
+    ):
         predict_files(other, storage, None)
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
