@@ -84,6 +84,10 @@ class PredictReport(Ref):
     """Wall time of inference and write, without the start of the Spark session."""
     unlearned: tuple[str, ...] = ()
     """Labels of the table that are not classes of the model; empty if nothing was predicted."""
+    inputs: TableRef | None = None
+    """Table of the predicted files; None for images of a table."""
+    unreadable: int = 0
+    """Number of files of a source that cannot be read."""
     least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
     """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 

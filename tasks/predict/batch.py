@@ -49,7 +49,7 @@ def predict_batch(
         promote: Settings with the name of the registered model; without a name, the model trained from the table.
         storage: Locations of tables and models.
         config: Settings of the Spark session.
-        table: Table version to predict on; None means the latest of `predict.table`.
+        table: Table version to predict on; None means `predict.table_version` of `predict.table`.
         model: Model version that was promoted for the table; None means the version with the alias.
 
     Raises:
@@ -67,7 +67,7 @@ def predict_batch(
 
     def run(spark: SparkSession | None) -> PredictReport:
         with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
-            images = table or snapshots.latest(spark, path)
+            images = table or snapshots.at_version(spark, path, predict.table_version, "predict.table_version")
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
                 # Returned by the promotion for this table; it may be the champion of a table with the same images.
