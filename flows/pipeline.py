@@ -33,7 +33,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         champion = stages.run(
             promote_run, [single, distributed], config.promote, storage, config.spark, etl.images, None, config.storage
         )
-        table = None if config.predict.table else etl.images
+        table = None if config.predict.table or config.predict.source else etl.images
         predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)
     return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)
 

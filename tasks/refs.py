@@ -84,8 +84,31 @@ class PredictReport(Ref):
     """Wall time of inference and write, without the start of the Spark session."""
     unlearned: tuple[str, ...] = ()
     """Labels of the table that are not classes of the model; empty if nothing was predicted."""
+    inputs: TableRef | None = None
+    """Table of the predicted files; None for images of a table."""
+    unreadable: int = 0
+    """Number of files of a source that cannot be read."""
     least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
     """A sample of all predictions by this model: errors first, then those of the lowest probability."""
+
+
+class StreamReport(Ref):
+    """The predictions table after a run of the stream, what the run added to it, and how far the stream is behind."""
+
+    predictions: TableRef
+    model: ModelRef
+    """The version of the last batch; another one had the alias in batches before it if the alias was moved."""
+    batches: int
+    predicted: int
+    errors: int
+    seconds: float
+    """Wall time of the batches, without the start of the Spark session."""
+    versions_behind: int
+    """Versions of the source that change rows and that were not processed; 0 for a folder."""
+    seconds_behind: float
+    """Age of the oldest of these versions, in seconds."""
+    unlearned: tuple[str, ...] = ()
+    """Labels of predicted images that are not classes of the model."""
 
 
 class TableMaintenance(Ref):

@@ -100,6 +100,27 @@ PREDICTIONS = StructType(
 )
 """One row per image and model version."""
 
+INPUTS_KEY = ("source", "path")
+
+INPUTS = StructType(
+    [
+        StructField("source", StringType(), nullable=False),
+        StructField("path", StringType(), nullable=False),
+        StructField("size", LongType(), nullable=False),
+        StructField("modified_at", TimestampType(), nullable=False),
+        StructField("sha256", StringType()),
+        StructField("error", StringType()),
+        StructField("seen_at", TimestampType(), nullable=False),
+    ]
+)
+"""The table `inputs`: one row per file that was predicted without a table of images.
+
+source is an absolute path or a URL, path is relative to it, and size in bytes. A file that cannot be read has no
+sha256, and the reason in error. seen_at is the time at which a run recorded the other values.
+"""
+
+INPUTS_ARROW = to_arrow_schema(INPUTS)
+
 PROMOTIONS_ARROW = pa.schema(
     [
         pa.field("decision_id", pa.string(), nullable=False),
@@ -126,13 +147,18 @@ considered is run_id. If a user was asked, approved_by is the name of that user.
 the split `test`, on so many images.
 """
 
+FILE_ARROW = pa.schema(
+    [("path", pa.string()), ("size", pa.int64()), ("modified_at", pa.timestamp("us", tz="UTC"))],
+)
+"""Columns of a listed file; path is relative to the source, size in bytes."""
+
 LISTING_ARROW = pa.schema(
     [
-        ("path", pa.string()),
+        FILE_ARROW.field("path"),
         ("label", pa.string()),
         ("split", pa.string()),
-        ("size", pa.int64()),
-        ("modified_at", pa.timestamp("us", tz="UTC")),
+        FILE_ARROW.field("size"),
+        FILE_ARROW.field("modified_at"),
     ]
 )
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""

@@ -22,6 +22,18 @@ class PipelineConfig(SparkRun):
     rules = (
         *NETWORK_RULES,
         always({"properties": {"predict": {"properties": {"alias": {"const": "champion"}}}}}),
+        always(
+            {
+                "properties": {
+                    "predict": {
+                        "anyOf": [
+                            {"properties": {"table_version": {"enum": [None]}}},
+                            {"required": ["table"], "properties": {"table": {"minLength": 1}}},
+                        ]
+                    }
+                }
+            }
+        ),
     )
 
     etl: EtlConfig = EtlConfig()
@@ -32,10 +44,15 @@ class PipelineConfig(SparkRun):
     predict: PredictConfig = PredictConfig()
 
     @model_validator(mode="after")
-    def _check_alias(self) -> Self:
+    def _check_prediction(self) -> Self:
         if self.predict.alias != "champion":
             raise ValueError(
                 f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "
                 "leave it out, or run the flow predict-batch alone"
+            )
+        if self.predict.table_version is not None and not self.predict.table:
+            raise ValueError(
+                f"predict.table_version is {self.predict.table_version}, but the DAG predicts the version of `images` "
+                "that it ingests: leave it out, or name the table in predict.table"
             )
         return self

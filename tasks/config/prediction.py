@@ -1,21 +1,36 @@
 """Parameters of batch inference."""
 
-from pydantic import Field
+from typing import ClassVar, Self
 
+from pydantic import Field, model_validator
+
+from tasks.config.form import Schema, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import StageTimeout
+from tasks.config.values import StageTimeout, TableVersion
 from tasks.credentials import Url
+from tasks.errors import loggable
+
+NO_TABLE: Schema = {"table": {"enum": [None, ""]}, "table_version": {"enum": [None]}}
+"""Condition of a form that no table is given."""
 
 
 class PredictConfig(FrozenConfig):
     """Batch inference with the champion."""
 
+    rules: ClassVar[tuple[Schema, ...]] = (when_given("source", {"properties": NO_TABLE}),)
+
     table: Url | None = Field(
         None,
         description="Delta table with the columns sha256 and content, which may hold images that the model was not "
         "trained on; empty: the table `images`",
+    )
+    table_version: TableVersion | None = Field(None, description="Version of the table to predict; empty: the newest")
+    source: Url | None = Field(
+        None,
+        description="Folder of jpg, jpeg or png files in any layout (a path or URL), to predict instead of a table; "
+        "the table `inputs` beside the predictions has their paths",
     )
     predictions: Url | None = Field(
         None, description="Delta table to write; empty: `predictions` beside the table `images`"
@@ -46,13 +61,30 @@ class PredictConfig(FrozenConfig):
         86_400, description="Timeout of inference, in seconds; it is retried twice, each time with this timeout"
     )
 
+    @model_validator(mode="after")
+    def _check_one_input(self) -> Self:
+        given = {"table": self.table or None, "table_version": self.table_version}
+        for name, value in given.items():
+            if self.source and value is not None:
+                raise ValueError(
+                    f"source is '{loggable(self.source)}' and {name} is '{loggable(value)}', but files and a table are "
+                    f"predicted by different runs: leave out source or {name}"
+                )
+        return self
+
 
 class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
-    first_screen = TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "predictions")}
+    first_screen = (
+        TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "source", "predictions")}
+    )
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        when_given("source", {"properties": NO_TABLE | {"predict": {"properties": NO_TABLE}}}),
+    )
 
     promote: PromoteConfig = Field(
-        PromoteConfig(), description="Registered model to use; empty: the model trained from the table"
+        PromoteConfig(), description="Registered model to use; empty: the model trained from the table `images`"
     )
     predict: PredictConfig = PredictConfig()

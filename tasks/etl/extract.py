@@ -38,12 +38,14 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
     return VAL if draw < test_fraction + val_fraction else TRAIN
 
 
-def _read_whole(file: Path) -> bytes:
-    """Return the content of a file, if it did not change while it was read.
+def read_whole(file: Path, root: str) -> bytes:
+    """Return the content of a file below `root`, the real path of the source, if it did not change meanwhile.
 
     Raises:
-        OSError: The file changed, and the next run reads it; or it is larger than MAX_FILE_BYTES.
+        OSError: The file is outside the source, changed while it was read, or is larger than MAX_FILE_BYTES.
     """
+    if not is_inside(str(file), root):
+        raise PermissionError("a symbolic link that points outside the source")
     with file.open("rb") as handle:
         before = os.fstat(handle.fileno())
         if before.st_size > MAX_FILE_BYTES:
@@ -72,9 +74,7 @@ def _missing_label(label: str | None, split: str | None, etl: EtlConfig) -> tupl
 def read_image(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
     """Read one file and return the row of `examine_image`; `root` is the source's real path."""
     try:
-        if not is_inside(str(file), root):
-            raise PermissionError("a symbolic link that points outside the source")
-        content = _read_whole(file)
+        content = read_whole(file, root)
     except OSError as error:
         return _unreadable_row(split, str(error))
     return examine_image(content, label, split, etl)

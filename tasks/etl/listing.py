@@ -93,7 +93,22 @@ def _walk(folder: str, root: str) -> Iterator[tuple[str, list[str]]]:
     yield folder, files
 
 
-def _local_files(source: Path) -> Iterator[ListedFiles]:
+def local_files(
+    source: Path, what: str = "class folders with images", setting: str = "source"
+) -> Iterator[ListedFiles]:
+    """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
+
+    Args:
+        source: The folder.
+        what: What a user should give, for the error message.
+        setting: Name of the setting of the folder, for the error message.
+
+    Raises:
+        WrongInput: The folder is missing or not a folder, or a folder in it cannot be read.
+    """
+    if not source.is_dir():
+        problem = "is not a folder" if source.exists() else "does not exist"
+        raise WrongInput(f"{setting} is '{source}', which {problem}: give a folder of {what}")
     below = len(os.path.join(source, ""))
     files = ListedFiles()
     for folder, names in _walk(str(source), os.path.realpath(source)):
@@ -143,10 +158,7 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None
     Raises:
         WrongInput: The folder is missing, not a folder, or has no image files; or the label file is not usable.
     """
-    if not source.is_dir():
-        problem = "is not a folder" if source.exists() else "does not exist"
-        raise WrongInput(f"source is '{source}', which {problem}: give a folder of class folders with images")
-    return make_listing(_local_files(source), str(source), etl, scratch)
+    return make_listing(local_files(source), str(source), etl, scratch)
 
 
 def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
@@ -172,10 +184,21 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
             )
 
     listing = spool_rows(labelled(), LISTING_ARROW, scratch)
-    if not listing.num_rows:
-        raise WrongInput(f"source is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path")
+    check_not_empty(listing, source)
     labels.warn_of_absent()
     return listing
+
+
+def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") -> None:
+    """Check that a listing has files.
+
+    Raises:
+        WrongInput: It has none; the message names the setting and the extensions.
+    """
+    if not listing.num_rows:
+        raise WrongInput(
+            f"{setting} is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path"
+        )
 
 
 def check_source(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None) -> SpooledRows:

@@ -27,11 +27,16 @@ def list_remote(
     Raises:
         WrongInput: As `check_folder`; or the URL has no image files, or the label file is not usable.
     """
-    check_folder(spark, url, f"source is '{url}'")
-    return make_listing(_remote_files(spark, url), url, etl, scratch)
+    return make_listing(remote_files(spark, url), url, etl, scratch)
 
 
-def _remote_files(spark: SparkSession, url: str) -> Iterator[ListedFiles]:
+def remote_files(spark: SparkSession, url: str, setting: str = "source") -> Iterator[ListedFiles]:
+    """Yield the image files below a URL in batches, in any order; hidden files are ignored.
+
+    Raises:
+        WrongInput: As `check_folder`.
+    """
+    check_folder(spark, url, f"{setting} is '{url}'")
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
     while page := listing.page(FILES_PER_PAGE):

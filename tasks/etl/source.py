@@ -41,8 +41,10 @@ def newest_commits(storage: Storage) -> tuple[str | None, ...]:
     return tuple(newest_commit(storage.table(name)) for name in ("images", "files"))
 
 
-def find_source(source: str, storage: Storage) -> Path | str:
+def find_source(source: str, storage: Storage, setting: str = "source") -> Path | str:
     """Return the folder of a source, or its URL without a trailing slash; the built-in digits are below the home.
+
+    `setting` is the name of the source's setting, for the error message.
 
     Raises:
         WrongInput: The source is neither a path nor a URL.
@@ -54,7 +56,7 @@ def find_source(source: str, storage: Storage) -> Path | str:
         return path.expanduser().absolute()
     if scheme_of(source) is None:
         raise WrongInput(
-            f"source is '{source}', which is neither a path nor a URL: give a folder (./{source} if it is one), "
+            f"{setting} is '{source}', which is neither a path nor a URL: give a folder (./{source} if it is one), "
             "file:///folder or scheme://host/folder"
         )
     return source.rstrip("/")

@@ -23,7 +23,7 @@ from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.maintenance")
 
-TABLES = ("images", "files", "predictions", "promotions")
+TABLES = ("images", "files", "predictions", "inputs", "promotions")
 DELTA_FLOOR_HOURS = int(SAFE_AGE.total_seconds() // 3600)
 """Lowest retention that Delta accepts by default: readers and writers may still need files removed more recently."""
 RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
@@ -99,6 +99,7 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
         with (
             write_access(storage.table("images"), spark),
             write_access(storage.table("predictions"), spark),
+            write_access(storage.table("inputs"), spark),
             write_access(storage.table("promotions"), spark),
             translate_disk_full(storage.tables, storage.home),
         ):

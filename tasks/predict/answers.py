@@ -1,4 +1,4 @@
-"""The champion's answer for each file of the source: its prediction, joined with path, label and split."""
+"""The champion's answer for each file: its prediction, joined with path, and with label and split where it has them."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
-from tasks.predict.champion import model_of_table, named_model
+from tasks.errors import WrongInput
+from tasks.etl.source import find_source
+from tasks.predict.champion import model_of_images, model_of_table, named_model
+from tasks.predict.inputs import check_inputs, inputs_table
+from tasks.predict.least_confident import NAMED_ARROW
 from tasks.predict.pending import check_predictions
+from tasks.predict.source import SETTING
+from tasks.refs import ModelRef
 from tasks.schema import DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
@@ -48,6 +54,17 @@ LEFT JOIN (SELECT path, sha256 FROM ledger WHERE outcome IN ($stored, $duplicate
     ON images.sha256 = named.sha256
 """
 
+FILE_ANSWERS_ARROW = pa.schema(
+    [(field.name, field.type) for field in ANSWERS_ARROW if field.name not in {"label", "split"}]
+)
+"""Columns of the answers for files in no table of images; sha256 is null for a file that cannot be read."""
+
+FILE_ANSWERS = """
+SELECT path, inputs.sha256, predicted.label AS predicted, probability, coalesce(inputs.error, predicted.error) AS error,
+    model_version, predicted_at
+FROM inputs LEFT JOIN predicted ON inputs.sha256 = predicted.sha256
+"""
+
 
 def champion_answers(
     storage: Storage,
@@ -72,13 +89,7 @@ def champion_answers(
     scratch = scratch_root(storage)
     images = snapshots.latest(spark, storage.table("images"))
     model = named_model(predict, promote, storage) or model_of_table(images, predict, storage)
-    path = predict.predictions or storage.table("predictions")
-    newest = snapshots.newest_snapshot(spark, path)
-    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
-    if newest is not None:
-        check_predictions(newest.schema, path)
-        by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by)
+    predicted = _predicted(spark, predict, model, storage)
     ledger: pa.Table | ParquetRows = LEDGER_ARROW.empty_table()
     if (files := snapshots.newest_snapshot(spark, storage.table("files"))) is not None:
         ledger = snapshots.version_rows(spark, files.table, LEDGER_ARROW, scratch)
@@ -87,3 +98,51 @@ def champion_answers(
         relations.add("predicted", predicted)
         relations.add("ledger", ledger)
         yield from relations.batches(ANSWERS, ANSWERS_ARROW, {"stored": STORED, "duplicate": DUPLICATE})
+
+
+def source_answers(
+    storage: Storage,
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    spark: SparkSession | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield a row of FILE_ANSWERS_ARROW for each file of `predict.source` that a run of inference has found.
+
+    The rows have no order. Files with the same content have the same answer. There are none before the first run.
+
+    Args:
+        storage: Locations of tables and models.
+        predict: Settings with the source, the alias of the model version, and the table of predictions.
+        promote: Settings with the name of the registered model; without a name, the model of the table `images`.
+        spark: A session, for tables that only Spark can read.
+
+    Raises:
+        WrongInput: The settings name no source, the model does not exist, or a table has other columns.
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+    """
+    if not predict.source:
+        raise WrongInput("predict.source is empty: give the folder or URL, or read champion_answers for a table")
+    source = str(find_source(predict.source, storage, SETTING))
+    model = named_model(predict, promote, storage) or model_of_images(predict, storage, spark)
+    path = inputs_table(predict.predictions or storage.table("predictions"))
+    files: pa.Table | ParquetRows = NAMED_ARROW.empty_table()
+    if (newest := snapshots.newest_snapshot(spark, path)) is not None:
+        check_inputs(newest.schema, path)
+        files = snapshots.version_rows(spark, newest.table, NAMED_ARROW, scratch_root(storage), {"source": source})
+    with Relations(storage) as relations:
+        relations.add("inputs", files)
+        relations.add("predicted", _predicted(spark, predict, model, storage))
+        yield from relations.batches(FILE_ANSWERS, FILE_ANSWERS_ARROW)
+
+
+def _predicted(
+    spark: SparkSession | None, predict: PredictConfig, model: ModelRef, storage: Storage
+) -> pa.Table | ParquetRows:
+    """Return the predictions by a model version; none without a table."""
+    path = predict.predictions or storage.table("predictions")
+    newest = snapshots.newest_snapshot(spark, path)
+    if newest is None:
+        return PREDICTED_ARROW.empty_table()
+    check_predictions(newest.schema, path)
+    by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+    return snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch_root(storage), by)

@@ -49,7 +49,7 @@ def predict_batch(
         promote: Settings with the name of the registered model; without a name, the model trained from the table.
         storage: Locations of tables and models.
         config: Settings of the Spark session.
-        table: Table version to predict on; None means the latest of `predict.table`.
+        table: Table version to predict on; None means `predict.table_version` of `predict.table`.
         model: Model version that was promoted for the table; None means the version with the alias.
 
     Raises:
@@ -67,7 +67,7 @@ def predict_batch(
 
     def run(spark: SparkSession | None) -> PredictReport:
         with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
-            images = table or snapshots.latest(spark, path)
+            images = table or snapshots.at_version(spark, path, predict.table_version, "predict.table_version")
             version = chosen or model_of_table(images, predict, storage)
             if model is not None and predict.table is None:
                 # Returned by the promotion for this table; it may be the champion of a table with the same images.
@@ -103,7 +103,7 @@ def _predict(
         check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
         sent = send_package(spark, storage, model, predict)
         unlearned = tuple(sorted(set(labels) - set(sent.classes)))
-        _warn_of_unlearned(unlearned, table, model)
+        warn_of_unlearned(unlearned, table, model)
         with counted("predict", num):
             errors = write(score(contents, sent, predict), predictions, model, predict)
         seconds = time.perf_counter() - began
@@ -143,7 +143,7 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
     return contents.join(chosen, on="sha256", how="left_semi").repartition(tasks)
 
 
-def _warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
+def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
     """Warn of labels of the table that the model cannot predict."""
     if labels:
         logger.warning(

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from tasks import tracking
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
@@ -13,6 +15,7 @@ from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, InvalidPackage
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
+from tasks.tables import snapshots
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -41,6 +44,23 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
             f"own: set promote.model_name{_candidates(predict.alias, storage)}"
         )
     return _with_alias(name, predict.alias, storage)
+
+
+def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSession | None) -> ModelRef:
+    """Return the version of the model that is trained from the table `images`, for files that are in no table.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the table.
+        WrongInput: The table does not exist, or as `model_of_table`.
+    """
+    newest = snapshots.newest_snapshot(spark, storage.table("images"))
+    if newest is None:
+        raise WrongInput(
+            f"predict.source is '{predict.source}', and promote.model_name is empty, but the table "
+            f"'{storage.table('images')}', whose model would predict it, does not exist: set promote.model_name"
+            f"{_candidates(predict.alias, storage)}"
+        )
+    return model_of_table(newest.table, predict, storage)
 
 
 def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:

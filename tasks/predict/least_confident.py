@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.refs import ModelRef, PredictedImage, TableRef
-from tasks.schema import FILES_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
+from tasks.schema import FILES_ARROW, INPUTS_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -23,6 +23,8 @@ PREDICTED_ARROW = pa.schema(
     ]
 )
 
+NAMED_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "path", "sha256", "error")])
+
 LEAST_CONFIDENT = """
 WITH least AS (
     -- By hash: ten million values of sha256 would not fit into memory.
@@ -34,6 +36,8 @@ named AS (SELECT sha256, min(path) AS path FROM ledger SEMI JOIN least USING (sh
 SELECT coalesce(path, sha256), label, probability, error FROM least LEFT JOIN named USING (sha256)
 ORDER BY error IS NULL, probability, sha256
 """
+
+UNREADABLE = "SELECT path, error FROM ledger WHERE sha256 IS NULL ORDER BY path LIMIT $most"
 
 
 def least_confident(
@@ -56,7 +60,39 @@ def least_confident(
         relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
         relations.add("predicted", snapshots.version_rows(spark, predictions, PREDICTED_ARROW, scratch, by_model))
         relations.add("ledger", ledger)
-        rows = relations.rows(LEAST_CONFIDENT, {"most": NUM_SHOWN})
+        return _shown(relations)
+
+
+def least_confident_files(
+    spark: SparkSession | None,
+    source: str,
+    inputs: TableRef,
+    predictions: TableRef,
+    model: ModelRef,
+    storage: Storage,
+) -> tuple[PredictedImage, ...]:
+    """Return the NUM_SHOWN least confident predictions of a source's files, after those that cannot be read.
+
+    Of files with the same content, the first by path is named.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+    """
+    by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+    scratch = scratch_root(storage)
+    with Relations(storage) as relations:
+        relations.add("ledger", snapshots.version_rows(spark, inputs, NAMED_ARROW, scratch, {"source": source}))
+        relations.add("predicted", snapshots.version_rows(spark, predictions, PREDICTED_ARROW, scratch, by_model))
+        relations.run("CREATE VIEW images AS SELECT sha256 FROM ledger WHERE sha256 IS NOT NULL")
+        unreadable = relations.rows(UNREADABLE, {"most": NUM_SHOWN})
+        named = tuple(
+            PredictedImage(path=path, label=None, probability=None, error=error) for path, error in unreadable
+        )
+        return (named + _shown(relations))[:NUM_SHOWN]
+
+
+def _shown(relations: Relations) -> tuple[PredictedImage, ...]:
+    rows = relations.rows(LEAST_CONFIDENT, {"most": NUM_SHOWN})
     return tuple(
         PredictedImage(path=path, label=label, probability=probability, error=error)
         for path, label, probability, error in rows

@@ -57,12 +57,23 @@ def score(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFra
         sent: The model.
         predict: Settings of inference.
     """
+    return prediction_rows(with_predictions(images.select("sha256", "content"), sent, predict), sent.model)
+
+
+def with_predictions(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:
+    """Return the columns of `images` without content, and the prediction of each as a struct; as `score`."""
     spark = images.sparkSession
     predictor = make_predictor(sent.package, predict, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
-    rows = images.select("sha256", predictor("content").alias("prediction")).select(
+    kept = [name for name in images.columns if name != "content"]
+    return images.select(*kept, predictor("content").alias("prediction"))
+
+
+def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
+    """Return the rows of PREDICTIONS of the columns sha256 and prediction."""
+    rows = predicted.select(
         "sha256",
-        F.lit(sent.model.name).alias("model_name"),
-        F.lit(sent.model.version).alias("model_version"),
+        F.lit(model.name).alias("model_name"),
+        F.lit(model.version).alias("model_version"),
         "prediction.*",
         # A constant: Spark takes two queries with current_timestamp() for different ones, and would predict again.
         F.lit(datetime.now(UTC)).alias("predicted_at"),

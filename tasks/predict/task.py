@@ -14,6 +14,7 @@ from tasks.errors import join_names
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.predict.champion import NUM_NAMED
+from tasks.predict.source_batch import predict_source
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
@@ -24,8 +25,8 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     """Return the cache key of table version and model version, None if one is missing or errors are retried."""
     table, model = parameters.get("table"), parameters.get("model")
     predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
-    retry = parameters["predict"].retry_errors
-    if table is None or model is None or retry or not check_table_path(predictions):
+    settings = parameters["predict"]
+    if table is None or model is None or settings.retry_errors or settings.source or not check_table_path(predictions):
         return None
     decisive = [table.model_dump(), model.model_dump(), predictions]
     return f"predict-{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()}"
@@ -40,8 +41,11 @@ def predict_images(
     table: TableRef | None = None,
     model: ModelRef | None = None,
 ) -> PredictReport:
-    """Predict every image without a prediction by the champion."""
-    report = predict_batch(predict, promote, storage, spark_config, table, model)
+    """Predict every image of the table or source without a prediction by the champion."""
+    if predict.source:
+        report = predict_source(predict, promote, storage, spark_config, model)
+    else:
+        report = predict_batch(predict, promote, storage, spark_config, table, model)
     publish_predictions(report)
     return report if report.predicted else skipped(report, "every image has a prediction by this model version")
 
@@ -52,6 +56,10 @@ def publish_predictions(report: PredictReport) -> None:
         f"The least confident predictions by {report.model.name} version {report.model.version}, errors first; all "
         f"predictions are in `{report.predictions.path}` version {report.predictions.version}"
     )
+    if report.inputs:
+        about += f", their files in `{report.inputs.path}`"
+    if report.unreadable:
+        about += f". {report.unreadable} files cannot be read"
     if report.unlearned:
         named = join_names(list(report.unlearned[:NUM_NAMED]), len(report.unlearned))
         about += f". The model was trained without {markdown_text(named)}, whose images get other labels"

@@ -20,6 +20,8 @@ MIN_ERRORS = 10
 def write(rows: DataFrame, predictions: str, model: ModelRef, predict: PredictConfig) -> int:
     """Merge predictions by one model version into their table; return the number of errors among them.
 
+    Without rows, an existing table is not written to.
+
     Args:
         rows: Rows of PREDICTIONS with different keys, each of which is computed once.
         predictions: Path or URL of the table, which is created if it is missing.
@@ -34,19 +36,35 @@ def write(rows: DataFrame, predictions: str, model: ModelRef, predict: PredictCo
     new = rows.persist()
     try:
         ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
-        # Images whose errors are predicted again had them before.
-        is_checked = errors >= MIN_ERRORS and not predict.retry_errors
-        if is_checked and errors > predict.max_error_fraction * num:
-            raise WrongInput(
-                f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
-                f"{predict.max_error_fraction}, such as '{example}': nothing was written; give other images, or raise "
-                "that fraction"
-            )
+        check_errors(errors, num, example, predict)
         with delta.translate_conflict(predictions):
-            _merge(spark, new, predictions, model, replaces=predict.retry_errors)
+            if num or snapshots.newest_snapshot(spark, predictions) is None:
+                _merge(spark, new, predictions, model, replaces=predict.retry_errors)
     finally:
         new.unpersist()
     return int(errors)
+
+
+def check_errors(errors: int, num: int, example: str | None, predict: PredictConfig) -> None:
+    """Check the number of images with an error, before anything is written.
+
+    Args:
+        errors: Number of images with an error.
+        num: Number of images.
+        example: One of the errors.
+        predict: Settings of inference.
+
+    Raises:
+        WrongInput: There are more than `predict.max_error_fraction` allows.
+    """
+    # Images whose errors are predicted again had them before.
+    is_checked = errors >= MIN_ERRORS and not predict.retry_errors
+    if is_checked and errors > predict.max_error_fraction * num:
+        raise WrongInput(
+            f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
+            f"{predict.max_error_fraction}, such as '{example}': nothing was written; give other images, or raise "
+            "that fraction"
+        )
 
 
 def _merge(spark: SparkSession, new: DataFrame, predictions: str, model: ModelRef, *, replaces: bool) -> None:
@@ -63,4 +81,4 @@ def _merge(spark: SparkSession, new: DataFrame, predictions: str, model: ModelRe
         delta.add_columns(spark, predictions, [PREDICTIONS[name] for name in added])
     own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
     merge = delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll()
-    (merge.whenMatchedUpdateAll() if replaces else merge).execute()
+    (merge.whenMatchedUpdateAll("t.error IS NOT NULL") if replaces else merge).execute()

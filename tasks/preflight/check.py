@@ -10,6 +10,8 @@ from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.etl.listing import check_splits
 from tasks.etl.source import prepare_source
+from tasks.predict.inputs import inputs_table
+from tasks.predict.source import list_source
 from tasks.preflight.room import check_room
 from tasks.refs import TableRef
 from tasks.schema import IMAGES_ARROW, TRAIN
@@ -82,6 +84,9 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table):
         raise WrongInput(f"predict.table is '{config.predict.table}', which is not a Delta table: check the path")
+    if config.predict.source:
+        inputs = inputs_table(config.predict.predictions or storage.table("predictions"))
+        list_source(config.predict.source, inputs, storage, config.spark)
     check_training(config.train, config.cache)
     check_room(config.etl, config.cache, source, storage)
     tracking.check_tracking(storage)

@@ -108,7 +108,7 @@ def _named_by(filesystem: Any, file: str) -> Iterator[str]:
     """Yield the names of the files that a commit, a checkpoint or a part of a checkpoint adds or removes."""
     kinds = ("add", "remove", "cdc")
     if file.endswith(".json"):
-        found = _read_commit(filesystem, file)
+        found = read_commit(filesystem, file)
     else:
         with filesystem.open(file, "rb") as opened:
             parquet = pq.ParquetFile(opened)
@@ -130,12 +130,13 @@ def rows_changed_since(path: str, version: int) -> bool:
     commits = [f"{number:020}.json" for number in range(version + 1, newest + 1)]
     if not names.issuperset(commits):
         return True
-    actions = (action for commit in commits for action in _read_commit(filesystem, f"{log}/{commit}"))
+    actions = (action for commit in commits for action in read_commit(filesystem, f"{log}/{commit}"))
     changes = (action.get("add") or action.get("remove") for action in actions)
     return any(change["dataChange"] for change in changes if change)
 
 
-def _read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
+def read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
+    """Return the actions of a commit's file."""
     with filesystem.open(file, "rb") as opened:
         return [json.loads(line) for line in opened]
 

@@ -168,30 +168,47 @@ def latest(spark: SparkSession | None, path: str) -> TableRef:
     return snapshot.table
 
 
-def at_version(spark: SparkSession | None, path: str, version: int | None) -> TableRef:
+def at_version(spark: SparkSession | None, path: str, version: int | None, setting: str = "table_version") -> TableRef:
     """Return the requested version of the table, or the newest if `version` is None.
 
+    Args:
+        spark: The session, or None.
+        path: Path or URL of the table.
+        version: The version.
+        setting: Name of its setting, for the error message.
+
     Raises:
-        WrongInput: The path is not a Delta table, or its log no longer has the version.
+        WrongInput: The path is not a Delta table, or its log or its folder no longer has the version.
     """
     newest = latest(spark, path)
-    if version in {None, newest.version}:
+    if version is None or version == newest.version:
         return newest
+    if version < newest.version and (table := _without_spark(path, version)) is not None:
+        _check_files(table, path, version, setting)
+        return newest.model_copy(update={"version": version, "source": table_source(table.metadata().configuration)})
     if spark is None:
         raise NeedsSpark
     versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
     if version not in versions:
         raise WrongInput(
-            f"table_version is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
+            f"{setting} is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
             "choose one of them, or leave it empty for the newest"
         )
-    return newest.model_copy(update={"version": version, "source": _source_then(path, version, newest.source)})
+    return newest.model_copy(update={"version": version})
 
 
-def _source_then(path: str, version: int, newest: str) -> str:
-    """Return the source of a version, which may have been replaced since; `newest` if only Spark can read the table."""
-    table = _without_spark(path, version)
-    return newest if table is None else table_source(table.metadata().configuration)
+def _check_files(table: deltalake.DeltaTable, path: str, version: int, setting: str) -> None:
+    """Check that a local table still has the files of a version.
+
+    Raises:
+        WrongInput: One of them was removed.
+    """
+    folder = local_path(path)
+    if not all(os.path.exists(f"{folder}/{name}") for name in _file_names(table)):
+        raise WrongInput(
+            f"{setting} is {version}, but files of this version of '{path}' were removed, as the flow maintain does "
+            "after maintain.vacuum_hours: choose a newer version, or leave it empty for the newest"
+        )
 
 
 def properties_of(table: TableRef) -> dict[str, str]:

@@ -67,7 +67,7 @@ def test_deployments_of_digits_and_photos_share_a_home_but_no_table(tmp_path):
     assert all(is_inside(of_photos.table(name), str(tmp_path)) for name in tables)
     assert (of_photos.cache, of_photos.tracking) == (of_digits.cache, of_digits.tracking)
     # These two use the digits' tables; their descriptions tell how to use others.
-    for name in ("predict-batch", "maintain"):
+    for name in ("predict-batch", "predict-stream", "maintain"):
         assert storages[name].tables == of_digits.tables
         assert f"set tables to {given['photos']}" in DEPLOYMENTS[name]["description"]
     models = {
@@ -78,11 +78,12 @@ def test_deployments_of_digits_and_photos_share_a_home_but_no_table(tmp_path):
 
 
 def test_schedules_are_paused_and_concurrent_runs_are_queued():
-    """The schedule of the DAG is daily, that of inference hourly."""
+    """The schedule of the DAG is daily, that of batch inference hourly, and a stream's every ten minutes."""
     scheduled = {name: item for name, item in DEPLOYMENTS.items() if item.get("schedules")}
     assert {name: item["schedules"][0]["cron"] for name, item in scheduled.items()} == {
         "pipeline": "0 2 * * *",
         "predict-batch": "0 * * * *",
+        "predict-stream": "*/10 * * * *",
     }
     for item in scheduled.values():
         assert item["schedules"][0]["active"] is False

@@ -1,5 +1,6 @@
-"""ETL from an object store: a real S3 server, read by Hadoop's S3A connector."""
+"""ETL and inference from an object store: a real S3 server, read by Hadoop's S3A connector."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,18 +13,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
+from tasks.model_package.classifier import ImageClassifier
+from tasks.predict import source_batch
+from tasks.predict.answers import source_answers
+from tasks.predict.source_batch import predict_source
+from tasks.registry.promote import promote_best
 from tasks.spark.file_systems import FEW_RETRIES
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
 from tests.builders.processes import ROOT, free_port
+from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 from tests.integration.test_etl_files import LINES, make_source, noise
 
@@ -181,6 +191,43 @@ def test_unreadable_source_is_refused_in_one_sentence(spark, store, storage: Sto
     assert "\n" not in str(refused.value)
     assert not any(secret in str(refused.value) for secret in (store.secret, "another"))
     assert not Path(storage.tables).exists()
+
+
+def test_objects_are_predicted_without_a_table(spark, storage, bucket, tmp_path, monkeypatch):
+    """Predictions equal the classifier's. Only new objects are read, and those that are gone by then have no row."""
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    promote = PromoteConfig(model_name="photos")
+    promote_best([run], promote, storage)
+    (bucket / "empty.jpg").touch()
+    (bucket / "text.png").write_bytes(b"no image")
+    settings = PredictConfig(source="s3a://photos/")
+    report = predict_source(settings, promote, storage, SparkConfig())
+    assert (report.predicted, report.errors, report.unreadable) == (21, 2, 0)
+    rows = pa.Table.from_batches(source_answers(storage, settings, promote))
+    answers = {row["path"]: row for row in rows.to_pylist()}
+    files = {file.relative_to(bucket).as_posix(): file.read_bytes() for file in bucket.rglob("*") if file.is_file()}
+    assert answers.keys() == files.keys()
+    direct = ImageClassifier.load(tmp_path / "classifier-1").predict(list(files.values()))
+    for (path, content), found in zip(files.items(), direct, strict=True):
+        assert answers[path]["sha256"] == hashlib.sha256(content).hexdigest()
+        assert (answers[path]["predicted"], answers[path]["error"]) == (found.label, found.error)
+    again = predict_source(settings, promote, storage, SparkConfig())
+    assert (again.predicted, again.predictions, again.inputs) == (0, report.predictions, report.inputs)
+
+    noise(200).save(bucket / "red" / "new.png")
+    noise(201).save(bucket / "red" / "soon gone.png")
+    read_files = source_batch.read_files
+
+    def remove_then_read(spark, files, location):
+        assert files["path"].to_pylist() == ["red/new.png", "red/soon gone.png"]
+        (bucket / "red" / "soon gone.png").unlink()
+        return read_files(spark, files, location)
+
+    monkeypatch.setattr(source_batch, "read_files", remove_then_read)
+    report = predict_source(settings, promote, storage, SparkConfig())
+    assert (report.predicted, report.unreadable) == (1, 0)
+    with pytest.raises(WrongInput, match="predict.source is 's3a://photos/no', which does not exist: give a folder"):
+        predict_source(PredictConfig(source="s3a://photos/no"), promote, storage, SparkConfig())
 
 
 def test_table_on_a_store_without_its_jars_is_refused(spark):

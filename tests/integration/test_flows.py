@@ -553,6 +553,8 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         predicted=2,
         errors=1,
         seconds=1.0,
+        inputs=TableRef(path="/tables/inputs", version=1),
+        unreadable=3,
         least_confident=(
             PredictedImage(path="cat/[x](javascript:1).png", label=None, probability=None, error="not_an_image: <b>"),
             PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, error=None),
@@ -566,6 +568,7 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
     assert (
         "photos version 3, errors first; all predictions are in `/tables/predictions` version 2" in artifact.description
     )
+    assert artifact.description.endswith("version 2, their files in `/tables/inputs`. 3 files cannot be read")
     assert json.loads(artifact.data) == [
         {
             "path": r"cat/\[x\](javascript:1).png",

@@ -105,6 +105,8 @@ def test_settings_are_immutable() -> None:
         (PromoteConfig, {"min_test_accuracy": 1.5}),
         (PredictConfig, {"alias": "best one"}),
         (PredictConfig, {"batch_size": 0}),
+        (PredictConfig, {"table_version": -1}),
+        (PredictConfig, {"source": "s3a://key:secret@bucket/x"}),
         (TrainConfig, {"num_threads": 10**12}),
         (TrainConfig, {"timeout_seconds": 10**30}),
         (TrainConfig, {"timeout_seconds": 10**10}),
@@ -144,6 +146,31 @@ def test_splits_that_leave_nothing_to_train_on_are_refused(val: float, test: flo
     """Two fractions that are each valid are refused if their sum is 1 or more."""
     with pytest.raises(ValidationError, match="leave nothing to train on"):
         EtlConfig(val_fraction=val, test_fraction=test)
+
+
+def test_files_and_a_table_are_not_predicted_together() -> None:
+    """`predict.source` excludes a table and its version; an empty name is none."""
+    with pytest.raises(
+        ValidationError, match="source is '/a' and table is '/b', but files and a table are predicted by"
+    ):
+        PredictConfig(source="/a", table="/b")
+    with pytest.raises(
+        ValidationError, match="source is '/a' and table_version is '0', .* leave out source or table_ve"
+    ):
+        PredictConfig(source="/a", table_version=0)
+
+    assert PredictConfig(source="/a", table="").source == "/a"
+    assert PredictConfig(source="", table="/b", table_version=0).table_version == 0
+
+
+def test_dag_predicts_the_version_that_it_ingests() -> None:
+    """A pinned version needs the name of another table."""
+    with pytest.raises(
+        ValidationError, match="predict.table_version is 3, but the DAG predicts the version of `images`"
+    ):
+        PipelineConfig(predict=PredictConfig(table_version=3))
+
+    assert PipelineConfig(predict=PredictConfig(table="/b", table_version=3)).predict.table_version == 3
 
 
 def test_frozen_backbone_without_weights_is_refused() -> None:

@@ -1,0 +1,20 @@
+"""The streaming inference flow: predict the images that were added to a table since the last run."""
+
+from flows.command_line import run_from_command_line
+from flows.decorator import dag_flow
+from tasks.config.stream import StreamRun
+from tasks.orchestration.task import run_stage
+from tasks.refs import StreamReport
+from tasks.storage import resolve_storage
+from tasks.stream.task import predict_changes
+
+
+@dag_flow("predict-stream")
+def predict_stream(config: StreamRun = StreamRun()) -> StreamReport:
+    """Predict the images that were added to a table since the last run."""
+    storage = resolve_storage(config.storage)
+    return run_stage(predict_changes, config.stream, config.predict, config.promote, storage, config.spark)
+
+
+if __name__ == "__main__":
+    run_from_command_line(predict_stream, StreamRun)

@@ -1,0 +1,167 @@
+"""A folder or URL of images that is predicted without a table: its listing, and its files as rows with content."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tasks.config.etl import BUILTIN_DIGITS
+from tasks.config.storage import SparkConfig
+from tasks.etl.digits import write_digits
+from tasks.etl.extract import read_whole
+from tasks.etl.listing import ListedFiles, check_not_empty, local_files
+from tasks.etl.remote import read_remote, remote_files
+from tasks.etl.source import find_source
+from tasks.model_package.decode import Reason
+from tasks.schema import FILE_ARROW
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.progress import num_tasks
+from tasks.spark.scratch import scratch_root
+from tasks.spark.session import spark_session
+from tasks.spark.visible_folders import check_file_visible
+from tasks.storage import Storage
+from tasks.system.disk import translate_disk_full
+from tasks.tables.delta import newest_commit
+from tasks.tables.parquet_rows import SpooledRows, spool_rows
+from tasks.tables.rewriting import Mapper
+
+SETTING = "predict.source"
+
+BATCH_BYTES = 32 << 20
+"""Size from which on a task passes the contents that it has read to inference: 128 photos may have a gigabyte."""
+
+READ_ARROW = pa.schema(
+    [*FILE_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())],
+)
+"""Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null."""
+
+READ = from_arrow_schema(READ_ARROW)
+
+VANISHED = "FileNotFoundException"
+"""Java's exception for a file that was removed after it was listed."""
+
+
+@dataclass(frozen=True)
+class ListedSource:
+    """A source and its listing.
+
+    Attributes:
+        location: A folder, or the URL of one as text.
+        listing: Its image files (FILE_ARROW).
+        before: The newest commit of the table `inputs` before the listing; after a newer one it may be outdated.
+    """
+
+    location: Path | str
+    listing: SpooledRows
+    before: str | None
+
+    @property
+    def name(self) -> str:
+        """Absolute path or URL, as in the table `inputs`."""
+        return str(self.location)
+
+
+def list_source(source: str, inputs: str, storage: Storage, config: SparkConfig) -> ListedSource:
+    """List the image files of a source in any layout; write the built-in digits first if they are the source.
+
+    A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
+
+    Args:
+        source: Folder or URL.
+        inputs: Path or URL of the table `inputs`.
+        storage: Location of temporary files.
+        config: Settings of the Spark session.
+
+    Raises:
+        WrongInput: The source is neither a path nor a URL, does not exist, cannot be listed, or has no image files.
+        DiskFull: The disk has no space for the listing.
+    """
+    location = find_source(source, storage, SETTING)
+    if source == BUILTIN_DIGITS:
+        write_digits(Path(location))
+    before = newest_commit(inputs)
+    with translate_disk_full(storage.home):
+        if isinstance(location, Path):
+            listing = _spool(local_files(location, "images", SETTING), storage)
+        else:
+            with spark_session(config, storage) as spark:
+                listing = _spool(remote_files(spark, location, SETTING), storage)
+    check_not_empty(listing, str(location), SETTING)
+    return ListedSource(location, listing, before)
+
+
+def _spool(files: Iterator[ListedFiles], storage: Storage) -> SpooledRows:
+    batches = (pa.RecordBatch.from_arrays([file.paths, file.sizes, file.times], schema=FILE_ARROW) for file in files)
+    return spool_rows(batches, FILE_ARROW, scratch_root(storage))
+
+
+def read_files(spark: SparkSession, files: pa.Table, location: Path | str) -> DataFrame:
+    """Return the columns of READ_ARROW of these files, read when the frame is evaluated.
+
+    A file that was removed since it was listed has no row.
+
+    Args:
+        spark: The session.
+        files: Columns of FILE_ARROW, at least one row.
+        location: The source.
+
+    Raises:
+        WrongInput: The source is a folder, and an executor does not see it.
+    """
+    slots = num_task_slots(spark)
+    tasks = min(files.num_rows, num_tasks(files.num_rows, slots, least=slots))
+    listed = spark.createDataFrame(files).repartition(tasks)
+    if isinstance(location, Path):
+        check_file_visible(spark, str(location), files["path"][0].as_py(), SETTING)
+        reader = make_file_reader(location)
+        return listed.mapInArrow(reader, READ)  # type: ignore[arg-type]  # an iterator in, as documented
+    read = read_remote(spark, listed, location)
+    reason = F.concat(F.lit(f"{Reason.UNREADABLE.value}: "), "unreadable")
+    found = read.where(~F.coalesce(F.col("unreadable").startswith(VANISHED), F.lit(False)))  # Spark's literal
+    return found.select(*FILE_ARROW.names, F.sha2("content", 256).alias("sha256"), reason.alias("error"), "content")
+
+
+def make_file_reader(source: Path) -> Mapper:
+    """Return the function for `mapInArrow` that maps batches of FILE_ARROW to batches of READ_ARROW."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        root = os.path.realpath(source)
+        for batch in batches:
+            rows: list[dict[str, Any]] = []
+            num_bytes = 0
+            for listed in batch.to_pylist():
+                with suppress(FileNotFoundError):  # Removed since it was listed.
+                    rows.append(listed | _read_file(source / listed["path"], root))
+                    num_bytes += len(rows[-1]["content"] or b"")
+                if num_bytes >= BATCH_BYTES:
+                    yield pa.RecordBatch.from_pylist(rows, READ_ARROW)
+                    rows, num_bytes = [], 0
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, READ_ARROW)
+
+    return read
+
+
+def _read_file(file: Path, root: str) -> dict[str, Any]:
+    """Return sha256 and content of a file, or the reason why it cannot be read.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+    """
+    row: dict[str, Any] = dict.fromkeys(("sha256", "error", "content"))
+    try:
+        content = read_whole(file, root)
+    except OSError as error:
+        # The name of a file that is not valid UTF-8 is listed with its bytes escaped, and no file has that name.
+        if isinstance(error, FileNotFoundError) and "\\x" not in str(file):
+            raise
+        return row | {"error": f"{Reason.UNREADABLE.value}: {error}"}
+    return row | {"sha256": hashlib.sha256(content).hexdigest(), "content": content}

@@ -1,0 +1,179 @@
+"""Batch inference on the images of a folder or URL, without a table of images."""
+
+import logging
+import time
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
+from tasks.predict.champion import check_promoted, model_of_images, named_model
+from tasks.predict.inputs import inputs_table, record_inputs
+from tasks.predict.least_confident import least_confident_files
+from tasks.predict.scoring import prediction_rows, send_package, with_predictions
+from tasks.predict.source import ListedSource, list_source, read_files
+from tasks.predict.source_pending import pending_files
+from tasks.predict.write import check_errors, write
+from tasks.progress.count import counted
+from tasks.refs import ModelRef, PredictReport
+from tasks.schema import FILE_ARROW, INPUTS
+from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
+from tasks.spark.visible_folders import check_visible
+from tasks.storage import Storage
+from tasks.system.disk import check_writable, translate_disk_full
+from tasks.tables import delta, snapshots
+from tasks.tables.writer import write_access
+from tasks.tracking import SOURCE_TAG
+
+logger = logging.getLogger("lakevision.predict")
+
+
+def predict_source(
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    storage: Storage,
+    config: SparkConfig,
+    model: ModelRef | None = None,
+) -> PredictReport:
+    """Predict every image file of `predict.source` without a prediction by this model version.
+
+    The predictions are merged into `predictions`, then the files into the table `inputs` beside it. If a run is killed
+    between these two commits, the next one reads the files again and commits the second. Spark is not started if source
+    and tables are local and there is nothing to do.
+
+    Args:
+        predict: Settings of inference.
+        promote: Settings with the name of the registered model; without a name, the model of the table `images`.
+        storage: Locations of tables and models.
+        config: Settings of the Spark session.
+        model: Model version that was promoted before; None means the version with the alias.
+
+    Raises:
+        WrongInput: The source has no images or cannot be listed, the model or alias does not exist, its files differ
+            from the registered ones, or too many images have errors. The tables cannot be written.
+        DiskFull: The disk is full; the tables are unchanged, or the next run commits `inputs`.
+    """
+    assert predict.source
+    given = predict.source
+    chosen = model or named_model(predict, promote, storage)
+    predictions = predict.predictions or storage.table("predictions")
+    inputs = inputs_table(predictions)
+    for path in (predictions, inputs):
+        delta.check_table_path(path)
+    check_writable(storage.home, "storage.home")
+    check_writable(predictions, "predict.predictions")
+    with keep_spark():  # The session that lists a URL also reads its files.
+        source = list_source(given, inputs, storage, config)
+
+        def run(spark: SparkSession | None) -> PredictReport:
+            nonlocal source  # A second attempt uses the listing of the first.
+            with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
+                if source.before != delta.newest_commit(inputs):
+                    source = list_source(given, inputs, storage, config)
+                version = chosen or model_of_images(predict, storage, spark)
+                _log_model(version, source, storage)
+                return _predict(spark, source, inputs, predictions, version, predict, storage)
+
+        return try_without_spark(run, config, storage)
+
+
+def _log_model(model: ModelRef, source: ListedSource, storage: Storage) -> None:
+    """Log which model predicts which files; they need not be those that it was trained on."""
+    trained_on = check_promoted(model, storage).get(SOURCE_TAG, "")
+    logger.info(
+        "%s version %d, trained on images of '%s', predicts the files of '%s'",
+        model.name, model.version, trained_on or "an unknown source", source.name,
+    )  # fmt: skip
+
+
+def _predict(
+    spark: SparkSession | None,
+    source: ListedSource,
+    inputs: str,
+    predictions: str,
+    model: ModelRef,
+    predict: PredictConfig,
+    storage: Storage,
+) -> PredictReport:
+    num, errors, unreadable, seconds = 0, 0, 0, 0.0
+    again = predict.retry_errors
+    with pending_files(spark, source, inputs, predictions, model, storage, retry_errors=again) as pending:
+        if (pending.count or pending.num_gone) and spark is None:
+            raise NeedsSpark
+        began = time.perf_counter()
+        files, gone = pending.table(), pending.gone()
+    logger.info(
+        "%d files in %s, %d of them to predict; %d files are gone",
+        source.listing.num_rows, source.name, files.num_rows, gone.num_rows,
+    )  # fmt: skip
+    if spark is not None and files.num_rows:
+        check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
+        sent = send_package(spark, storage, model, predict)
+        # An unreadable file has no content. The prediction of an empty one is not used.
+        read = read_files(spark, files, source.location)
+        images = read.withColumn("content", F.coalesce("content", F.lit(b"")))
+        # Predictions and rows of files come from one reading.
+        predicted = with_predictions(images, sent, predict).persist()
+        try:
+            with counted("predict", files.num_rows):
+                num, errors, unreadable = _check(predicted, predict)
+            write(_different(predicted, model), predictions, model, predict)
+            record_inputs(_file_rows(predicted, source), inputs, _as_frame(spark, gone))
+        finally:
+            predicted.unpersist()
+        seconds = time.perf_counter() - began
+    elif spark is not None and gone.num_rows:
+        record_inputs(spark.createDataFrame([], INPUTS), inputs, _as_frame(spark, gone))
+    written, recorded = snapshots.latest(spark, predictions), snapshots.newest_snapshot(spark, inputs)
+    rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing predicted"
+    logger.info(
+        "%d images predicted by %s version %d%s; %d files cannot be read",
+        num, model.name, model.version, rate, unreadable,
+    )  # fmt: skip
+    table = None if recorded is None else recorded.table
+    return PredictReport(
+        predictions=written,
+        model=model,
+        predicted=num,
+        errors=errors,
+        seconds=seconds,
+        inputs=table,
+        unreadable=unreadable,
+        least_confident=()
+        if table is None
+        else least_confident_files(spark, source.name, table, written, model, storage),
+    )
+
+
+def _check(predicted: DataFrame, predict: PredictConfig) -> tuple[int, int, int]:
+    """Return the numbers of different images, of those with an error, and of files that cannot be read.
+
+    Raises:
+        WrongInput: Too many of them have no label; nothing is committed.
+    """
+    is_broken = F.col("prediction.error").isNotNull()
+    ((num, errors, unreadable, example),) = predicted.agg(
+        F.count_distinct("sha256"),
+        F.count_distinct(F.when(is_broken, F.col("sha256"))),
+        F.count("error"),
+        F.min(F.coalesce("error", "prediction.error")),
+    ).collect()
+    check_errors(errors + unreadable, num + unreadable, example, predict)
+    return num, errors, unreadable
+
+
+def _different(predicted: DataFrame, model: ModelRef) -> DataFrame:
+    """Return the rows of PREDICTIONS of different images: files with the same content are one image."""
+    readable = predicted.where(F.col("sha256").isNotNull()).dropDuplicates(["sha256"])
+    return prediction_rows(readable, model)
+
+
+def _file_rows(predicted: DataFrame, source: ListedSource) -> DataFrame:
+    return predicted.select(F.lit(source.name).alias("source"), *FILE_ARROW.names, "sha256", "error")
+
+
+def _as_frame(spark: SparkSession, rows: pa.Table) -> DataFrame | None:
+    return spark.createDataFrame(rows) if rows.num_rows else None

@@ -1,0 +1,117 @@
+"""Files of a source that a model version has not predicted, and files that are gone from it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tasks.predict.inputs import check_inputs
+from tasks.predict.pending import PREDICTED_ARROW, check_predictions
+from tasks.predict.source import ListedSource
+from tasks.refs import ModelRef
+from tasks.schema import FILE_ARROW, INPUTS_ARROW, INPUTS_KEY
+from tasks.spark.scratch import scratch_root
+from tasks.storage import Storage
+from tasks.tables import snapshots
+from tasks.tables.parquet_rows import ParquetRows
+from tasks.tables.relations import Relations
+
+KNOWN_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "path", "size", "modified_at", "sha256")])
+KEY_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in INPUTS_KEY])
+
+FINGERPRINT = "CREATE OR REPLACE MACRO fingerprint(a, b, c) AS hash(a, b, epoch_us(c))"
+"""64 bits of path, size and time; two of them, of different texts, stand for the path: texts would fill the memory."""
+
+PENDING = """
+CREATE TABLE pending AS
+SELECT path, size, modified_at FROM (
+    SELECT *, fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two
+    FROM listing
+)
+ANTI JOIN (
+    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two
+    FROM (SELECT *, hash(sha256) AS key, hash(sha256 || '~') AS other FROM known)
+    SEMI JOIN (
+        SELECT hash(sha256) AS key, hash(sha256 || '~') AS other
+        FROM predictions WHERE error IS NULL OR NOT $retry_errors
+    ) USING (key, other)
+) USING (one, two)
+"""
+"""Files that are new or changed, could not be read, or whose image has no prediction."""
+
+GONE = """
+CREATE TABLE gone AS
+SELECT source, path FROM (SELECT source, path, hash(path) AS one, hash(path || '~') AS two FROM known)
+ANTI JOIN (SELECT hash(path) AS one, hash(path || '~') AS two FROM listing) USING (one, two)
+"""
+
+
+@dataclass(frozen=True)
+class PendingFiles:
+    """Files to read, and files whose rows are removed.
+
+    Attributes:
+        count: Number of files to read.
+        num_gone: Number of files in the table `inputs` that are no longer in the source.
+    """
+
+    count: int
+    num_gone: int
+    _relations: Relations
+
+    def table(self) -> pa.Table:
+        """Return the files to read (FILE_ARROW) in memory, ordered by path."""
+        return self._relations.table("SELECT * FROM pending ORDER BY path", FILE_ARROW)
+
+    def gone(self) -> pa.Table:
+        """Return source and path of the files that are gone, in memory."""
+        return self._relations.table("FROM gone", KEY_ARROW)
+
+
+@contextmanager
+def pending_files(
+    spark: SparkSession | None,
+    source: ListedSource,
+    inputs: str,
+    predictions: str,
+    model: ModelRef,
+    storage: Storage,
+    *,
+    retry_errors: bool = False,
+) -> Iterator[PendingFiles]:
+    """Yield the files of a source without a prediction by this model version; listing and tables stay on the disk.
+
+    Args:
+        spark: The session, or None.
+        source: The source.
+        inputs: Path or URL of the table `inputs`, which may not exist.
+        predictions: Path or URL of the table of predictions, which may not exist.
+        model: The model version.
+        storage: Storage with the home, to which queries spill.
+        retry_errors: Whether files whose image has an error are pending.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read one of the tables.
+        WrongInput: One of the tables has other columns.
+    """
+    scratch = scratch_root(storage)
+    known: pa.Table | ParquetRows = KNOWN_ARROW.empty_table()
+    if (newest := snapshots.newest_snapshot(spark, inputs)) is not None:
+        check_inputs(newest.schema, inputs)
+        known = snapshots.version_rows(spark, newest.table, KNOWN_ARROW, scratch, {"source": source.name})
+    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
+    if (newest := snapshots.newest_snapshot(spark, predictions)) is not None:
+        check_predictions(newest.schema, predictions)
+        by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by_model)
+    with Relations(storage) as relations:
+        relations.add("listing", source.listing)
+        relations.add("known", known)
+        relations.add("predictions", predicted)
+        relations.run(FINGERPRINT)
+        relations.run(PENDING, {"retry_errors": retry_errors})
+        relations.run(GONE)
+        ((count, num_gone),) = relations.rows("SELECT (SELECT count(*) FROM pending), (SELECT count(*) FROM gone)")
+        yield PendingFiles(count, num_gone, relations)

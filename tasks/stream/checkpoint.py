@@ -1,0 +1,105 @@
+"""The checkpoint of a stream: its folder, and the position that it records."""
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.errors import WrongInput
+from tasks.object_store import file_system, list_names
+
+logger = logging.getLogger("lakevision.stream")
+
+RESTART = (
+    "set stream.restart to true for one run, which starts from the newest version, predicts only images without a "
+    "prediction, and loses none"
+)
+"""The way out of a stream that cannot be continued."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The part of its source that a stream has processed, by its checkpoint.
+
+    Attributes:
+        offset: The source's own record of the last batch that ended, or None before the first.
+        is_unfinished: Whether a batch was begun after it, which the next run repeats.
+    """
+
+    offset: dict[str, Any] | None
+    is_unfinished: bool
+
+
+def checkpoint_root(predictions: str, *source: str) -> str:
+    """Return the folder of a stream's checkpoints, beside the table of predictions.
+
+    It is not in a table's own folder, which must be empty before the table is created, nor is it named like a table.
+
+    Args:
+        predictions: Path or URL of the table of predictions.
+        source: All that identifies the stream. Another of them is another stream, with a checkpoint of its own.
+    """
+    digest = hashlib.sha256(json.dumps(source).encode()).hexdigest()
+    return f"{predictions.rstrip('/')}.streams/{digest[:16]}"
+
+
+def open_checkpoint(root: str, *, restart: bool) -> str:
+    """Return the folder of the checkpoint to continue or to begin; the caller has the exclusive lock of `root`.
+
+    A restart begins the next folder. If it is killed, none is left half deleted: the newest one counts.
+
+    Args:
+        root: As `checkpoint_root`.
+        restart: Whether the stream starts again.
+    """
+    numbers = [int(name) for name in list_names(root) if name.isdecimal()]
+    newest = max(numbers, default=0)
+    return f"{root}/{newest + 1 if restart and numbers else newest}"
+
+
+def remove_older(checkpoint: str) -> None:
+    """Remove the checkpoints before this one, which has a batch; the caller has the exclusive lock of their root."""
+    root, number = checkpoint.rsplit("/", 1)
+    filesystem, folder = file_system(root)
+    for name in list_names(root):
+        if name.isdecimal() and int(name) < int(number):
+            filesystem.rm(f"{folder}/{name}", recursive=True)
+
+
+def read_position(checkpoint: str) -> Position:
+    """Return the position that a checkpoint records, without Spark.
+
+    Raises:
+        WrongInput: Files of the checkpoint are damaged or missing.
+    """
+    batches, ended = (_numbers(f"{checkpoint}/{folder}") for folder in ("offsets", "commits"))
+    names = list_names(checkpoint)
+    if "metadata" in names:
+        _read(checkpoint, "metadata")
+    if not batches and not ended:
+        return Position(None, is_unfinished=False)
+    if "metadata" not in names or not batches or (ended and ended[-1] not in batches):
+        raise _damaged(checkpoint, "files are missing")
+    offset = _read(checkpoint, f"offsets/{ended[-1]}") if ended else None
+    return Position(offset, is_unfinished=not ended or batches[-1] > ended[-1])
+
+
+def _numbers(folder: str) -> list[int]:
+    return sorted(int(name) for name in list_names(folder) if name.isdecimal())
+
+
+def _read(checkpoint: str, name: str) -> dict[str, Any]:
+    """Return the last line of a file of the checkpoint: of a batch's offsets, that of its only source."""
+    filesystem, root = file_system(checkpoint)
+    try:
+        found = json.loads(filesystem.cat_file(f"{root}/{name}").decode().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise _damaged(checkpoint, f"{name} cannot be read") from None
+    if not isinstance(found, dict):
+        raise _damaged(checkpoint, f"{name} cannot be read")
+    return found
+
+
+def _damaged(checkpoint: str, why: str) -> WrongInput:
+    return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged ({why}): {RESTART}")

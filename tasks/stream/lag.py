@@ -1,0 +1,53 @@
+"""The lag of a stream: versions of its table that it has not processed, and the age of the oldest of them."""
+
+import time
+from dataclasses import dataclass
+
+from tasks.stream.checkpoint import Position
+from tasks.tables.commits import Commit, commits_after
+
+
+@dataclass(frozen=True)
+class Lag:
+    """The part of a table that a stream has not processed yet.
+
+    Attributes:
+        versions: Number of versions that change rows.
+        seconds: Age of the oldest of them, in seconds.
+    """
+
+    versions: int
+    seconds: float
+
+
+def measure_lag(path: str, position: Position) -> Lag:
+    """Return the lag of a stream that reads the change data feed of a table, without Spark.
+
+    Args:
+        path: Path or URL of the table.
+        position: Position of the stream.
+    """
+    return lag_of(commits_after(path, processed_version(position)), position, time.time())
+
+
+def processed_version(position: Position) -> int:
+    """Return the newest version before which all versions are processed; -1 if the first one is not."""
+    return -1 if position.offset is None else int(position.offset["reservoirVersion"]) - 1
+
+
+def lag_of(commits: list[Commit], position: Position, now: float) -> Lag:
+    """Return the lag at a time, from the commits after the processed version.
+
+    Args:
+        commits: The commits, in order.
+        position: Position of the stream.
+        now: Seconds since 1970.
+    """
+    offset = position.offset
+    pending = [commit for commit in commits if commit.num_files]
+    if offset is None or offset["isStartingVersion"]:
+        pending = pending[-1:]  # A new stream reads the newest version as a whole.
+    elif pending and pending[0].version == int(offset["reservoirVersion"]):
+        is_read = int(offset["index"]) + 1 >= pending[0].num_files  # The index is that of the last file that was read.
+        pending = pending[1:] if is_read else pending
+    return Lag(len(pending), max(0.0, now - pending[0].seconds) if pending else 0.0)

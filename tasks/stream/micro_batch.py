@@ -1,0 +1,184 @@
+"""The processing of one batch of a stream: its images without a prediction are predicted and merged."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tasks.config.prediction import PredictConfig
+from tasks.predict.batch import MIN_PARTS_PER_CORE, warn_of_unlearned
+from tasks.predict.least_confident import SHA256_ARROW
+from tasks.predict.pending import PREDICTED_ARROW, check_predictions
+from tasks.predict.scoring import SentModel, score, send_package
+from tasks.predict.write import write
+from tasks.progress.count import counted
+from tasks.refs import ModelRef, TableRef
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.progress import num_tasks
+from tasks.spark.scratch import scratch_root
+from tasks.spark.session import BROADCAST_ROWS
+from tasks.storage import Storage
+from tasks.stream.changes import CHANGE, KEPT, VERSION, add_last_changes, changed_keys
+from tasks.system.disk import translate_disk_full
+from tasks.tables import snapshots
+from tasks.tables.relations import Relations
+from tasks.tables.writer import write_access
+
+logger = logging.getLogger("lakevision.stream")
+
+FindModel = Callable[[SparkSession], tuple[TableRef, ModelRef]]
+"""A function that returns the source's newest version, and the model version that now has the alias."""
+
+PENDING_ARROW = pa.schema([("sha256", pa.string()), (VERSION, pa.int64())])
+
+PENDING = """
+CREATE TABLE pending AS
+-- The images of a batch are the hash table of the join, and not all predictions.
+WITH predicted AS (
+    SELECT sha256 FROM predictions SEMI JOIN present USING (sha256) WHERE error IS NULL OR NOT $retry_errors
+)
+FROM present ANTI JOIN predicted USING (sha256)
+"""
+
+
+STILL_THERE = "DELETE FROM pending WHERE sha256 NOT IN (SELECT sha256 FROM images SEMI JOIN present USING (sha256))"
+
+
+@dataclass
+class StreamCounts:
+    """Results of the batches of a run so far.
+
+    Attributes:
+        batches: Number of batches that were processed.
+        predicted: Number of images that were predicted.
+        errors: Number of these that have an error.
+        seconds: Wall time of the batches.
+        model: Model version of the last batch.
+        unlearned: Labels of the images that were predicted that are not classes of the model.
+    """
+
+    batches: int = 0
+    predicted: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    model: ModelRef | None = None
+    unlearned: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """The images of a batch to predict.
+
+    Attributes:
+        images: Rows of PENDING_ARROW.
+        labels: Their labels.
+        repeats: Whether an image has several rows.
+    """
+
+    images: pa.Table
+    labels: frozenset[str]
+    repeats: bool
+
+
+class BatchPredictor:
+    """A function of a streaming query that predicts the images of each batch, in one commit.
+
+    A batch whose run was killed comes again. Its images that have a prediction are left out, and a batch without other
+    images has no commit. The MERGE by key does not insert a row twice even if two drivers repeat a batch. Delta's own
+    record of written batches (txnAppId and txnVersion) would not do more. It knows neither the rows of predict-batch
+    nor those of an earlier checkpoint, and would skip a repeated batch whose alias has moved to another version.
+    """
+
+    def __init__(
+        self, predictions: str, find: FindModel, predict: PredictConfig, storage: Storage, *, is_repetition: bool
+    ) -> None:
+        """Create the function.
+
+        Args:
+            predictions: Path or URL of the table to write, which exists.
+            find: Looks up the source and the model version.
+            predict: Settings of inference.
+            storage: Storage with the home and the models.
+            is_repetition: Whether an earlier run began the first batch. It may have failed for its images, so those
+                that were deleted since are left out; in other batches, that would cost a look at all images.
+        """
+        self.counts = StreamCounts()
+        self._predictions, self._find, self._predict, self._storage = predictions, find, predict, storage
+        self._is_repetition = is_repetition
+        self._sent: SentModel | None = None
+
+    def __call__(self, changes: DataFrame) -> None:
+        """Process a batch of the change data feed.
+
+        Raises:
+            WrongInput: More errors than `predict.max_error_fraction`, a missing sha256, or as `find`.
+            TableChanged: Another driver wrote to a table of predictions on a store.
+            DiskFull: The disk is full; the batch was not written.
+        """
+        began, spark, counts = time.perf_counter(), changes.sparkSession, self.counts
+        keys, num = changed_keys(changes), 0
+        if keys.num_rows:  # A commit that changes no rows, such as compaction, gives a batch without any.
+            with write_access(self._predictions, spark), translate_disk_full(self._predictions, self._storage.home):
+                # Looked up once per batch, so that all rows of a batch are by one version.
+                table, counts.model = self._find(spark)
+                pending = self._pending(spark, keys, table, counts.model)
+                num = pending.images.num_rows
+                if num:
+                    self._predict_images(changes, pending, table, counts.model)
+        self._is_repetition = False
+        seconds = time.perf_counter() - began
+        counts.batches, counts.predicted, counts.seconds = (
+            counts.batches + 1,
+            counts.predicted + num,
+            counts.seconds + seconds,
+        )
+        logger.info("batch of %d changes: %d images predicted in %.1f s", keys.num_rows, num, seconds)
+
+    def _pending(self, spark: SparkSession, keys: pa.Table, table: TableRef, model: ModelRef) -> _Pending:
+        newest = snapshots.newest_snapshot(spark, self._predictions)
+        assert newest is not None, self._predictions
+        check_predictions(newest.schema, self._predictions)
+        by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+        scratch = scratch_root(self._storage)
+        with Relations(self._storage) as relations:
+            add_last_changes(relations, keys)
+            relations.add("predictions", snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by))
+            relations.run(PENDING, {"retry_errors": self._predict.retry_errors})
+            if self._is_repetition:
+                relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
+                relations.run(STILL_THERE)
+            ((repeats,),) = relations.rows("SELECT count(*) FILTER (num_rows > 1) > 0 FROM pending")
+            labels = relations.rows("SELECT DISTINCT label FROM pending WHERE label IS NOT NULL ORDER BY label")
+            images = relations.table(f"SELECT sha256, {VERSION} FROM pending", PENDING_ARROW)  # noqa: S608  # a constant
+            return _Pending(images, frozenset(label for (label,) in labels), bool(repeats))
+
+    def _predict_images(self, changes: DataFrame, pending: _Pending, table: TableRef, model: ModelRef) -> None:
+        if self._sent is None or self._sent.model != model:
+            self._sent = send_package(changes.sparkSession, self._storage, model, self._predict)
+            logger.info("the stream predicts with %s version %d", model.name, model.version)
+        unlearned = pending.labels - set(self._sent.classes)
+        warn_of_unlearned(tuple(sorted(unlearned - self.counts.unlearned)), table, model)
+        self.counts.unlearned |= unlearned
+        with counted("predict", pending.images.num_rows):
+            rows = score(_contents(changes, pending), self._sent, self._predict)
+            self.counts.errors += write(rows, self._predictions, model, self._predict)
+
+
+def _contents(changes: DataFrame, pending: _Pending) -> DataFrame:
+    """Return sha256 and content of the pending images of a batch, in one partition per task of inference."""
+    spark, num = changes.sparkSession, pending.images.num_rows
+    slots = num_task_slots(spark)
+    tasks = num_tasks(num, slots, least=slots)
+    chosen = spark.createDataFrame(pending.images)
+    chosen = F.broadcast(chosen) if num <= BROADCAST_ROWS else chosen
+    rows = changes.where(F.col(CHANGE).isin(*KEPT)).select("sha256", VERSION, "content")
+    images = rows.join(chosen, on=["sha256", VERSION], how="left_semi").select("sha256", "content")
+    if pending.repeats:
+        images = images.groupBy("sha256").agg(F.min("content").alias("content"))
+    # The data files of a large batch fill all cores evenly, and no image is shuffled.
+    is_large = changes.rdd.getNumPartitions() >= MIN_PARTS_PER_CORE * slots
+    return images.coalesce(tasks) if is_large else images.repartition(tasks)

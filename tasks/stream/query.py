@@ -1,0 +1,83 @@
+"""A streaming query that is run to its end, or stopped with its run."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from tasks.spark.gateway import jvm_is_alive
+
+logger = logging.getLogger("lakevision.stream")
+
+BatchFunction = Callable[[DataFrame], None]
+"""A function that processes the rows of one batch, in a thread of the query."""
+
+
+def run_query(rows: DataFrame, process: BatchFunction, checkpoint: str, interval_seconds: int | None) -> None:
+    """Process the rows of a streaming frame batch by batch, until all are processed that were there at the start.
+
+    If this thread is interrupted, by a cancelled run or a time limit, the current batch is abandoned and the query is
+    stopped before the interruption is raised. The next query with this checkpoint repeats that batch.
+
+    Args:
+        rows: The streaming frame.
+        process: Processes the rows of a batch.
+        checkpoint: Folder or URL of the checkpoint, which no other query uses.
+        interval_seconds: Interval of the batches of a query without an end; None for a query that ends.
+
+    Raises:
+        Exception: That of `process`, or that of the query.
+    """
+    failures: list[BaseException] = []
+    context = copy_context()  # The run's log and locks are in the context, which the query's thread does not inherit.
+
+    def process_batch(batch: DataFrame, _number: int) -> None:
+        try:
+            context.run(process, batch)
+        except BaseException as error:
+            failures.append(error)  # Spark's own exception has only the text of this one.
+            raise
+
+    trigger: dict[str, Any] = {"availableNow": True}
+    if interval_seconds is not None:
+        trigger = {"processingTime": f"{interval_seconds} seconds"}
+    writer = rows.writeStream.foreachBatch(process_batch).option("checkpointLocation", checkpoint).trigger(**trigger)
+    try:
+        query = writer.start()
+
+        def wait() -> None:
+            try:
+                query.awaitTermination()
+            except Exception as error:  # Raised again below, in the thread of the run.
+                failures.append(error)
+
+        # A signal is raised in this thread. In a call to the JVM, it would leave the connection without an answer.
+        waiting = threading.Thread(target=wait, name="lakevision-stream", daemon=True)
+        waiting.start()
+        waiting.join()
+    except BaseException:
+        _stop_queries(rows.sparkSession)
+        raise
+    if failures:
+        raise failures[0]
+
+
+def _stop_queries(spark: SparkSession) -> None:
+    """Stop all queries of a session and wait for their threads; the connection of this thread may be unusable."""
+
+    def stop() -> None:
+        # A cancelled run's JVM gets the signal as well, and may end meanwhile.
+        with suppress(Py4JError):
+            for query in spark.streams.active:
+                query.stop()
+
+    if jvm_is_alive():
+        stopper = threading.Thread(target=stop, name="lakevision-stream-stop")
+        stopper.start()
+        stopper.join()
+        logger.info("the stream is stopped; the next run repeats the batch that was being processed")

@@ -1,0 +1,50 @@
+"""A stream whose driver is killed twenty times at random moments, while images are added."""
+
+import pytest
+
+from tasks.config.promotion import PromoteConfig
+from tasks.registry.promote import promote_best
+from tasks.spark.session import spark_session
+from tests.builders.etl_and_cache import SPARK, make_storage
+from tests.builders.killed_runs import leftovers
+from tests.builders.killed_streams import MODEL, batches, kill_in_batch
+from tests.builders.streams import append_images, create_images, photos_of, predicted, stream
+from tests.builders.untrained_model import log_run
+from tests.conftest import write_images
+
+NUM_KILLS = 20
+
+
+@pytest.mark.timeout(3600)
+def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_path) -> None:
+    """After each kill a run continues; at the end each image has one row, and no temporary file is left."""
+    storage = make_storage(tmp_path / "home")
+    write_images(tmp_path / "source", 100)
+    images, path = photos_of(tmp_path / "source"), storage.table("own")
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    promote_best([run], PromoteConfig(model_name=MODEL), storage)
+    with spark_session(SPARK, storage) as spark:
+        create_images(spark, path, images[:10])
+        for begin in range(10, 120, 2):
+            append_images(spark, path, images[begin : begin + 2])
+    killed = 0
+    for attempt in range(NUM_KILLS):
+        seconds = draw.uniform(0, 3)
+        was_running, ended = kill_in_batch(storage, path, seconds, least=batches(storage)[0])
+        assert ended.left_running == [], ended.output
+        killed += was_running
+        last = ended.output.splitlines()[-1] if ended.output else "none"
+        print(f"kill {attempt}, {seconds:.2f} s into a batch: {was_running}, batches {batches(storage)}; last: {last}")
+        if attempt % 5 == 4:
+            with spark_session(SPARK, storage) as spark:
+                begin = 120 + 10 * attempt
+                append_images(spark, path, images[begin - 40 : begin + 10])
+    assert killed >= NUM_KILLS // 2
+    with spark_session(SPARK, storage) as spark:
+        report = stream(storage, MODEL, table=path)
+        rows = predicted(spark, storage.table("predictions"))
+        known = {row["sha256"] for row in spark.read.format("delta").load(path).select("sha256").collect()}
+        print(f"the last run predicted {report.predicted} of {len(known)} images")
+    assert rows == sorted((name, 1) for name in known)
+    assert report.versions_behind == 0
+    assert [name for name in leftovers(storage) if "spark-temp" in name] == []

@@ -1,0 +1,272 @@
+"""Batch inference on folders and URLs of images without a table, with a registered model on a real Spark."""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
+from tasks.errors import WrongInput
+from tasks.etl.extract import MAX_FILE_BYTES
+from tasks.etl.ingest import ingest_images
+from tasks.model_package.classifier import ImageClassifier
+from tasks.predict import source_batch
+from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
+from tasks.predict.source_batch import predict_source
+from tasks.registry.promote import promote_best
+from tasks.tables.snapshots import latest
+from tests.builders.image_bytes import encoded, noise, png_header_only, scan_bomb
+from tests.builders.untrained_model import log_run, predict
+
+
+def predict_files(source, storage, model_name="photos", **settings):
+    """Run batch inference on files."""
+    chosen = PredictConfig(batch_size=8, source=str(source), **settings)
+    return predict_source(chosen, PromoteConfig(model_name=model_name), storage, SparkConfig())
+
+
+def answers_of(source, storage, model_name="photos"):
+    """Return the rows of `source_answers` by path."""
+    settings = PredictConfig(source=str(source)), PromoteConfig(model_name=model_name)
+    rows = pa.Table.from_batches(source_answers(storage, *settings), FILE_ANSWERS_ARROW).to_pylist()
+    assert len({row["path"] for row in rows}) == len(rows)
+    return {row["path"]: row for row in rows}
+
+
+def promote(storage, tmp_path, name="photos", seed=1, accuracy=0.5):
+    """Return the champion after a promotion of an untrained model."""
+    run = log_run(storage, tmp_path, seed=seed, accuracy=accuracy)
+    return promote_best([run], PromoteConfig(model_name=name), storage).champion
+
+
+def predictions_of(spark, storage):
+    """Return the rows of the newest version of `predictions`."""
+    return spark.read.format("delta").load(storage.table("predictions")).collect()
+
+
+def versions(storage):
+    """Return the versions of both tables."""
+    return tuple(latest(None, storage.table(name)).version for name in ("predictions", "inputs"))
+
+
+GOOD = {
+    "a.png": encoded(noise(24, 24, seed=1)),
+    "deep/er/größe 猫/a=b 50%.png": encoded(noise(24, 24, seed=2)),
+    "deep/er/x:y#c+%20.JPG": encoded(noise(40, 30, seed=3), "JPEG"),
+    "deep/_under.jpeg": encoded(noise(30, 40, seed=4), "JPEG"),
+    "copies/one.png": encoded(noise(24, 24, seed=1)),
+    "copies/'; two.png": encoded(noise(24, 24, seed=1)),
+}
+BROKEN = {
+    "bad/empty.jpg": (b"", "zero_bytes: "),
+    "bad/cut.png": (encoded(noise(60, 60, seed=5))[:-800], "truncated: "),
+    "bad/text.png": (b"no image", "not_an_image: "),
+    "bad/bomb.png": (png_header_only(50_000, 50_000), "too_many_pixels: "),
+    "bad/scans.jpg": (scan_bomb(noise(64, 64), 91), "too_many_parts: "),
+}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Return a folder of images in no particular layout, with broken files of every kind."""
+    source = tmp_path / "my photos=50%"
+    for path, content in (GOOD | {path: content for path, (content, _) in BROKEN.items()}).items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_bytes(content)
+    with (source / "bad" / "huge.jpg").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    (tmp_path / "outside.png").write_bytes(GOOD["a.png"])
+    (source / "link out.png").symlink_to(tmp_path / "outside.png")
+    (source / "link in.png").symlink_to(source / "a.png")
+    (source / ".hidden.png").write_bytes(GOOD["a.png"])
+    with open(os.fsencode(source) + b"/bytes \xff.png", "wb") as file:
+        file.write(GOOD["a.png"])
+    return source
+
+
+UNREADABLE = {"bad/huge.jpg", r"bytes \xff.png"}
+PATHS = GOOD.keys() | BROKEN.keys() | UNREADABLE | {"link in.png"}
+
+
+def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_again(
+    spark, folder, storage, tmp_path, monkeypatch, caplog, messages_of
+):
+    """Answers equal the classifier's. New, changed and deleted files are found, broken ones have a reason."""
+    caplog.set_level("INFO", "lakevision.predict")
+    model = promote(storage, tmp_path)
+    report = predict_files(folder, storage)
+    assert (report.predicted, report.errors, report.unreadable, report.model) == (9, 5, 2, model)
+    assert any(
+        line.startswith("photos version 1, trained on images of '") and line.endswith(f"files of '{folder}'")
+        for line in messages_of("lakevision.predict")
+    )
+    answers = answers_of(folder, storage)
+    assert answers.keys() == PATHS
+    classifier = ImageClassifier.load(tmp_path / "classifier-1")
+    for path, row in answers.items():
+        if path in UNREADABLE:
+            assert (row["sha256"], row["predicted"], row["model_version"]) == (None, None, None)
+            assert row["error"].startswith("unreadable: ")
+            continue
+        content = (folder / path).read_bytes()
+        (direct,) = classifier.predict([content])
+        assert (row["sha256"], row["model_version"]) == (hashlib.sha256(content).hexdigest(), 1)
+        assert (row["predicted"], row["error"]) == (direct.label, direct.error)
+        assert row["probability"] == (None if direct.error else pytest.approx(direct.probability, rel=1e-4))
+    for path, (_, reason) in BROKEN.items():
+        assert answers[path]["error"].startswith(reason)
+    shown = [image.path for image in report.least_confident]
+    assert shown[:2] == sorted(UNREADABLE)
+    assert set(shown[2:7]) == BROKEN.keys()
+    assert set(shown[7:]) == GOOD.keys() - {"copies/one.png", "copies/'; two.png"}
+    assert Counter(row["sha256"] for row in predictions_of(spark, storage)).most_common(1)[0][1] == 1
+
+    # Unreadable files are tried again by each run, and nothing is committed.
+    assert (predict_files(folder, storage).predicted, versions(storage)) == (0, (0, 0))
+    (folder / "bad" / "huge.jpg").unlink()
+    os.unlink(os.fsencode(folder) + b"/bytes \xff.png")
+    assert (predict_files(folder, storage).predicted, versions(storage)) == (0, (0, 1))
+
+    # Without these, a run with nothing new needs neither Spark nor the model.
+    monkeypatch.setattr(source_batch, "send_package", None)
+    monkeypatch.setattr(source_batch, "read_files", None)
+    report = predict_files(folder, storage)
+    assert (report.predicted, versions(storage)) == (0, (0, 1))
+    monkeypatch.undo()
+
+    read = []
+    read_files = source_batch.read_files
+
+    def remove_then_read(spark, files, location):
+        read.extend(files["path"].to_pylist())
+        (folder / "soon gone.png").unlink(missing_ok=True)
+        return read_files(spark, files, location)
+
+    monkeypatch.setattr(source_batch, "read_files", remove_then_read)
+    (folder / "new").mkdir()
+    (folder / "new" / "one.png").write_bytes(encoded(noise(24, 24, seed=6)))
+    (folder / "soon gone.png").write_bytes(encoded(noise(24, 24, seed=7)))
+    (folder / "a.png").write_bytes(encoded(noise(24, 24, seed=8)))
+    (folder / "link in.png").unlink()
+    (folder / "bad" / "text.png").unlink()
+    report = predict_files(folder, storage)
+    assert sorted(read) == ["a.png", "new/one.png", "soon gone.png"]
+    assert (report.predicted, report.errors, report.unreadable, versions(storage)) == (2, 0, 0, (1, 2))
+    answers = answers_of(folder, storage)
+    assert answers.keys() == (PATHS | {"new/one.png"}) - UNREADABLE - {"link in.png", "bad/text.png"}
+    assert answers["a.png"]["sha256"] == hashlib.sha256((folder / "a.png").read_bytes()).hexdigest()
+    assert answers["a.png"]["sha256"] != answers["copies/one.png"]["sha256"]
+
+    # Errors are scored again on request; rows of other images stay as they are.
+    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)}
+    report = predict_files(folder, storage, retry_errors=True)
+    assert (report.predicted, report.errors) == (4, 4)
+    again = [row for row in predictions_of(spark, storage) if row["predicted_at"] != before[row["sha256"]]]
+    assert len(again) == 4
+    assert all(row["error"] for row in again)
+
+
+def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, source, storage, tmp_path, monkeypatch):
+    """Between the two commits nothing is lost: the next run commits the files, and predicts nothing twice."""
+    promote(storage, tmp_path)
+    record = source_batch.record_inputs
+    monkeypatch.setattr(source_batch, "record_inputs", None)
+    with pytest.raises(TypeError):
+        predict_files(source, storage)
+    assert latest(None, storage.table("predictions")).version == 0
+    assert answers_of(source, storage) == {}
+    monkeypatch.setattr(source_batch, "record_inputs", record)
+    predict_files(source, storage)
+    table = spark.read.format("delta").load(storage.table("predictions"))
+    assert (table.count(), len(answers_of(source, storage))) == (60, 60)
+
+    promote(storage, tmp_path, seed=2, accuracy=0.9)
+    assert {row["predicted"] for row in answers_of(source, storage).values()} == {None}
+    assert predict_files(source, storage).predicted == 60
+    assert {row["model_version"] for row in answers_of(source, storage).values()} == {2}
+    assert versions(storage)[1] == 0  # the files are the same
+    # The same file below another folder is a file of another source.
+    assert predict_files(source / "red", storage).predicted == 20
+    assert (table.count(), len(answers_of(source / "red", storage))) == (120, 20)
+
+
+def test_model_of_the_table_predicts_files_and_too_many_errors_write_nothing(spark, source, storage, tmp_path):
+    """Without a name it is the model of `images`; the fraction counts files that cannot be read, too."""
+    other = tmp_path / "other"
+    shutil.copytree(source / "red", other)
+    with pytest.raises(
+        WrongInput, match=r"promote.model_name is empty, but the table '.*/images', whose model would .* not exist"
+    ):
+        predict_files(other, storage, None)
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    champion = promote_best([run], PromoteConfig(), storage).champion
+    for number in range(8):
+        (other / f"bad-{number}.png").write_bytes(b"bad %d" % number)
+    for number in range(2):
+        with (other / f"huge-{number}.png").open("wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(WrongInput, match=r"10 of 30 images have an error instead of a label, more than predict.max"):
+        predict_files(other, storage, None, max_error_fraction=0.3)
+    assert not Path(storage.table("predictions")).exists()
+    assert not Path(storage.table("inputs")).exists()
+    report = predict_files(other, storage, None)
+    assert (report.predicted, report.errors, report.unreadable, report.model) == (28, 8, 2, champion)
+    # The same images are in the table: they have their predictions.
+    assert predict(storage).predicted == 40
+
+
+def test_source_without_images_is_refused_before_spark_starts(storage, tmp_path, monkeypatch):
+    """The error names the setting, and nothing is written."""
+    (tmp_path / "file.png").touch()
+    (tmp_path / "empty").mkdir()
+    promote(storage, tmp_path)
+    monkeypatch.setattr(source_batch, "try_without_spark", None)
+    for source, sentence in (
+        (tmp_path / "nowhere", "predict.source is '.*/nowhere', which does not exist: give a folder of images"),
+        (tmp_path / "file.png", "predict.source is '.*/file.png', which is not a folder: give a folder of images"),
+        (tmp_path / "empty", "predict.source is '.*/empty', which holds no .jpeg, .jpg, .png file: check the path"),
+        ("s3a:photos", "predict.source is 's3a:photos', which is neither a path nor a URL"),
+    ):
+        with pytest.raises(WrongInput, match=sentence):
+            predict_files(source, storage)
+    assert {path.name for path in Path(storage.tables).iterdir()} <= {"promotions", "promotions.lock"}
+
+
+def test_pinned_version_of_a_table_is_predicted(spark, source, storage, tmp_path):
+    """Images of later versions are not predicted; a version that is not there is named with those that are."""
+    promote(storage, tmp_path)
+    own = storage.table("own")
+    rows = [(str(number), noise_png) for number, noise_png in enumerate(GOOD.values())]
+    for row in rows[:3]:
+        frame = spark.createDataFrame([row], "sha256 string, content binary")
+        frame.write.format("delta").mode("append").save(own)
+    report = predict(storage, "photos", table=own, table_version=1)
+    assert report.predicted == 2
+    assert predict(storage, "photos", table=own, table_version=1).predictions == report.predictions
+    assert predict(storage, "photos", table=own).predicted == 1
+    with pytest.raises(WrongInput, match=r"^predict.table_version is 9, but '.*/own' has the versions 0 to 2: choose"):
+        predict(storage, "photos", table=own, table_version=9)
+    spark.createDataFrame([rows[0]], "sha256 string, content binary").write.format("delta").mode("overwrite").save(own)
+    for file in Path(own).glob("*.parquet"):
+        if str(file) not in spark.read.format("delta").load(own).inputFiles()[0]:
+            file.unlink()
+    with pytest.raises(WrongInput, match=r"predict.table_version is 1, but files of this version .* were removed"):
+        predict(storage, "photos", table=own, table_version=1)
+
+
+def test_digits_are_a_source_and_reading_answers_needs_one(spark, storage, tmp_path):
+    """`builtin:digits` is written out as for ETL."""
+    promote(storage, tmp_path)
+    report = predict_files(BUILTIN_DIGITS, storage)
+    assert report.predicted > 1700
+    assert len(answers_of(BUILTIN_DIGITS, storage)) == 1797
+    with pytest.raises(WrongInput, match="predict.source is empty"):
+        answers_of("", storage)
