@@ -1,12 +1,15 @@
 """Parameters of streaming inference."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import StageTimeout
+from tasks.errors import loggable
 
 
 class StreamConfig(FrozenConfig):
@@ -53,3 +56,13 @@ class StreamRun(SparkRun):
     )
     predict: PredictConfig = PredictConfig()
     stream: StreamConfig = StreamConfig()
+
+    @model_validator(mode="after")
+    def _check_newest_version_of_a_table(self) -> Self:
+        for name in ("source", "table_version"):
+            if (value := getattr(self.predict, name)) not in {None, ""}:
+                raise ValueError(
+                    f"predict.{name} is '{loggable(value)}', but a stream reads a table's changes: leave it out, or "
+                    "run the flow predict-batch"
+                )
+        return self

@@ -1,7 +1,7 @@
 """Streaming inference: the images that are added to a table are predicted by the champion, batch by batch."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
@@ -43,6 +43,8 @@ class _Source:
     predict: PredictConfig
     promote: PromoteConfig
     storage: Storage
+    checked: set[tuple[TableRef, ModelRef]] = field(default_factory=set)
+    """Models that were checked, with the source of their table: a warning is logged once, not for each batch."""
 
     def find_model(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
         """Return the newest version of the table, and the model version that now has the alias, checked for it."""
@@ -50,7 +52,10 @@ class _Source:
         model = named_model(self.predict, self.promote, self.storage)
         model = model or model_of_table(table, self.predict, self.storage)
         named, given = self.predict.table is not None, self.promote.model_name is not None
-        check_model(model, table, self.storage, table_is_named=named, name_is_given=given)
+        pair = (table.model_copy(update={"version": 0}), model)
+        if pair not in self.checked:
+            check_model(model, table, self.storage, table_is_named=named, name_is_given=given)
+            self.checked.add(pair)
         return table, model
 
 
