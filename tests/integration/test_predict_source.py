@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -20,6 +21,7 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import source_batch
 from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
 from tasks.predict.source_batch import predict_source
+from tasks.preflight.check import check_pipeline
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
 from tests.builders.image_bytes import encoded, noise, png_header_only, scan_bomb
@@ -229,6 +231,9 @@ def test_source_without_images_is_refused_before_spark_starts(storage, tmp_path,
     (tmp_path / "empty").mkdir()
     promote(storage, tmp_path)
     monkeypatch.setattr(source_batch, "try_without_spark", None)
+    dag = PipelineConfig(predict=PredictConfig(source=str(tmp_path / "empty")))
+    with pytest.raises(WrongInput, match="predict.source is '.*/empty', which holds no"):
+        check_pipeline(dag, storage)
     for source, sentence in (
         (tmp_path / "nowhere", "predict.source is '.*/nowhere', which does not exist: give a folder of images"),
         (tmp_path / "file.png", "predict.source is '.*/file.png', which is not a folder: give a folder of images"),
