@@ -1,4 +1,4 @@
-"""The batch inference flow: predict the images of a table with its champion."""
+"""The batch inference flow: predict the images of a table, or of a folder, with the champion."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow

@@ -14,6 +14,7 @@ from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model
 from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PendingImages, pending_images
 from tasks.predict.scoring import score, send_package
+from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
@@ -42,7 +43,7 @@ def predict_batch(
 ) -> PredictReport:
     """Predict every image without a prediction by this model version, and merge the result into `predictions`.
 
-    Spark is not started if every image has a prediction.
+    Spark is not started if every image has a prediction. With `predict.source`, it is `predict_source`.
 
     Args:
         predict: Settings of inference.
@@ -57,6 +58,8 @@ def predict_batch(
             another table, or its files differ from the registered ones. The predictions cannot be written.
         DiskFull: The disk is full; the table is unchanged.
     """
+    if predict.source:
+        return predict_source(predict, promote, storage, config, model)
     chosen = model or named_model(predict, promote, storage)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")

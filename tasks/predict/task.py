@@ -14,7 +14,6 @@ from tasks.errors import join_names
 from tasks.orchestration.task import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.predict.champion import NUM_NAMED
-from tasks.predict.source_batch import predict_source
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
@@ -42,10 +41,7 @@ def predict_images(
     model: ModelRef | None = None,
 ) -> PredictReport:
     """Predict every image of the table or source without a prediction by the champion."""
-    if predict.source:
-        report = predict_source(predict, promote, storage, spark_config, model)
-    else:
-        report = predict_batch(predict, promote, storage, spark_config, table, model)
+    report = predict_batch(predict, promote, storage, spark_config, table, model)
     publish_predictions(report)
     return report if report.predicted else skipped(report, "every image has a prediction by this model version")
 

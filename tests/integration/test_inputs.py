@@ -6,7 +6,10 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql.types import StructType
 
+from tasks.config.maintenance import MaintainConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
+from tasks.maintenance.maintain import maintain_tables
 from tasks.predict.inputs import inputs_table, record_inputs
 from tasks.schema import INPUTS
 
@@ -53,6 +56,8 @@ def test_rows_of_files_are_merged_and_a_repeated_call_commits_nothing(spark, sto
     assert rows["/b", "new.png"]["error"] == "unreadable: request 1"
     assert rows["/a", "z.png"]["seen_at"] > rows["/b", "z.png"]["seen_at"]
     assert DeltaTable.forPath(spark, inputs).history(1).collect()[0]["version"] == 1
+    (maintained,) = maintain_tables(MaintainConfig(), storage, SparkConfig()).tables
+    assert maintained.table.path == inputs
 
 
 def test_table_with_other_columns_is_refused(spark, storage, files):

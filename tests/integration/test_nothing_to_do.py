@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from tasks.config.etl import EtlConfig
-from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
-from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
 from tests.builders.processes import plain_environment, run_python
 from tests.builders.untrained_model import log_run, predict
@@ -21,13 +19,12 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_images
 from tasks.predict.batch import predict_batch
-from tasks.predict.source_batch import predict_source
 from tasks.storage import resolve_storage
 
 storage = resolve_storage(StorageConfig(home=sys.argv[2]))
 print("changed", ingest_images(EtlConfig(source=sys.argv[1]), storage, SparkConfig()).changed)
 print("predicted", predict_batch(PredictConfig(), PromoteConfig(), storage, SparkConfig()).predicted)
-files = predict_source(PredictConfig(source=sys.argv[1]), PromoteConfig(), storage, SparkConfig())
+files = predict_batch(PredictConfig(source=sys.argv[1]), PromoteConfig(), storage, SparkConfig())
 print("files", files.predicted, files.inputs.version)
 """
 
@@ -37,8 +34,7 @@ def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tm
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
     assert predict(storage).predicted == 60
-    files = predict_source(PredictConfig(source=str(source)), PromoteConfig(), storage, SparkConfig())
-    assert files.predicted == 60
+    assert predict(storage, source=str(source)).predicted == 60
     arguments = ("-c", CODE, str(source), storage.home)
     environment = plain_environment(JAVA_HOME=str(tmp_path / "nowhere"))
     done = run_python(*arguments, environment=environment, timeout=240)

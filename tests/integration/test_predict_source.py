@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -19,7 +20,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import source_batch
 from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
-from tasks.predict.source_batch import predict_source
+from tasks.preflight.check import check_pipeline
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
 from tests.builders.image_bytes import encoded, noise, png_header_only, scan_bomb
@@ -28,8 +29,7 @@ from tests.builders.untrained_model import log_run, predict
 
 def predict_files(source, storage, model_name="photos", **settings):
     """Run batch inference on files."""
-    chosen = PredictConfig(batch_size=8, source=str(source), **settings)
-    return predict_source(chosen, PromoteConfig(model_name=model_name), storage, SparkConfig())
+    return predict(storage, model_name, source=str(source), **settings)
 
 
 def answers_of(source, storage, model_name="photos"):
@@ -127,6 +127,9 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert set(shown[2:7]) == BROKEN.keys()
     assert set(shown[7:]) == GOOD.keys() - {"copies/one.png", "copies/'; two.png"}
     assert Counter(row["sha256"] for row in predictions_of(spark, storage)).most_common(1)[0][1] == 1
+
+    with pytest.raises(WrongInput, match="predict.source is empty"):
+        answers_of("", storage)
 
     # Unreadable files are tried again by each run, and nothing is committed.
     assert (predict_files(folder, storage).predicted, versions(storage)) == (0, (0, 0))
@@ -229,6 +232,9 @@ def test_source_without_images_is_refused_before_spark_starts(storage, tmp_path,
     (tmp_path / "empty").mkdir()
     promote(storage, tmp_path)
     monkeypatch.setattr(source_batch, "try_without_spark", None)
+    dag = PipelineConfig(predict=PredictConfig(source=str(tmp_path / "empty")))
+    with pytest.raises(WrongInput, match="predict.source is '.*/empty', which holds no"):
+        check_pipeline(dag, storage)
     for source, sentence in (
         (tmp_path / "nowhere", "predict.source is '.*/nowhere', which does not exist: give a folder of images"),
         (tmp_path / "file.png", "predict.source is '.*/file.png', which is not a folder: give a folder of images"),
@@ -260,13 +266,3 @@ def test_pinned_version_of_a_table_is_predicted(spark, source, storage, tmp_path
             file.unlink()
     with pytest.raises(WrongInput, match=r"predict.table_version is 1, but files of this version .* were removed"):
         predict(storage, "photos", table=own, table_version=1)
-
-
-def test_digits_are_a_source_and_reading_answers_needs_one(spark, storage, tmp_path):
-    """`builtin:digits` is written out as for ETL."""
-    promote(storage, tmp_path)
-    report = predict_files(BUILTIN_DIGITS, storage)
-    assert report.predicted > 1700
-    assert len(answers_of(BUILTIN_DIGITS, storage)) == 1797
-    with pytest.raises(WrongInput, match="predict.source is empty"):
-        answers_of("", storage)

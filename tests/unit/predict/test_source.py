@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.extract import MAX_FILE_BYTES
@@ -47,6 +48,13 @@ def test_files_in_any_layout_are_listed_without_labels(tmp_path: Path, storage: 
     assert [(row["path"], row["size"]) for row in files.to_pylist()] == [("top.JPG", 7), ("x/y/z.png", 7)]
     assert listed(source, storage) == files
     assert list_source(source.as_uri(), "/none", storage, SparkConfig()).name == str(source)
+
+
+def test_digits_are_a_source(storage: Storage) -> None:
+    """`builtin:digits` is written out as for ETL."""
+    found = list_source(BUILTIN_DIGITS, storage.table("inputs"), storage, SparkConfig())
+
+    assert (found.location, found.listing.num_rows) == (storage.digits, 1797)
 
 
 def test_source_that_cannot_be_listed_is_named_by_its_setting(tmp_path: Path, storage: Storage) -> None:
