@@ -1,4 +1,4 @@
-"""`make demo`: a local stack, one run of the whole DAG on it, and a summary with links to the results."""
+"""`make demo`: a local stack, the whole DAG and one batch of the stream on it, and a summary with links to results."""
 
 import argparse
 import os
@@ -8,11 +8,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
 
+from deployments.demo_stream import DEPLOYMENT as STREAM
+from deployments.demo_stream import add_arrivals, stream_parameters
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
 from deployments.ports import HOST
@@ -22,6 +24,9 @@ from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path
 from tasks.system.signals import interrupt_on
+
+if TYPE_CHECKING:
+    from tasks.refs import StreamReport
 
 DEPLOYMENT = "pipeline/pipeline"
 
@@ -113,8 +118,8 @@ def check_parameters(values: dict[str, Any], model: str | None) -> None:
         check_source(folder)
 
 
-def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
-    """Submit the DAG, print its log while it runs, and return the flow run's id.
+def follow_run(stack: LocalStack, deployment_name: str, values: dict[str, Any]) -> tuple[str, Any]:
+    """Submit a run of a deployment, print its log while it runs, and return its id and the flow's result as JSON.
 
     Raises:
         DemoFailed: The run ended in a state other than completed.
@@ -124,9 +129,9 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
     from prefect.states import Cancelled
 
     with get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        deployment = client.read_deployment_by_name(deployment_name)
         run = client.create_flow_run_from_deployment(deployment.id, parameters=values)
-        say(f"running the deployment {DEPLOYMENT}: {stack.url}/runs/flow-run/{run.id}")
+        say(f"running the deployment {deployment_name}: {stack.url}/runs/flow-run/{run.id}")
         shown: set[UUID] = set()
         try:
             while run.state is None or not run.state.is_final():
@@ -142,7 +147,7 @@ def follow_run(stack: LocalStack, values: dict[str, Any]) -> str:
         _show_last_lines(client, run.id, shown)
     if not run.state.is_completed():
         raise DemoFailed(sentence(run.state.message or str(run.state.name)))
-    return str(run.id)
+    return str(run.id), run.state.result()
 
 
 def _show_last_lines(client: Any, flow_run_id: UUID, shown: set[UUID]) -> None:
@@ -186,12 +191,31 @@ def sentence(message: str) -> str:
     return message.removesuffix("(WrongInput)").strip()
 
 
-def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) -> None:
+def run_stream(stack: LocalStack, model: str) -> "StreamReport":
+    """Add images to a table, and run the stream that predicts them; return its report.
+
+    Args:
+        stack: The stack that ran the DAG.
+        model: Name of the registered model.
+
+    Raises:
+        DemoFailed: The run did not complete.
+    """
+    from tasks.config.storage import StorageConfig
+    from tasks.refs import StreamReport
+    from tasks.storage import resolve_storage
+
+    table = add_arrivals(resolve_storage(StorageConfig(home=str(stack.home))))
+    return StreamReport.model_validate(follow_run(stack, STREAM, stream_parameters(table, model))[1])
+
+
+def show_summary(stack: LocalStack, flow_run_id: str, stream: "StreamReport", own_tracking: str | None) -> None:
     """Print the summary, and the commands and URLs that show the run in the UIs.
 
     Args:
         stack: The stack that ran the DAG.
         flow_run_id: Id of the run.
+        stream: Report of the stream.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
     """
     from tasks.config.storage import StorageConfig
@@ -204,6 +228,7 @@ def show_summary(stack: LocalStack, flow_run_id: str, own_tracking: str | None) 
     summary = PipelineSummary.model_validate_json(file.read_text())
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     print("\n" + "\n".join(summary_lines(summary)))
+    print(f"{'stream':<13} {stream.predicted} new images predicted, {stream.errors} errors")
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
@@ -237,8 +262,9 @@ def main(arguments: Sequence[str]) -> int:
                 say(f"login for its page: the content of {auth_file(stack.home)}")
             own_tracking = os.environ.get("LAKEVISION_TRACKING_URI")
             os.environ.update(stack.environment)
-            flow_run_id = follow_run(stack, values)
-            show_summary(stack, flow_run_id, own_tracking)
+            flow_run_id, summary = follow_run(stack, DEPLOYMENT, values)
+            stream = run_stream(stack, summary["model"])
+            show_summary(stack, flow_run_id, stream, own_tracking)
     except ValidationError as error:
         print(f"make demo: {explain(error)}", file=sys.stderr)
         return 2

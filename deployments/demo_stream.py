@@ -1,40 +1,56 @@
-"""The stream of the demo: new image files in a folder, and one run of streaming inference that predicts them."""
+"""The stream of the demo: a table of new images, and the settings of the run of streaming inference on it."""
 
+import hashlib
 import io
-import os
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 from PIL import Image, ImageOps
 
-from tasks.schema import IMAGES_ARROW, TEST
+from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
 from tasks.storage import Storage
-from tasks.tables.snapshots import latest, read_batches
+from tasks.tables.append import append_rows
+from tasks.tables.snapshots import has_table, latest, read_batches
 
-NUM_ARRIVALS = 16
+DEPLOYMENT = "predict-stream/predict-stream"
+
+NUM_IMAGES = 16
 
 ARRIVALS = "arrivals"
-"""Name of the folder in the home into which new image files arrive."""
+"""Name of the table to which new images are added, as another program would."""
 
-CONTENT_ARROW = pa.schema([IMAGES_ARROW.field("content")])
+ARRIVALS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
 
 
-def write_arrivals(storage: Storage) -> Path:
-    """Write mirrored test images as new files into the folder that the stream reads; return the folder.
+def add_arrivals(storage: Storage) -> str:
+    """Write mirrored test images to a table of their own, unless it exists; return its path.
 
-    No such file is in the table, so that the stream has images to predict. A second call writes the same files.
+    The champion has predicted none of them: the stream has images to predict.
+    """
+    path = storage.table(ARRIVALS)
+    if has_table(None, path):
+        return path
+    batches = read_batches(latest(None, storage.table("images")), ARRIVALS_ARROW, {"split": TEST}, NUM_IMAGES)
+    images = (content for batch in batches for content in batch["content"].to_pylist())
+    contents = [mirrored(content) for content in islice(images, NUM_IMAGES)]
+    keys = [hashlib.sha256(content).hexdigest() for content in contents]
+    append_rows(path, pa.table([keys, contents], schema=ARRIVALS_ARROW), {CHANGE_FEED: "true"})
+    return path
+
+
+def mirrored(content: bytes) -> bytes:
+    """Return an encoded image, mirrored, as PNG."""
+    with Image.open(io.BytesIO(content)) as image, io.BytesIO() as file:
+        ImageOps.mirror(image.convert("RGB")).save(file, "PNG")
+        return file.getvalue()
+
+
+def stream_parameters(table: str, model: str) -> dict[str, Any]:
+    """Return the parameters of a run that predicts the new rows of a table.
 
     Args:
-        storage: Location of the table `images`, and of the folder.
+        table: Path of the table.
+        model: Name of the registered model: the table was not made by the flow etl, which would give it one.
     """
-    folder = Path(storage.home) / ARRIVALS
-    folder.mkdir(parents=True, exist_ok=True)
-    (rows, *_) = read_batches(latest(None, storage.table("images")), CONTENT_ARROW, {"split": TEST}, NUM_ARRIVALS)
-    for number, content in enumerate(rows["content"].to_pylist()):
-        file, partial = folder / f"{number:02}.png", folder / f".{number:02}.partial"
-        if not file.exists():
-            with Image.open(io.BytesIO(content)) as image:
-                ImageOps.mirror(ImageOps.exif_transpose(image).convert("RGB")).save(partial, "PNG")
-            # Renamed when it is whole: a stream reads a file as soon as it has its name.
-            os.replace(partial, file)
-    return folder
+    return {"config": {"model_name": model, "predict": {"table": table}}}

@@ -59,6 +59,7 @@ def test_dag_runs_from_digits_to_predictions(demo):
     assert "MLflow UI" in printed
     assert "is the champion: test accuracy" in summary["decision"]
     assert summary["decision"] in printed
+    assert "stream        16 new images predicted, 0 errors" in printed
     for place in (
         "tables/images",
         "tables/files",
@@ -92,7 +93,8 @@ def test_second_demo_skips_every_stage(demo):
     """A second demo commits no table version, builds no cache, and trains and registers no model."""
     home, first, _, first_seconds = demo
     caches = sorted(path.name for path in (home / "cache").iterdir())
-    second, _, second_seconds = run_demo(home)
+    second, printed, second_seconds = run_demo(home)
+    assert "stream        0 new images predicted, 0 errors" in printed
     assert second["delta_version"] == first["delta_version"]
     assert sorted(path.name for path in (home / "cache").iterdir()) == caches
     assert second["single"] == first["single"]
