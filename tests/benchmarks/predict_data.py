@@ -13,7 +13,9 @@ SIDE = 224
 BATCH_SIZE = 64
 MODEL = "mobilenet_v2"
 NUM_CLASSES = 1000
-PART_IMAGES = 1000
+GROWTH_MODEL, GROWTH_SIDE = "small-images", 64
+"""Name of the model for the growth of memory, and the side of its images in pixels."""
+PART_IMAGES = 250
 """Images per file of a table that repeats images."""
 
 
@@ -24,6 +26,7 @@ class Inputs:
     Attributes:
         folder: The folder.
         count: Number of images of the table, all files or the first.
+        model: Name of the registered model.
     """
 
     folder: Path
@@ -44,7 +47,7 @@ class Inputs:
     @property
     def package(self) -> Path:
         """Folder of the model package."""
-        return self.folder / "package"
+        return self.folder / f"package-{self.model}"
 
     @property
     def weights(self) -> Path:
@@ -122,7 +125,7 @@ def register_model(inputs: Inputs, side: int = SIDE) -> None:
     save_classifier(inputs.package, MODEL, network.state_dict(), classes, side, precision=precision)
     data_of = {"table": "", "version": 0, "table_id": "", "source": "", "content_digest": "x", "rows": {"test": 10}}
     config = {"cache": {"digest": "one"}, "data": data_of}
-    with tracking.tracked_run(storage, "benchmark", "key", config, {}, None) as run:
+    with tracking.tracked_run(storage, "benchmark", inputs.model, config, {}, None) as run:
         run.log_metrics({"test_accuracy": 0.9, "best_val_accuracy": 0.9}, step=0)
         run.log_model(inputs.package)
     promote_best([RunRef(run_id=run.run_id)], PromoteConfig(model_name=inputs.model), storage)

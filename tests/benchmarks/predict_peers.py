@@ -1,4 +1,4 @@
-"""Inference on the images of a folder, ours or a peer's, as a script: `predict_peers.py NAME FOLDER COUNT`.
+"""Inference on the images of a folder, ours or a peer's, as a script: `predict_peers.py NAME FOLDER COUNT MODEL`.
 
 It prints the seconds from the call to the written predictions as the last line. The folder is one of predict_data.py.
 All peers have 2 processes with a compute thread each. Those on Spark read the same Delta table with Spark's defaults.
@@ -81,10 +81,11 @@ def spark_udf(inputs: Inputs) -> Answer:
 
     mlflow.set_tracking_uri(inputs.storage().tracking)
     spark = default_session()
+    began = time.perf_counter()
     predictor = mlflow.pyfunc.spark_udf(spark, f"models:/{inputs.model}@champion", env_manager="local")
     images = spark.read.format("delta").load(inputs.table)
     images.select("sha256", predictor("content").alias("answer")).write.format("delta").save(str(inputs.written))
-    return {}
+    return {"images_per_second": inputs.count / (time.perf_counter() - began)}
 
 
 def _plain_network(weights: str) -> Any:
@@ -130,6 +131,7 @@ def predict_batch_udf(inputs: Inputs) -> Answer:
     from tests.benchmarks.etl_peers import default_session
 
     spark, weights = default_session(), str(inputs.weights)
+    began = time.perf_counter()
 
     def make_predictor() -> Callable[[Any], Any]:
         network = _plain_network(weights)
@@ -138,7 +140,7 @@ def predict_batch_udf(inputs: Inputs) -> Answer:
     predictor = make_udf(make_predictor, return_type=LongType(), batch_size=BATCH_SIZE)
     images = spark.read.format("delta").load(inputs.table)
     images.select("sha256", predictor("content").alias("index")).write.format("delta").save(str(inputs.written))
-    return {}
+    return {"images_per_second": inputs.count / (time.perf_counter() - began)}
 
 
 def recipe(inputs: Inputs) -> Answer:
@@ -149,6 +151,7 @@ def recipe(inputs: Inputs) -> Answer:
     from tests.benchmarks.etl_peers import default_session
 
     spark, weights = default_session(), str(inputs.weights)
+    began = time.perf_counter()
 
     @pandas_udf("long")  # type: ignore[call-overload]  # PySpark's overloads lack it
     def predictor(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
@@ -159,7 +162,7 @@ def recipe(inputs: Inputs) -> Answer:
 
     images = spark.read.format("delta").load(inputs.table)
     images.select("sha256", predictor("content").alias("index")).write.format("delta").save(str(inputs.written))
-    return {}
+    return {"images_per_second": inputs.count / (time.perf_counter() - began)}
 
 
 def empty_udf(_inputs: Inputs) -> Answer:
@@ -191,7 +194,7 @@ PEERS: dict[str, Callable[[Inputs], Answer]] = {
 
 def main() -> None:
     """Predict, print the costs, and remove what was written."""
-    name, inputs = sys.argv[1], Inputs(Path(sys.argv[2]), int(sys.argv[3]))
+    name, inputs = sys.argv[1], Inputs(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     began = time.perf_counter()
     found = PEERS[name](inputs)
     seconds = time.perf_counter() - began
