@@ -111,6 +111,11 @@ freed; returning it to the kernel in between took a third of the CPU time of a t
 ignore them."""
 
 
+def worker_malloc() -> str:
+    """Return the tunables of glibc for Spark's Python workers: those of the environment, or MALLOC."""
+    return os.environ.get("GLIBC_TUNABLES", MALLOC)
+
+
 CUBLAS_WORKSPACE = ":4096:8"
 """Eight buffers of 4,096 KiB, one of the two settings with which cuBLAS is deterministic even in several concurrent
 streams: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility."""

@@ -19,6 +19,7 @@ from .description import (
     Description,
     InvalidPackage,
     Precision,
+    check_unsure,
     file_sha256,
     read_description,
 )
@@ -119,8 +120,7 @@ class ImageClassifier:
             raise ValueError(f"top_k is {top_k}: give at least 1")
         if not 0 <= min_probability <= 1:
             raise ValueError(f"min_probability is {min_probability}: give a number from 0 to 1")
-        if min_probability and UNSURE in self.classes:
-            raise ValueError(f"min_probability is {min_probability}, but '{UNSURE}' is a class of the model: give 0")
+        check_unsure(min_probability, self.classes)
 
     def _prediction(self, indices: list[int], probabilities: list[float], min_probability: float) -> Prediction:
         labels = tuple(self.classes[index] for index in indices)
@@ -163,17 +163,15 @@ class ImageClassifier:
         """
         description = read_description(folder)
         with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
-            expected = build_network(description.model, len(description.classes)).state_dict()
-        check_weights(folder, expected)
+            network = build_network(description.model, len(description.classes))
+        check_weights(folder, network.state_dict())
         if (found := file_sha256(folder / WEIGHTS_FILE)) != description.weights_sha256:
             raise InvalidPackage(
                 f"the model's {WEIGHTS_FILE} has the sha256 {found}, and its {DESCRIPTION_FILE} names "
                 f"{description.weights_sha256}, so it is damaged or of another model: {WAY_OUT}"
             )
-        network = build_network(description.model, len(description.classes))
-        load_weights(folder, network)
         return cls(
-            network,
+            load_weights(folder, network, lambda: build_network(description.model, len(description.classes))),
             description.classes,
             description.image_size,
             device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),

@@ -1,6 +1,7 @@
 """The files of a model package, their size limits, and the description, validated before a network is built."""
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -87,6 +88,16 @@ class Description(BaseModel):
 
 
 _Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+def check_unsure(min_probability: float, classes: Collection[str]) -> None:
+    """Check that UNSURE is not a class, if images below a minimum probability get it as their label.
+
+    Raises:
+        ValueError: It is a class.
+    """
+    if min_probability and UNSURE in classes:
+        raise ValueError(f"min_probability is {min_probability}, but '{UNSURE}' is a class of the model: give 0")
 
 
 def read_description(folder: Path) -> Description:

@@ -14,6 +14,9 @@ from .description import TOP_K
 NO_INDEX = -1
 """Index of UNSURE and of an error."""
 
+BATCH_SIZE = 64
+"""Images per forward pass: the pixels and features of the 10,000 rows that Spark gives at once need gigabytes."""
+
 
 class ImageModel:
     """Model from a column `content` of encoded images to the columns of a prediction.
@@ -38,11 +41,12 @@ class ImageModel:
         """
         given = params or {}
         contents = [_content(value, place) for place, value in enumerate(model_input["content"])]
-        predictions = self._classifier.predict(
-            contents,
-            top_k=int(given.get("top_k", TOP_K)),
-            min_probability=float(given.get("min_probability", 0)),
-        )
+        top_k, min_probability = int(given.get("top_k", TOP_K)), float(given.get("min_probability", 0))
+        predictions = [
+            found
+            for first in range(0, max(1, len(contents)), BATCH_SIZE)
+            for found in self._classifier.predict(contents[first : first + BATCH_SIZE], top_k, min_probability)
+        ]
         return pd.DataFrame([_row(found) for found in predictions], columns=list(_row(Prediction.of_error(""))))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,6 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .description import FILE_LIMITS, WAY_OUT, WEIGHTS_FILE, InvalidPackage, check_size
+
+Network = TypeVar("Network", bound=nn.Module)
 
 SPARE_BYTES = 16 << 20
 """Allowance for a file of weights beyond the size of its tensors: their names, shapes and offsets."""
@@ -62,10 +64,23 @@ def check_weights(folder: Path, expected: Mapping[str, torch.Tensor]) -> None:
         raise InvalidPackage(f"the model's {WEIGHTS_FILE} does not match the network in its description: {WAY_OUT}")
 
 
-def load_weights(folder: Path, network: nn.Module) -> None:
-    """Load the weights of a model package, which `check_weights` has checked, into their network."""
-    state = network.state_dict()
+def load_weights(folder: Path, network: Network, build: Callable[[], Network]) -> Network:
+    """Return a network with the weights of a model package, which `check_weights` has checked.
+
+    Args:
+        folder: Folder of the model package.
+        network: The network on the meta device, which gets the weights if they are all of its tensors.
+        build: Builds the network with random weights, which takes longer.
+    """
+    # Tensors that are not in the state dict have no values on the meta device.
+    persistent = network.state_dict(keep_vars=True)
+    kept = {id(value) for value in persistent.values()}
+    whole = all(id(value) in kept for value in (*network.parameters(), *network.buffers()))
+    target = network if whole else build()
+    state = target.state_dict()
     for name, value in load_file(folder / WEIGHTS_FILE).items():
         # Into the network's own state dict: MNASNet needs the module versions in it.
-        state[name] = value
-    network.load_state_dict(state)
+        # A copy: safetensors maps the file into memory, where the network would change with the file.
+        state[name] = value.clone() if whole else value
+    target.load_state_dict(state, assign=whole)
+    return target

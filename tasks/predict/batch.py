@@ -3,6 +3,7 @@
 import logging
 import time
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -12,15 +13,14 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
-from tasks.predict.pending import PendingImages, pending_images
+from tasks.predict.pending import PendingImages, content_key, pending_images
 from tasks.predict.scoring import score, send_package
 from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import num_tasks
-from tasks.spark.session import BROADCAST_ROWS, NeedsSpark, try_without_spark
+from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
@@ -29,8 +29,8 @@ from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
 
-MIN_PARTS_PER_CORE = 4
-"""Partitions of a table per core from which its images are predicted where they are read."""
+SENT_IMAGES = 500
+"""Images per core up to which they are sent to all cores evenly; more are predicted where they are read."""
 
 
 def predict_batch(
@@ -125,25 +125,29 @@ def _predict(
 
 
 def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImages) -> DataFrame:
-    """Return sha256 and content of the pending images, in one partition per task of inference."""
+    """Return sha256 and content of the pending images; contents stay in the task that reads them.
+
+    A few images are often in a single file, and one task would predict all of them: these are sent to all cores.
+    """
     slots = num_task_slots(spark)
-    # A worker loads the model once per task: few tasks, not one per file.
-    tasks = num_tasks(pending.count, slots, least=slots)
     contents = snapshots.read_version(spark, table).select("sha256", "content")
+
+    def chosen(keys: pa.Table) -> DataFrame:
+        # Images with the same 60 bits of a hash as a pending one would be predicted again, and not be inserted twice.
+        wanted = F.broadcast(spark.createDataFrame(keys))
+        return contents.join(wanted, content_key(contents["sha256"]) == wanted["key"], how="left_semi")
+
     if pending.num_rows > pending.count:
         logger.warning(
             "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
             pending.num_rows - pending.count,
             table.path,
         )
-        contents = contents.groupBy("sha256").agg(F.min("content").alias("content"))
-    if pending.num_rows == pending.num_images:
-        # The files of a large table fill all cores evenly, and no image is shuffled.
-        is_large = contents.rdd.getNumPartitions() >= MIN_PARTS_PER_CORE * slots
-        return contents.coalesce(tasks) if is_large else contents.repartition(tasks)
-    chosen = spark.createDataFrame(pending.table())
-    chosen = F.broadcast(chosen) if pending.count <= BROADCAST_ROWS else chosen
-    return contents.join(chosen, on="sha256", how="left_semi").repartition(tasks)
+        once = chosen(pending.keys(repeated=True)).groupBy("sha256").agg(F.min("content").alias("content"))
+        contents = chosen(pending.keys()).unionByName(once)
+    elif pending.num_rows < pending.num_images:
+        contents = chosen(pending.keys())
+    return contents.repartition(slots) if pending.count <= SENT_IMAGES * slots else contents
 
 
 def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
@@ -21,6 +22,10 @@ from tasks.tables.relations import Relations
 
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
 PREDICTED_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (*PREDICTIONS_KEY, "error")])
+
+KEYS_ARROW = pa.schema([pa.field("key", pa.int64(), nullable=False)])
+KEY = "('0x' || md5(sha256)[:15])::BIGINT"
+"""The first 60 bits of the MD5 of sha256, a text of any form in a foreign table; `content_key` is the same in Spark."""
 
 PENDING = """
 CREATE TABLE pending AS
@@ -55,9 +60,20 @@ class PendingImages:
         query = "SELECT DISTINCT label FROM images WHERE label IS NOT NULL ORDER BY label"
         return tuple(label for (label,) in self._relations.rows(query))
 
-    def table(self) -> pa.Table:
-        """Return the sha256 of the images as a table in memory."""
-        return self._relations.table("SELECT DISTINCT sha256 FROM pending", SHA256_ARROW)
+    def keys(self, *, repeated: bool = False) -> pa.Table:
+        """Return the images as a table in memory, a KEY of each: 8 bytes instead of the 64 of its sha256.
+
+        Args:
+            repeated: Whether to return the images with several rows; otherwise those with one.
+        """
+        having = ">" if repeated else "="
+        query = f"SELECT {KEY} AS key FROM pending GROUP BY sha256 HAVING count(*) {having} 1"  # noqa: S608  # constants
+        return self._relations.table(query, KEYS_ARROW)
+
+
+def content_key(sha256: Column) -> Column:
+    """Return KEY of a column of sha256."""
+    return F.conv(F.substring(F.md5(sha256), 1, 15), 16, 10).cast("long")
 
 
 def check_images(columns: Iterable[str], path: str) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
-from tasks.model_package.description import UNSURE, read_classes
+from tasks.model_package.description import check_unsure, read_classes
 from tasks.predict.champion import fetch_classifier, translate_invalid
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTION, PREDICTIONS
@@ -153,11 +153,10 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     with TemporaryDirectory(prefix="lakevision-model-") as scratch, translate_invalid():
         folder = fetch_classifier(storage, model, Path(scratch) / name)
         classes = read_classes(folder)
-        if predict.min_probability and UNSURE in classes:
-            raise WrongInput(
-                f"predict.min_probability is {predict.min_probability}, for which images get the label '{UNSURE}', but "
-                "that is a class of the model: set it to 0"
-            )
+        try:
+            check_unsure(predict.min_probability, classes)
+        except ValueError as error:
+            raise WrongInput(f"predict.{error}") from None
         # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
             for file in sorted(folder.rglob("*")):

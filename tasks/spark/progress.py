@@ -11,7 +11,7 @@ IMAGES_PER_TASK = 5_000
 """Images per task of a large step: a task of several minutes would show no progress for as long."""
 
 MAX_TASKS_PER_CORE = 8
-"""Upper bound, as each task has a fixed cost: inference loads the model in it."""
+"""Upper bound, as each task has a fixed cost."""
 
 
 class EndedTasks(AccumulatorParam[EndedParts]):

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
+from tasks.environment import worker_malloc
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
 from tasks.spark.failure import failures_as_text
 from tasks.spark.gateway import forget_dead_jvm, jvm_is_alive, start_authenticated_jvm, stop_jvm, submitted_settings
@@ -26,9 +27,6 @@ from tasks.system.cores import free_memory
 logger = logging.getLogger("lakevision.spark")
 
 Result = TypeVar("Result")
-
-BROADCAST_ROWS = 1_000_000
-"""Tables of up to this many rows without images (about 100 bytes each) are broadcast: no image is shuffled."""
 
 SPARE_HEAPS = 4
 """Free memory from which an idle JVM is kept during a training run, in multiples of its maximum heap."""
@@ -159,10 +157,13 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
         with stderr_into(log):
             if is_authenticated_by_secret(master):
                 start_authenticated_jvm(settings)
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
     except BaseException:
         _stop_jvm()  # It may be running without a session; a retry starts another.
         raise
+    # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
+    session.sparkContext.environment.setdefault("GLIBC_TUNABLES", worker_malloc())
+    return session
 
 
 class NeedsSpark(Exception):

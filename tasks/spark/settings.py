@@ -49,6 +49,8 @@ def session_settings(
         "spark.hadoop.parquet.page.size.row.check.max": "64",
         # A reader holds one row group: 128 MB of images are too much for each of many workers.
         "spark.hadoop.parquet.block.size": str(32 << 20),
+        # A task reads two row groups of images: many tasks keep all cores busy, and no image is sent to another one.
+        "spark.sql.files.maxPartitionBytes": str(32 << 20),
         # JPEG files do not compress and are distinct.
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",

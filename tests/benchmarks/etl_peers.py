@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SIDE = 224
 """The `stored_side` of all, which decode, resize and encode in the same way."""
@@ -26,17 +30,14 @@ def ours(source: str, target: str) -> None:
     ingest_images(etl, resolve_storage(StorageConfig(home=target)), SparkConfig())
 
 
-def recipe(source: str, target: str) -> None:
-    """Run the published recipe: binaryFile, a pandas UDF with PIL, randomSplit, two Delta tables, Spark's defaults."""
-    import pandas as pd
-    from PIL import Image
+def default_session() -> "SparkSession":
+    """Return a session with Spark's defaults, Delta, and the same heap as ours."""
     from pyspark.sql import SparkSession
-    from pyspark.sql.functions import pandas_udf
 
     from tasks.spark.jvm import jars_folder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
+    return (
         SparkSession.builder.master("local[*]")
         .config("spark.jars", ",".join(str(jar) for jar in jars_folder().glob("*.jar")))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
@@ -44,9 +45,18 @@ def recipe(source: str, target: str) -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "3g")  # the same heap as ours
+        .config("spark.driver.memory", "3g")
         .getOrCreate()
     )
+
+
+def recipe(source: str, target: str) -> None:
+    """Run the published recipe: binaryFile, a pandas UDF with PIL, randomSplit, two Delta tables, Spark's defaults."""
+    import pandas as pd
+    from PIL import Image
+    from pyspark.sql.functions import pandas_udf
+
+    spark = default_session()
 
     def standardize(content: bytes) -> bytes:
         image = Image.open(io.BytesIO(content)).convert("RGB")

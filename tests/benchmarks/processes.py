@@ -1,9 +1,11 @@
 """Wall time and peak memory of a benchmark script in a separate process, child processes included."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -26,6 +28,10 @@ class Measured:
     """Driver and Python workers at the same moment, shared pages counted once (PSS); 0 where not measured."""
     peak_bytes: int
     """The same with the JVM."""
+    whole_seconds: float = 0.0
+    """Time from the start of the process to its end; `seconds` may be a part of it."""
+    last_line: str = ""
+    """The last line that the script printed."""
 
 
 def _memory(process: psutil.Process, *, jvm: bool) -> int:
@@ -40,12 +46,15 @@ def _memory(process: psutil.Process, *, jvm: bool) -> int:
     return used
 
 
-def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
+def measure(
+    script: str, *arguments: str, memory: bool = False, environment: Mapping[str, str] | None = None
+) -> Measured:
     """Run `script` of tests/benchmarks with this interpreter, to its end.
 
     Args:
         script: Name of the script.
         arguments: Arguments of the script.
+        environment: Variables beside those of this process.
         memory: Whether to measure memory. Counting the pages of a JVM stops it, so that the time is not valid then.
 
     Raises:
@@ -54,7 +63,13 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
     command = [sys.executable, str(ROOT / "tests" / "benchmarks" / script), *arguments]
     began = time.perf_counter()
     running = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     peaks = [0, 0]
     stop = threading.Event()
@@ -81,4 +96,4 @@ def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
         watcher.join()
     if running.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {running.returncode}:\n{output[-3000:]}")
-    return Measured(seconds, *peaks)
+    return Measured(seconds, *peaks, seconds, next(reversed(output.splitlines()), ""))

@@ -31,12 +31,13 @@ def log_run(
     cache: CacheRef | None = None,
     image_size: int = 32,
     val_accuracy: float | None = None,
+    classes: tuple[str, ...] = CLASSES,
 ) -> RunRef:
     """Log a run as training does, on the table `images` if it exists; both accuracies are equal by default."""
     torch.manual_seed(seed)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
     folder = tmp_path / f"classifier-{seed}"
-    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), CLASSES, image_size)
+    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size)
     if table is None:
         found = newest_snapshot(None, storage.table("images"))
         table = PHOTOS if found is None else found.table

@@ -196,6 +196,54 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])
 
 
+def test_contents_of_many_pending_images_stay_where_they_are_read(spark, source, storage, tmp_path, monkeypatch):
+    """Only keys are sent: the plan has no exchange of contents, and an image with several rows is predicted once."""
+    monkeypatch.setattr(batch, "SENT_IMAGES", 0)
+    ingest(source, storage)
+    promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
+    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "content").collect()
+    own = storage.table("own")
+
+    def add(chosen):
+        frame = spark.createDataFrame(chosen, "sha256 string, content binary")
+        frame.coalesce(1).write.format("delta").mode("append").save(own)
+
+    plans, score = [], batch.score
+
+    def score_explained(contents, *others):
+        plans.append(contents._jdf.queryExecution().toString())
+        return score(contents, *others)
+
+    monkeypatch.setattr(batch, "score", score_explained)
+    for number in range(3):
+        add(rows[20 * number : 20 * number + 10])
+    assert predict(storage, "photos", table=own).predicted == 30
+    add(rows[10:20])
+    assert predict(storage, "photos", table=own).predicted == 10
+    add([*rows[30:40], rows[30], rows[0]])
+    ended = []
+    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
+    assert predict(storage, "photos", table=own).predicted == 10
+    assert sum(done for _step, _part, done in ended) == 10
+    whole, new, repeated = (re.sub("BroadcastExchange", "", plan) for plan in plans)
+    assert "Exchange" not in whole
+    assert "Exchange" not in new
+    assert "BroadcastHashJoin" in new
+    assert repeated.count("Exchange") >= 1  # of the images with several rows
+    predicted = [row["sha256"] for row in spark.read.format("delta").load(storage.table("predictions")).collect()]
+    assert sorted(predicted) == sorted(row["sha256"] for row in rows[:50])
+
+
+def test_class_named_unsure_allows_no_minimum_probability(spark, source, storage, tmp_path):
+    """The run ends before images are predicted, with the setting and its value."""
+    ingest(source, storage)
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5, classes=("blue", "green", "unsure"))
+    promote([run], storage, "photos")
+    with pytest.raises(WrongInput, match=r"^predict.min_probability is 0.5, but 'unsure' is a class of the model"):
+        predict(storage, "photos", table=storage.table("images"), min_probability=0.5)
+    assert newest_snapshot(None, storage.table("predictions")) is None
+
+
 def test_predictions_table_of_another_form_is_refused_before_images_are_predicted(
     spark, source, storage, tmp_path, monkeypatch
 ):

@@ -1,0 +1,131 @@
+"""The images of the inference benchmark as JPEG files and as Delta tables, and the registered model."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.storage import Storage
+from tests.benchmarks.image_folder import write_images
+
+SIDE = 224
+BATCH_SIZE = 64
+MODEL = "mobilenet_v2"
+NUM_CLASSES = 1000
+GROWTH_MODEL, GROWTH_SIDE = "small-images", 64
+"""Name of the model for the growth of memory, and the side of its images in pixels."""
+PART_IMAGES = 250
+"""Images per file of a table that repeats images."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Files of the benchmark below a folder.
+
+    Attributes:
+        folder: The folder.
+        count: Number of images of the table, all files or the first.
+        model: Name of the registered model.
+    """
+
+    folder: Path
+    count: int
+    model: str = MODEL
+
+    def storage(self) -> Storage:
+        """Return the home with the registry."""
+        from tasks.config.storage import StorageConfig
+        from tasks.storage import resolve_storage
+
+        return resolve_storage(StorageConfig(home=str(self.folder / "home"), tables=str(self.folder / "tables")))
+
+    def files(self) -> list[Path]:
+        """Return the JPEG files of the table."""
+        return sorted((self.folder / "source").glob("*/*.jpg"), key=lambda file: file.name)[: self.count]
+
+    @property
+    def package(self) -> Path:
+        """Folder of the model package."""
+        return self.folder / f"package-{self.model}"
+
+    @property
+    def weights(self) -> Path:
+        """File of the state dict, as torch writes it."""
+        return self.folder / "weights.pth"
+
+    @property
+    def table(self) -> str:
+        """Path of the Delta table of images."""
+        return str(self.folder / "tables" / f"images-{self.count}")
+
+    @property
+    def written(self) -> Path:
+        """Folder of the predictions."""
+        return self.folder / "written"
+
+
+def write_source(inputs: Inputs) -> None:
+    """Write distinct JPEGs."""
+    write_images(inputs.folder / "source", inputs.count)
+
+
+def write_table(inputs: Inputs) -> None:
+    """Write a table of the files with our ETL, which stores them unchanged."""
+    from tasks.config.etl import EtlConfig
+    from tasks.config.storage import SparkConfig
+    from tasks.etl.ingest import ingest_images
+
+    storage = inputs.storage().model_copy(update={"tables": str(inputs.folder / "ingested")})
+    etl = EtlConfig(source=str(inputs.folder / "source"), stored_side=1024)
+    ingest_images(etl, storage, SparkConfig())
+    Path(inputs.table).parent.mkdir(parents=True, exist_ok=True)
+    Path(storage.table("images")).rename(inputs.table)
+
+
+def write_repeated(inputs: Inputs) -> None:
+    """Write a table of `count` rows with the contents of the files again and again, under different keys."""
+    import deltalake
+    import pyarrow as pa
+
+    files = Inputs(inputs.folder, 1000).files()
+    contents = [file.read_bytes() for file in files]
+
+    def batches() -> Any:
+        for first in range(0, inputs.count, PART_IMAGES):
+            numbers = range(first, min(first + PART_IMAGES, inputs.count))
+            keys = [hashlib.sha256(f"{number}".encode()).hexdigest() for number in numbers]
+            yield pa.RecordBatch.from_pydict({"sha256": keys, "content": [contents[n % len(files)] for n in numbers]})
+
+    schema = pa.schema([("sha256", pa.string()), ("content", pa.binary())])
+    for batch in batches():
+        table = pa.Table.from_batches([batch], schema)
+        deltalake.write_deltalake(inputs.table, table, mode="append")
+
+
+def register_model(inputs: Inputs, side: int = SIDE) -> None:
+    """Register a network as champion, with the weights of $LAKEVISION_TEST_DATA if it is set, else random ones."""
+    import torch
+
+    from tasks import tracking
+    from tasks.config.promotion import PromoteConfig
+    from tasks.model_package.classifier import save_classifier
+    from tasks.model_package.network import build_network
+    from tasks.model_package.serving import computes_bf16
+    from tasks.refs import RunRef
+    from tasks.registry.promote import promote_best
+
+    storage = inputs.storage()
+    network = build_network(MODEL, NUM_CLASSES)
+    if data := os.environ.get("LAKEVISION_TEST_DATA"):
+        network.network.load_state_dict(torch.load(f"{data}/weights/{MODEL}.pth", weights_only=True))
+    torch.save(network.network.state_dict(), inputs.weights)
+    classes = [f"class-{number:04d}" for number in range(NUM_CLASSES)]
+    precision = "bfloat16" if computes_bf16(torch.device("cpu")) else "float32"
+    save_classifier(inputs.package, MODEL, network.state_dict(), classes, side, precision=precision)
+    data_of = {"table": "", "version": 0, "table_id": "", "source": "", "content_digest": "x", "rows": {"test": 10}}
+    config = {"cache": {"digest": "one"}, "data": data_of}
+    with tracking.tracked_run(storage, "benchmark", inputs.model, config, {}, None) as run:
+        run.log_metrics({"test_accuracy": 0.9, "best_val_accuracy": 0.9}, step=0)
+        run.log_model(inputs.package)
+    promote_best([RunRef(run_id=run.run_id)], PromoteConfig(model_name=inputs.model), storage)
