@@ -62,16 +62,23 @@ def current_table(spark: SparkSession | None, best: EvaluatedRun, storage: Stora
 
     if best.table is None:
         raise TableGone
-    newest = snapshots.newest_snapshot(spark, best.table.path)
-    if newest is None or newest.table.table_id != (best.table.table_id or newest.table.table_id):
-        raise TableGone
+    table = _newest_version(spark, best.table, storage)
     snapshots.newest_snapshot(spark, storage.table("predictions"))
-    if first_image(spark, newest.table) is None:
+    if first_image(spark, table) is None:
         raise WrongInput(
-            f"version {newest.table.version} of '{best.table.path}' has no test images, on which run "
-            f"{best.run.run_id} could be compared with the champion: promote a run on a version that has some"
+            f"version {table.version} of '{table.path}' has no test images, on which run {best.run.run_id} could be "
+            "compared with the champion: promote a run on a version that has some"
         )
-    return newest.table
+    return table
+
+
+def _newest_version(spark: SparkSession | None, table: TableRef, storage: Storage) -> TableRef:
+    """Return the newest version of a table, at its path or, if a home was moved, at that of the table `images`."""
+    for path in (table.path, *((storage.table("images"),) if table.table_id else ())):
+        newest = snapshots.newest_snapshot(spark, path)
+        if newest is not None and newest.table.table_id == (table.table_id or newest.table.table_id):
+            return newest.table
+    raise TableGone
 
 
 def compare_on_images(
@@ -137,7 +144,9 @@ def _trained_on(
     spark: SparkSession | None, trained_on: TableRef | None, current: TableRef, which: str
 ) -> TableRef | None:
     """Return the version whose images of other splits are left out; None for the current one, or if it is gone."""
-    if trained_on is None or (trained_on.version == current.version and trained_on.path == current.path):
+    if trained_on is not None and trained_on.table_id and trained_on.table_id == current.table_id:
+        trained_on = trained_on.model_copy(update={"path": current.path})  # The table may have been moved.
+    if trained_on is None or (trained_on.path, trained_on.version) == (current.path, current.version):
         return None
     if snapshots.has_version(spark, trained_on):
         return trained_on

@@ -252,9 +252,15 @@ def test_images_of_the_current_table_count_for_a_run_on_an_older_version(source,
     figures = made.comparison
     assert (figures.images, figures.left_out, figures.table_version) == (21, 2, newer.version)
     assert (made.outcome, made.challenger_images, made.champion_images) == ("promoted", 21, 21)
-    write_images(storage, source, ["train"] * 6 + ["test"] * 4)
-    with pytest.raises(WrongInput, match=r"was trained on all 4 test images of version 2 of '.*'.*: train on that"):
-        promote_best([log_run(storage, tmp_path, 3, 0.5, table=older)], any_figures, storage)
+    moved = storage.model_copy(update={"tables": f"{storage.home}/moved"})
+    Path(storage.tables).rename(moved.tables)
+    again = promote_best(
+        [log_run(moved, tmp_path, 4, 0.5, table=newer, content="newer")], any_figures, moved
+    ).comparison
+    assert (again.images, again.left_out) == (21, 2)
+    write_images(moved, source, ["train"] * 8 + ["test"] * 2)
+    with pytest.raises(WrongInput, match=r"was trained on all 2 test images of version 2 of '.*'.*: train on that"):
+        promote_best([log_run(moved, tmp_path, 3, 0.5, table=newer, content="newer")], any_figures, moved)
 
 
 def weights_of(storage, run: RunRef) -> Path:

@@ -97,7 +97,7 @@ def test_dag_runs_on_a_store_and_repeats_nothing(tmp_path, monkeypatch):
         assert tested > 0
         assert found["predicted"] == [[20 - tested, 0], [0, 0]]
         assert found["maintained"] == [
-            f"s3a://lake/my data/tables/{name}" for name in ("images", "files", "predictions")
+            f"s3a://lake/my data/tables/{name}" for name in ("images", "files", "predictions", "promotions")
         ]
 
 

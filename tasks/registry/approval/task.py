@@ -108,7 +108,8 @@ def ask_elsewhere(
         return by_hand
     config = {
         "run_ids": [decision.challenger.run_id],
-        "promote": promote.model_dump(mode="json"),
+        # The name of this table's model: the run may record another table with the same images.
+        "promote": promote.model_dump(mode="json") | {"model_name": decision.champion.name},
         "storage": storage.model_dump(mode="json"),
         "spark": spark.model_dump(mode="json"),
     }
