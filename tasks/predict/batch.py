@@ -125,11 +125,7 @@ def _predict(
 
 
 def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImages) -> DataFrame:
-    """Return sha256 and content of the pending images; contents stay in the task that reads them.
-
-    A few images are often in a single file, and one task would predict all of them: these are sent to all cores.
-    """
-    slots = num_task_slots(spark)
+    """Return sha256 and content of the pending images, as `spread`."""
     contents = snapshots.read_version(spark, table).select("sha256", "content")
 
     def chosen(keys: pa.Table) -> DataFrame:
@@ -147,7 +143,20 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
         contents = chosen(pending.keys()).unionByName(once)
     elif pending.num_rows < pending.num_images:
         contents = chosen(pending.keys())
-    return contents.repartition(slots) if pending.count <= SENT_IMAGES * slots else contents
+    return spread(contents, pending.count)
+
+
+def spread(images: DataFrame, num: int) -> DataFrame:
+    """Return images for inference; contents stay in the task that reads them.
+
+    A few images are often in a single file, and one task would predict all of them: these are sent to all cores.
+
+    Args:
+        images: Rows with images.
+        num: Their number.
+    """
+    slots = num_task_slots(images.sparkSession)
+    return images.repartition(slots) if num <= SENT_IMAGES * slots else images
 
 
 def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:

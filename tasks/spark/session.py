@@ -28,6 +28,9 @@ logger = logging.getLogger("lakevision.spark")
 
 Result = TypeVar("Result")
 
+BROADCAST_ROWS = 1_000_000
+"""Tables of up to this many rows without images (about 100 bytes each) are broadcast: no image is shuffled."""
+
 SPARE_HEAPS = 4
 """Free memory from which an idle JVM is kept during a training run, in multiples of its maximum heap."""
 

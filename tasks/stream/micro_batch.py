@@ -10,15 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config.prediction import PredictConfig
-from tasks.predict.batch import MIN_PARTS_PER_CORE, warn_of_unlearned
+from tasks.predict.batch import spread, warn_of_unlearned
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import PREDICTED_ARROW, check_predictions
 from tasks.predict.scoring import SentModel, score, send_package
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, TableRef
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import num_tasks
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import BROADCAST_ROWS
 from tasks.storage import Storage
@@ -169,16 +167,12 @@ class BatchPredictor:
 
 
 def _contents(changes: DataFrame, pending: _Pending) -> DataFrame:
-    """Return sha256 and content of the pending images of a batch, in one partition per task of inference."""
-    spark, num = changes.sparkSession, pending.images.num_rows
-    slots = num_task_slots(spark)
-    tasks = num_tasks(num, slots, least=slots)
-    chosen = spark.createDataFrame(pending.images)
+    """Return sha256 and content of the pending images of a batch, as `spread`."""
+    num = pending.images.num_rows
+    chosen = changes.sparkSession.createDataFrame(pending.images)
     chosen = F.broadcast(chosen) if num <= BROADCAST_ROWS else chosen
     rows = changes.where(F.col(CHANGE).isin(*KEPT)).select("sha256", VERSION, "content")
     images = rows.join(chosen, on=["sha256", VERSION], how="left_semi").select("sha256", "content")
     if pending.repeats:
         images = images.groupBy("sha256").agg(F.min("content").alias("content"))
-    # The data files of a large batch fill all cores evenly, and no image is shuffled.
-    is_large = changes.rdd.getNumPartitions() >= MIN_PARTS_PER_CORE * slots
-    return images.coalesce(tasks) if is_large else images.repartition(tasks)
+    return spread(images, num)

@@ -94,7 +94,7 @@ def against_spark(inputs: Inputs, num_pairs: int) -> list[Figure]:
 
 
 def start(inputs: Inputs, num_pairs: int) -> Figure:
-    """Compare a fresh process that predicts a few images with one that has a bare session and an empty pandas UDF."""
+    """Compare a fresh process that predicts a few images with a fresh bare session and its empty pandas UDF."""
     pairs = []
     for number in range(num_pairs):
         order = ("ours", "empty_udf") if number % 2 else ("empty_udf", "ours")
