@@ -13,8 +13,6 @@ from uuid import UUID
 
 import httpx
 
-from deployments.demo_stream import DEPLOYMENT as STREAM
-from deployments.demo_stream import add_arrivals, stream_parameters
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
 from deployments.ports import HOST
@@ -201,6 +199,8 @@ def run_stream(stack: LocalStack, model: str) -> "StreamReport":
     Raises:
         DemoFailed: The run did not complete.
     """
+    from deployments.demo_stream import DEPLOYMENT as STREAM
+    from deployments.demo_stream import add_arrivals, stream_parameters
     from tasks.config.storage import StorageConfig
     from tasks.refs import StreamReport
     from tasks.storage import resolve_storage
