@@ -139,11 +139,12 @@ def test_user_approves_in_the_form(up: Up, runs: list[RunRef], tmp_path: Path) -
 @pytest.mark.timeout(900)
 def test_answer_is_about_the_champion_that_was_shown(up: Up, runs: list[RunRef], tmp_path: Path) -> None:
     """Another version became the champion before the answer, and the results of stages are on another machine."""
-    flow_run = submit(up, runs[2])
-    wait_for(up, flow_run, "Suspended")
-    shown, storage = champion(up), storage_of(up)
+    storage = storage_of(up)
     table = latest(None, storage.table("images"))
-    other = promote_best([log_run(storage, tmp_path, 4, 0.5, table=table)], PromoteConfig(**ANY_FIGURES), storage)
+    flow_run = submit(up, log_run(storage, tmp_path, 4, 0.5, table=table))
+    wait_for(up, flow_run, "Suspended")
+    shown = champion(up)
+    other = promote_best(runs[2:], PromoteConfig(**ANY_FIGURES), storage)
     assert (other.outcome, other.previous.version if other.previous else None) == ("promoted", shown)
     shutil.rmtree(up.home / "prefect" / "storage")
     answer = {"run_input": {"decision": "promote", "name": "reviewer", "comment": ""}}
