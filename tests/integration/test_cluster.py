@@ -52,7 +52,7 @@ def test_all_stages_ran_on_the_cluster(cluster, done) -> None:
     """ETL, cache, inference and maintenance have their results, in one session with two executors."""
     assert (done["etl"]["stored"], done["built"]) == (3 * PER_CLASS, True)
     assert (done["predicted"]["predicted"], done["predicted"]["errors"]) == (3 * PER_CLASS, 0)
-    assert [Path(path).name for path in done["maintained"]] == ["images", "files", "predictions"]
+    assert [Path(path).name for path in done["maintained"]] == ["images", "files", "predictions", "promotions"]
     assert (done["session"]["master"], done["session"]["slots"]) == (cluster.master, 2)
     assert done["jvm_is_alive"] is False
 
