@@ -55,6 +55,15 @@ def has_spark_secret() -> bool:
     return bool(os.environ.get(SPARK_SECRET))
 
 
+PRELOAD = "LAKEVISION_PRELOAD"
+"""The variable with the module that the daemon of Spark's Python workers imports; set by `tasks.spark.preload`."""
+
+
+def module_to_preload() -> str | None:
+    """Return the module that the daemon of Spark's Python workers imports ($LAKEVISION_PRELOAD), or None."""
+    return os.environ.get(PRELOAD) or None
+
+
 def cxx_compiler() -> str:
     """Return the C++ compiler that `torch.compile` uses for a CPU: $CXX, else g++, on macOS clang++."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")

@@ -9,7 +9,8 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
-from tasks.predict.champion import fetch_classifier, translate_invalid
+from tasks.predict.champion import fetch_classifier
+from tasks.predict.invalid_package import translate_invalid
 from tasks.refs import CacheRef, ModelRef
 from tasks.schema import TEST
 from tasks.storage import Storage

@@ -14,7 +14,7 @@ from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PendingImages, content_key, pending_images
-from tasks.predict.scoring import score, send_package
+from tasks.predict.scoring import score, send_package, start_workers
 from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
 from tasks.progress.count import counted
@@ -99,6 +99,8 @@ def _predict(
         if num and spark is None:
             raise NeedsSpark
         began = time.perf_counter()
+        if spark is not None and num:
+            start_workers(spark)
         contents = _pending_contents(spark, table, pending) if spark is not None and num else None
         labels = pending.labels() if num else ()
     if spark is not None and contents is not None:

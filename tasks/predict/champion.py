@@ -1,8 +1,6 @@
 """Lookup of the registered version that predicts a table, by default the champion, and the check of its data."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -12,7 +10,7 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS, InvalidPackage
+from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -128,19 +126,6 @@ def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
 
 def _name(model: ModelRef) -> str:
     return f"{model.name} version {model.version}"
-
-
-@contextmanager
-def translate_invalid() -> Iterator[None]:
-    """Raise the error of an invalid model package as an error for users.
-
-    Raises:
-        WrongInput: The package is damaged, or was not written by this project.
-    """
-    try:
-        yield
-    except InvalidPackage as error:
-        raise WrongInput(error) from None
 
 
 def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:

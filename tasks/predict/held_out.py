@@ -15,7 +15,8 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import check_predictions
-from tasks.predict.scoring import prediction_columns, score, send_package
+from tasks.predict.predictor import prediction_columns
+from tasks.predict.scoring import score, send_package
 from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST

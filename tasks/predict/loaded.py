@@ -8,7 +8,7 @@ import torch
 from pyspark import SparkFiles
 
 from tasks.model_package.classifier import ImageClassifier
-from tasks.predict.champion import translate_invalid
+from tasks.predict.invalid_package import translate_invalid
 from tasks.spark.cluster import task_gpu
 from tasks.spark.worker_log import log_from_worker
 

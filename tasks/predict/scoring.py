@@ -1,35 +1,28 @@
-"""Predictions by Spark's workers: the iterator pandas UDF, and the model package that it loads."""
+"""Predictions by Spark's workers, and the model package that is sent to them."""
 
-import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pandas as pd
-from pyspark import Accumulator
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import check_unsure, read_classes
-from tasks.predict.champion import fetch_classifier, translate_invalid
+from tasks.predict.champion import fetch_classifier
+from tasks.predict.invalid_package import translate_invalid
+from tasks.predict.predictor import make_predictor
 from tasks.refs import ModelRef
-from tasks.schema import PREDICTION, PREDICTIONS
-from tasks.spark.cluster import task_threads, threads_per_task
-from tasks.spark.progress import EndedParts, count_ended_tasks
-from tasks.spark.worker_log import WorkerCount
+from tasks.schema import PREDICTIONS
+from tasks.spark.cluster import threads_per_task
+from tasks.spark.preload import preload
+from tasks.spark.progress import count_ended_tasks
 from tasks.storage import Storage
 from tasks.tables import delta
-
-if TYPE_CHECKING:
-    from tasks.model_package.classifier import Prediction  # torch: seconds
 
 
 @dataclass(frozen=True)
@@ -45,6 +38,11 @@ class SentModel:
     package: str
     model: ModelRef
     classes: tuple[str, ...]
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Start the workers that predict, before `score` and beside other work: torch takes seconds to import."""
+    preload(spark, "tasks.predict.loaded")
 
 
 def score(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:
@@ -79,65 +77,6 @@ def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
         F.lit(datetime.now(UTC)).alias("predicted_at"),
     )
     return delta.with_schema(rows, PREDICTIONS)
-
-
-def make_predictor(
-    package: str, predict: PredictConfig, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
-) -> Callable[[str], Column]:
-    """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
-
-    Args:
-        package: Name of the folder into which executors unpack the model package.
-        predict: Settings of inference.
-        num_threads: Number of compute threads per Python worker; None for the cores that Spark reserves for a task.
-        ended: Accumulator of the tasks that ended.
-    """
-    driver, size, top_k, min_probability = os.getpid(), predict.batch_size, predict.top_k, predict.min_probability
-
-    def predict_batches(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-        import torch
-
-        from tasks.predict.loaded import load_once
-
-        count = WorkerCount("predict", driver, ended)
-
-        # Spark already runs one worker per core: more threads would oversubscribe the cores.
-        torch.set_num_threads(num_threads or task_threads())
-        model = load_once(package)
-        for contents in batches:
-            images = list(contents)
-            found = [
-                prediction
-                for begin in range(0, len(images), size)
-                for prediction in model.predict(images[begin : begin + size], top_k, min_probability)
-            ]
-            count.add(len(contents))
-            yield prediction_columns(found, model.precision)
-        count.close()
-
-    predictor: Callable[[str], Column] = pandas_udf(predict_batches, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
-    return predictor
-
-
-def prediction_columns(predictions: Sequence["Prediction"], precision: str) -> pd.DataFrame:
-    """Return predictions as the columns of PREDICTION; a missing value is null.
-
-    Args:
-        predictions: The predictions of N images.
-        precision: Precision of the computation.
-    """
-    return pd.DataFrame(
-        {
-            "label": [found.label for found in predictions],
-            "probability": [found.probability for found in predictions],
-            "error": [found.error for found in predictions],
-            "index": pd.array([found.index for found in predictions], dtype="Int32"),
-            "top_labels": [list(found.top_labels) for found in predictions],
-            "top_probabilities": [list(found.top_probabilities) for found in predictions],
-            "precision": precision,
-        },
-        columns=PREDICTION.names,
-    )
 
 
 def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:

@@ -69,6 +69,7 @@ def session_settings(
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.python.daemon.module": "tasks.spark.python_daemon",
             # Other users of the machine reach the driver's port, which deserializes its input. The secret is generated
             # in the JVM and stays there; executors in other processes (local-cluster) would need it as well.
             "spark.authenticate": str(not master.startswith("local-cluster")).lower(),

@@ -23,6 +23,7 @@ from tests.benchmarks.predict_data import (
     GROWTH_SIDE,
     Inputs,
     register_model,
+    write_first,
     write_repeated,
     write_source,
     write_table,
@@ -145,7 +146,7 @@ def main() -> None:
         register_model(Inputs(folder, count, GROWTH_MODEL), GROWTH_SIDE)
         write_table(inputs)
         write_repeated(slow_inputs)
-        write_repeated(first_inputs)
+        write_first(first_inputs, inputs.table)
         figures = against_bare_loop(inputs, num_pairs)
         figures += against_spark(slow_inputs, num_pairs)
         figures.append(start(first_inputs, num_pairs))

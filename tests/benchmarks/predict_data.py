@@ -83,6 +83,16 @@ def write_table(inputs: Inputs) -> None:
     Path(storage.table("images")).rename(inputs.table)
 
 
+def write_first(inputs: Inputs, table: str) -> None:
+    """Write a table of the first `count` rows of another, in one file, as Spark writes it."""
+    from tasks.config.storage import SparkConfig
+    from tasks.spark.session import spark_session
+
+    with spark_session(SparkConfig(), inputs.storage()) as spark:
+        rows = spark.read.format("delta").load(table).orderBy("sha256").limit(inputs.count)
+        rows.coalesce(1).write.format("delta").save(inputs.table)
+
+
 def write_repeated(inputs: Inputs) -> None:
     """Write a table of `count` rows with the contents of the files again and again, under different keys."""
     import deltalake

@@ -1,22 +1,28 @@
 """Start of a Spark session, counts of its tasks, and messages of work that failed in it."""
 
+import os
 import socket
 import struct
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import pandas as pd
+import psutil
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
 from tasks.config.storage import SparkConfig
+from tasks.environment import PRELOAD
 from tasks.progress import count
 from tasks.progress.count import counted, listener
 from tasks.spark.failure import SparkFailed, shorten_exception
 from tasks.spark.jvm import check_java, class_archive
+from tasks.spark.preload import preload
 from tasks.spark.progress import count_ended_tasks
 from tasks.spark.session import spark_session, try_without_spark
 from tasks.spark.worker_log import WorkerCount
@@ -128,6 +134,26 @@ def test_ended_tasks_are_counted_without_lines_of_workers(spark, monkeypatch):
             assert time.monotonic() < deadline, heard
             time.sleep(0.1)
     assert [progress.done for progress in heard] == [0, 10, 20, 30, 40, 100]
+
+
+def report_parent(batches):
+    """Yield the parent process of a worker for each row, and whether it has a module."""
+    for batch in batches:
+        yield pd.DataFrame({"parent": os.getppid(), "is_imported": "wave" in sys.modules}, index=batch.index)
+
+
+def test_workers_are_forked_from_one_process_that_has_imported_a_module(spark, monkeypatch):
+    """The process that is started early is the one from which the next functions have their workers."""
+    monkeypatch.setitem(spark.sparkContext.environment, PRELOAD, "")
+    preload(spark, "wave")
+    preload(spark, "wave")
+    rows = spark.range(0, 4, 1, 2).mapInPandas(report_parent, "parent long, is_imported boolean").distinct().collect()
+    assert [row["is_imported"] for row in rows] == [True]
+    started = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # It ended meanwhile.
+            started += [process] if process.environ().get(PRELOAD) == "wave" else []
+    assert {process.pid for process in started} & {process.ppid() for process in started} == {rows[0]["parent"]}
 
 
 def test_closed_worker_socket_is_reported_as_a_killed_worker():
