@@ -17,6 +17,9 @@ logger = logging.getLogger("lakevision.spark")
 STOP_SECONDS = 120
 """Time after which a JVM that does not exit is killed; writing its class archive takes twenty seconds."""
 
+EXIT_SECONDS = 10
+"""Time in which a JVM exits that has closed its connections."""
+
 ANSWER_SECONDS = 30
 """Time after which a JVM of spark-submit that does not accept a connection has exited."""
 
@@ -75,6 +78,18 @@ def jvm_is_alive() -> bool:
     try:
         socket.create_connection((parameters.address, parameters.port), timeout=ANSWER_SECONDS).close()
     except OSError:
+        return False
+    return True
+
+
+def has_lost_jvm() -> bool:
+    """Return whether the JVM has exited, after a connection to it failed: it closes connections before it is gone."""
+    gateway = SparkContext._gateway
+    if gateway is None or gateway.proc is None:
+        return not jvm_is_alive()
+    try:
+        gateway.proc.wait(timeout=EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
         return False
     return True
 

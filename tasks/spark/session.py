@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
@@ -16,7 +17,14 @@ from tasks.config.values import memory_bytes
 from tasks.environment import worker_malloc
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
 from tasks.spark.failure import failures_as_text
-from tasks.spark.gateway import forget_dead_jvm, jvm_is_alive, start_authenticated_jvm, stop_jvm, submitted_settings
+from tasks.spark.gateway import (
+    forget_dead_jvm,
+    has_lost_jvm,
+    jvm_is_alive,
+    start_authenticated_jvm,
+    stop_jvm,
+    submitted_settings,
+)
 from tasks.spark.jvm import check_java
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.settings import session_settings
@@ -207,7 +215,12 @@ def try_without_spark(
 
 def _stop(session: SparkSession) -> None:
     if jvm_is_alive():
-        session.stop()
+        try:
+            session.stop()
+        except (Py4JError, OSError):
+            if not has_lost_jvm():
+                raise
+    if jvm_is_alive():
         _stop_jvm()
     else:
         _forget_dead_jvm()

@@ -4,7 +4,6 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.storage import Storage
 from tests.benchmarks.image_folder import write_images
@@ -95,22 +94,22 @@ def write_first(inputs: Inputs, table: str) -> None:
 
 def write_repeated(inputs: Inputs) -> None:
     """Write a table of `count` rows with the contents of the files again and again, under different keys."""
+    add_repeated(inputs, 0, inputs.count)
+
+
+def add_repeated(inputs: Inputs, first: int, count: int) -> None:
+    """Add images of these numbers to the table, which is created if it is missing, PART_IMAGES in each commit."""
     import deltalake
     import pyarrow as pa
 
     files = Inputs(inputs.folder, 1000).files()
-    contents = [file.read_bytes() for file in files]
-
-    def batches() -> Any:
-        for first in range(0, inputs.count, PART_IMAGES):
-            numbers = range(first, min(first + PART_IMAGES, inputs.count))
-            keys = [hashlib.sha256(f"{number}".encode()).hexdigest() for number in numbers]
-            yield pa.RecordBatch.from_pydict({"sha256": keys, "content": [contents[n % len(files)] for n in numbers]})
-
-    schema = pa.schema([("sha256", pa.string()), ("content", pa.binary())])
-    for batch in batches():
-        table = pa.Table.from_batches([batch], schema)
-        deltalake.write_deltalake(inputs.table, table, mode="append")
+    for begin in range(first, first + count, PART_IMAGES):
+        numbers = range(begin, min(begin + PART_IMAGES, first + count))
+        keys = [hashlib.sha256(f"{number}".encode()).hexdigest() for number in numbers]
+        contents = [files[number % len(files)].read_bytes() for number in numbers]
+        table = pa.table({"sha256": pa.array(keys, pa.string()), "content": pa.array(contents, pa.binary())})
+        feed = {"delta.enableChangeDataFeed": "true"}  # A stream reads it.
+        deltalake.write_deltalake(inputs.table, table, mode="append", configuration=feed)
 
 
 def register_model(inputs: Inputs, side: int = SIDE) -> None:

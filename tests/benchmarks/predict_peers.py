@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,32 @@ def ours(inputs: Inputs) -> Answer:
 
     predict = PredictConfig(table=inputs.table, predictions=str(inputs.written), batch_size=BATCH_SIZE)
     report = predict_batch(predict, PromoteConfig(model_name=inputs.model), inputs.storage(), SparkConfig())
+    assert (report.predicted, report.errors) == (inputs.count, 0), report
+    return {"images_per_second": report.predicted / report.seconds}
+
+
+def stream(inputs: Inputs) -> Answer:
+    """Run streaming inference to its end; return also its rate without the start of the session."""
+    return _stream(inputs, None)
+
+
+def endless_stream(inputs: Inputs) -> Answer:
+    """Run streaming inference with a batch each second, until it is interrupted."""
+    with suppress(KeyboardInterrupt):
+        _stream(inputs, 1)
+    return {}
+
+
+def _stream(inputs: Inputs, interval_seconds: int | None) -> Answer:
+    from tasks.config.prediction import PredictConfig
+    from tasks.config.promotion import PromoteConfig
+    from tasks.config.storage import SparkConfig
+    from tasks.config.stream import StreamConfig
+    from tasks.stream.predict import predict_stream
+
+    predict = PredictConfig(table=inputs.table, predictions=str(inputs.written), batch_size=BATCH_SIZE)
+    promote, settings = PromoteConfig(model_name=inputs.model), StreamConfig(interval_seconds=interval_seconds)
+    report = predict_stream(settings, predict, promote, inputs.storage(), SparkConfig())
     assert (report.predicted, report.errors) == (inputs.count, 0), report
     return {"images_per_second": report.predicted / report.seconds}
 
@@ -184,6 +211,8 @@ def empty_udf(_inputs: Inputs) -> Answer:
 
 PEERS: dict[str, Callable[[Inputs], Answer]] = {
     "ours": ours,
+    "stream": stream,
+    "endless_stream": endless_stream,
     "bare": bare,
     "spark_udf": spark_udf,
     "predict_batch_udf": predict_batch_udf,
@@ -198,7 +227,8 @@ def main() -> None:
     began = time.perf_counter()
     found = PEERS[name](inputs)
     seconds = time.perf_counter() - began
-    shutil.rmtree(inputs.written, ignore_errors=True)
+    for folder in (inputs.written, Path(f"{inputs.written}.streams")):
+        shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(found | {"seconds": seconds}), flush=True)
 
 

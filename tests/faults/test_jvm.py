@@ -60,6 +60,16 @@ def test_session_after_a_killed_jvm_is_new(storage):
     assert SparkContext._gateway is None
 
 
+def test_jvm_that_dies_while_it_is_stopped_is_no_error(storage, monkeypatch):
+    """The work is done by then; the next session starts another JVM."""
+    with spark_session(SparkConfig(), storage) as session:
+        stop = session.stop
+        monkeypatch.setattr(session, "stop", lambda: (kill_jvm(), stop()))
+    assert SparkContext._gateway is None
+    with spark_session(SparkConfig(), storage) as session:
+        assert session.range(10).count() == 10
+
+
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 5.0, 8.0])
 def test_etl_after_a_killed_jvm_equals_undisturbed_etl(make_images, storage, tmp_path: Path, seconds):
     """Kills at several moments between start and second commit leave the next run the rows of an undisturbed run."""

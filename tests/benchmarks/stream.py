@@ -1,0 +1,138 @@
+"""Throughput of streaming inference beside batch inference, and its lag while images arrive at half of its rate.
+
+Both read the same table and run mobilenet_v2 at 224 pixels, each in a process of its own. Then images are added to a
+table in small commits, while a stream with a batch each second predicts them. The lag is the number of images that were
+added and have no prediction.
+
+Run: `make bench-stream`; BENCH_ARGS=--quick for fewer images and one pair.
+"""
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import deltalake
+
+from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.predict_data import Inputs, add_repeated, register_model, write_repeated, write_source
+from tests.benchmarks.processes import measure
+
+RATE_GOAL, LAG_GOAL = 0.8, 1.25
+ADDED_IMAGES = 32
+"""Images per commit while the lag is measured."""
+
+FIRST_BATCH_SECONDS = 120
+"""Time limit for the first predictions of the stream."""
+
+
+def run_side(name: str, inputs: Inputs) -> tuple[float, float]:
+    """Run one side; return its images per second, with and without the start of the session."""
+    measured = measure("predict_peers.py", name, str(inputs.folder), str(inputs.count), inputs.model)
+    found = json.loads(measured.last_line)
+    print(
+        f"  {name}, {inputs.count} images: {found['seconds']:.1f} s, {found['images_per_second']:.1f} images/s",
+        flush=True,
+    )
+    return inputs.count / found["seconds"], found["images_per_second"]
+
+
+def against_batch(inputs: Inputs, num_pairs: int) -> list[Figure]:
+    """Compare the rates in pairs whose order alternates."""
+    rounds = []
+    for number in range(num_pairs):
+        order = ("stream", "ours") if number % 2 else ("ours", "stream")
+        rounds.append({name: run_side(name, inputs) for name in order})
+    figures = []
+    for place, figure in enumerate(("stream", "stream, without start")):
+        pairs = [(found["stream"][place], found["ours"][place]) for found in rounds]
+        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+        ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+        figures.append(Figure(figure, ours, "images/s", "batch", theirs, ratio, RATE_GOAL, ratio >= RATE_GOAL))
+    return figures
+
+
+def num_predicted(inputs: Inputs) -> int:
+    """Return the number of predictions in the table."""
+    if not deltalake.DeltaTable.is_deltatable(str(inputs.written)):
+        return 0
+    return int(deltalake.DeltaTable(str(inputs.written)).count())
+
+
+def lag(inputs: Inputs, rate: float, seconds: float) -> list[tuple[float, int]]:
+    """Return times in seconds and images without a prediction, while images are added at a rate.
+
+    Args:
+        inputs: A table that does not exist yet.
+        rate: Images per second.
+        seconds: Duration, from the first predictions on.
+
+    Raises:
+        RuntimeError: The stream ended or predicted nothing.
+    """
+    add_repeated(inputs, 0, ADDED_IMAGES)
+    added, lags = ADDED_IMAGES, []
+    arguments = ("endless_stream", str(inputs.folder), str(inputs.count), inputs.model)
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "predict_peers.py"), *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            limit = time.monotonic() + FIRST_BATCH_SECONDS
+            while not num_predicted(inputs):
+                if running.poll() is not None or time.monotonic() > limit:
+                    raise RuntimeError("the stream predicted nothing")
+                time.sleep(0.5)
+            began = time.monotonic()
+            while (passed := time.monotonic() - began) < seconds:
+                while added < ADDED_IMAGES + rate * passed:
+                    add_repeated(inputs, added, ADDED_IMAGES)
+                    added += ADDED_IMAGES
+                lags.append((passed, added - num_predicted(inputs)))
+                time.sleep(0.5)
+            if running.poll() is not None:
+                raise RuntimeError("the stream ended")
+        finally:
+            running.send_signal(signal.SIGINT)
+    return lags
+
+
+def bounded(lags: list[tuple[float, int]], rate: float) -> list[Figure]:
+    """Compare the largest lag of the second half of the time with that of the first half, as seconds of arrivals."""
+    middle = lags[-1][0] / 2
+    first, second = (max(images for passed, images in lags if (passed > middle) is late) for late in (False, True))
+    seconds = f"largest lag at {rate:.0f} images/s, half the rate, second half of {lags[-1][0]:.0f} s"
+    ratio = second / max(first, 1)
+    return [Figure(seconds, second / rate, "s", "first half", first / rate, ratio, LAG_GOAL, ratio <= LAG_GOAL)]
+
+
+def main() -> None:
+    """Write the images, register the model, run both comparisons, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="500 images, one pair, 40 s")
+    parser.add_argument("--images", type=int, default=10_000, help="images of the table for the rates")
+    parser.add_argument("--pairs", type=int, default=3, help="number of pairs")
+    parser.add_argument("--seconds", type=float, default=240.0, help="duration of the arrivals")
+    options = parser.parse_args()
+    count, num_pairs, seconds = options.images, options.pairs, options.seconds
+    if options.quick:
+        count, num_pairs, seconds = 500, 1, 40.0
+    with TemporaryDirectory(prefix="lakevision-bench-") as scratch:
+        inputs = Inputs(Path(scratch), count)
+        write_source(Inputs(Path(scratch), min(count, 1000)))
+        register_model(inputs)
+        write_repeated(inputs)
+        figures = against_batch(inputs, num_pairs)
+        half = figures[1].value / 2
+        figures += bounded(lag(Inputs(Path(scratch), 0), half, seconds), half)
+    write_figures("stream", figures, note=f"{count} JPEGs of 160 to 1,024 pixels, median of {num_pairs} pairs")
+
+
+if __name__ == "__main__":
+    main()
