@@ -38,8 +38,8 @@ class StreamConfig(FrozenConfig):
     )
     restart: bool = Field(
         False,
-        description="Start again with what is in the table or source now, such as after VACUUM deleted changes that "
-        "the stream had not read; images that have a prediction are not predicted again",
+        description="Start again with the present rows or files, such as after VACUUM deleted changes that the stream "
+        "had not read; images that have a prediction are not predicted again",
     )
     timeout_seconds: StageTimeout = Field(
         86_400,

@@ -53,7 +53,7 @@ OF_PART = (
     "CREATE TABLE known AS FROM all_known SEMI JOIN listing USING (path)",
     "CREATE TABLE predictions AS FROM all_predictions SEMI JOIN known USING (sha256)",
 )
-"""What is known of the listed files alone: the hash tables of the joins are those of a batch, and not of all files."""
+"""The rows of the listed files alone: the hash tables of the joins are those of a batch, and not of all files."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from tasks.object_store import file_system, list_names
 logger = logging.getLogger("lakevision.stream")
 
 RESTART = (
-    "set stream.restart to true for one run, which starts again with what is there now, predicts only images without "
-    "a prediction, and loses none"
+    "set stream.restart to true for one run, which starts again with all images, predicts only those without a "
+    "prediction, and loses none"
 )
 """The way out of a stream that cannot be continued."""
 

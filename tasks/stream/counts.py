@@ -76,6 +76,6 @@ def log_end(report: StreamReport) -> None:
     counted = [(report.versions_behind, "versions"), (report.files_behind, "files")]
     behind = ", ".join(f"{num} {unit}" for num, unit in counted if num) or "nothing"
     logger.info(
-        "%d images predicted in %d batches, %d of them with an error; %d files cannot be read; %s behind",
+        "%d images predicted in %d batches, %d of them with an error; %d files cannot be read, %s behind",
         report.predicted, report.batches, report.errors, report.unreadable, behind,
     )  # fmt: skip
