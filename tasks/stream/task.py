@@ -28,7 +28,7 @@ def predict_changes(
     stream: StreamConfig, predict: PredictConfig, promote: PromoteConfig, storage: Storage, spark_config: SparkConfig
 ) -> StreamReport:
     """Predict the images that were added since the last run."""
-    artifact = _Artifact()
+    artifact = StreamArtifact()
     writer = LatestWriter(artifact.write, UPDATE_SECONDS)
     try:
         report = predict_stream(
@@ -40,7 +40,7 @@ def predict_changes(
     return report if report.batches else skipped(report, "nothing has changed since the last run")
 
 
-class _Artifact:
+class StreamArtifact:
     """The table artifact of what a run has done, and how far the stream is behind."""
 
     def __init__(self) -> None:
