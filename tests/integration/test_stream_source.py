@@ -109,7 +109,20 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     os.rename(folder, tmp_path / "elsewhere")
     with pytest.raises(WrongInput, match=r"predict.source is '.*', which does not exist"):
         run_stream()
+
+    # A stream without an end looks again after each interval; the folder may be empty.
     folder.mkdir()
-    assert run_stream().batches == 0
+    waits = []
+
+    def add_then_stop(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+        (folder / "late.png").write_bytes(encoded(noise(24, 24, seed=40)))
+
+    monkeypatch.setattr(source_stream, "_sleep", add_then_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_stream(interval_seconds=7)
+    assert (waits, reports[-1].predicted, reports[-1].files_behind) == ([7, 7, 7], 1, 0)
     keys = [tuple(row[:3]) for row in spark.read.format("delta").load(predictions).collect()]
     assert len(keys) == len(set(keys))
