@@ -114,12 +114,19 @@ def read_listings(spark: SparkSession, checkpoint: str) -> DataFrame:
 
 
 def waiting(checkpoint: str, now: float) -> Lag:
-    """Return the number of files in listings that no batch has processed, and the age of the oldest at a time."""
+    """Return the number of files in listings that no batch has processed, and the age of the oldest at a time.
+
+    Raises:
+        WrongInput: A listing is damaged.
+    """
     filesystem, root = file_system(f"{checkpoint}/{LISTINGS}")
     num, ages = 0, [0.0]
     for name in _names(checkpoint):
-        with filesystem.open(f"{root}/{name}", "rb") as file:
-            part = pq.read_table(file, columns=["modified_at"])
+        try:
+            with filesystem.open(f"{root}/{name}", "rb") as file:
+                part = pq.read_table(file, columns=["modified_at"])
+        except pa.ArrowInvalid:
+            raise damaged(checkpoint, f"{LISTINGS}/{name} cannot be read") from None
         num += part.num_rows
         ages.append(age_of_oldest(part, now))
     return Lag(0, max(ages), num)

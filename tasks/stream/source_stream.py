@@ -27,7 +27,7 @@ from tasks.spark.visible_folders import check_visible
 from tasks.storage import Storage
 from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, read_position, remove_older
 from tasks.stream.counts import ShowProgress, StreamCounts, log_end
-from tasks.stream.failures import explain_failure
+from tasks.stream.failures import explain_checkpoint_failure
 from tasks.stream.file_batch import FilePredictor
 from tasks.stream.lag import Lag
 from tasks.stream.listings import age_of_oldest, hand_over, new_files, read_listings, remove_processed, waiting
@@ -103,10 +103,10 @@ class _Run:
         root = checkpoint_root(self.predictions, "files", str(self.location), table_id, *given)
         with exclusive_lock(root, spark):
             checkpoint = open_checkpoint(root, restart=self.stream.restart)
-            has_processed = self._process_new(spark, checkpoint, model)
+            has_processed = self._process_new(spark, checkpoint)
             while self.stream.interval_seconds is not None:
                 _sleep(self.stream.interval_seconds)
-                self._process_new(spark, checkpoint, model)
+                self._process_new(spark, checkpoint)
             lag = self._lag(checkpoint) if has_processed else Lag(0, 0.0)
         report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag)
         log_end(report)
@@ -121,14 +121,14 @@ class _Run:
             self.logged.add(model)
         return model
 
-    def _process_new(self, spark: SparkSession | None, checkpoint: str, model: ModelRef) -> bool:
+    def _process_new(self, spark: SparkSession | None, checkpoint: str) -> bool:
         """Process the files that are new now, and those that an earlier run left; return whether there were any.
 
         Raises:
             NeedsSpark: There are some, and `spark` is None; nothing was changed.
         """
         read_position(checkpoint)  # A damaged checkpoint is found before anything is written to it.
-        source = self._list()
+        source, model = self._list(), self._find(spark)
         listed = new_files(source.listing, checkpoint, self.storage)
         files = self._pending(spark, replace(source, listing=listed), model)
         left = waiting(checkpoint, time.time())
@@ -185,7 +185,7 @@ class _Run:
         try:
             run_query(read_listings(spark, checkpoint), process, checkpoint, None)
         except Exception as error:
-            explained = explain_failure(str(error), str(self.location), checkpoint)
+            explained = explain_checkpoint_failure(str(error), checkpoint)
             if explained is None:
                 raise
             raise explained from error

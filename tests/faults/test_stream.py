@@ -15,7 +15,7 @@ from tests.builders.streams import append_images, create_images, photos_of, pred
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 
-NUM_KILLS, NUM_KILLS_OF_FILES = 20, 8
+NUM_KILLS, NUM_KILLS_OF_FILES = 20, 6
 
 
 @pytest.mark.timeout(3600)
@@ -57,7 +57,7 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
 def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_path) -> None:
     """Files come and are replaced between the kills; at the end each has one row, and no listing or file is left."""
     storage, source = make_storage(tmp_path / "home"), tmp_path / "source"
-    write_images(source, 10)
+    write_images(source, 5)
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     promote_best([run], PromoteConfig(model_name=MODEL), storage)
     killed, extra = 0, b"a comment after the end of the image"
@@ -67,7 +67,7 @@ def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_pa
         assert ended.left_running == [], ended.output
         killed += was_running
         print(f"kill {attempt}, {seconds:.2f} s into a batch: {was_running}, batches {batches(storage)}")
-        write_images(source, 2, first=10 + 2 * attempt)
+        write_images(source, 2, first=5 + 2 * attempt)
         file = source / "red" / f"{attempt:03d}.png"
         file.write_bytes(file.read_bytes() + extra)
     assert killed >= NUM_KILLS_OF_FILES // 2
@@ -77,7 +77,7 @@ def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_pa
         rows = spark.read.format("delta").load(storage.table("inputs")).collect()
         print(f"the last run predicted {report.predicted} images")
     files = {str(file.relative_to(source)): file.read_bytes() for file in source.rglob("*.png")}
-    assert len(files) == 30 + 6 * NUM_KILLS_OF_FILES
+    assert len(files) == 15 + 6 * NUM_KILLS_OF_FILES
     digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
     assert sorted((row["path"], row["sha256"]) for row in rows) == sorted(digests.items())
     assert len(set(keys)) == len(keys)

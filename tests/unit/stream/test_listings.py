@@ -94,6 +94,10 @@ def test_run_that_is_killed_while_it_hands_over_loses_nothing(
 def test_damaged_list_has_a_way_out(storage: Storage, tmp_path: Path) -> None:
     """The message names the checkpoint and the setting."""
     (tmp_path / LISTED).write_bytes(b"PAR1 PAR1")
+    (tmp_path / "listings").mkdir()
+    (tmp_path / "listings" / "1.parquet").write_bytes(b"")
+    with pytest.raises(WrongInput, match=r"is damaged \(listings/1.parquet cannot be read\): set stream.restart"):
+        waiting(str(tmp_path), 1.0)
     with pytest.raises(WrongInput, match=rf"'{tmp_path}' of the stream is damaged \(listed.parquet .*stream.restart"):
         new_files(listing(a=1), str(tmp_path), storage)
 
