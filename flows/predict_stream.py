@@ -1,4 +1,4 @@
-"""The streaming inference flow: predict the images that were added to a table since the last run."""
+"""The streaming inference flow: predict the images that were added to a table or folder since the last run."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -11,7 +11,7 @@ from tasks.stream.task import predict_changes
 
 @dag_flow("predict-stream")
 def predict_stream(config: StreamRun = StreamRun()) -> StreamReport:
-    """Predict the images that were added to a table since the last run."""
+    """Predict the images that were added to a table or folder since the last run."""
     storage = resolve_storage(config.storage)
     return run_stage(predict_changes, config.stream, config.predict, config.promote, storage, config.spark)
 

@@ -104,9 +104,13 @@ class StreamReport(Ref):
     seconds: float
     """Wall time of the batches, without the start of the Spark session."""
     versions_behind: int
-    """Versions of the source that change rows and that were not processed; 0 for a folder."""
+    """Versions of the table that change rows and that were not processed; 0 for a folder or URL."""
     seconds_behind: float
-    """Age of the oldest of these versions, in seconds."""
+    """Age of the oldest of these versions, or of the oldest of these files, in seconds."""
+    files_behind: int = 0
+    """Files of the folder or URL that were not processed; 0 for a table."""
+    unreadable: int = 0
+    """Files that could not be read."""
     unlearned: tuple[str, ...] = ()
     """Labels of predicted images that are not classes of the model."""
 

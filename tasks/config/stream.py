@@ -1,15 +1,15 @@
 """Parameters of streaming inference."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from tasks.config.form import Schema, when_given
 from tasks.config.frozen import FrozenConfig
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import NO_TABLE, PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import StageTimeout
-from tasks.errors import loggable
 
 
 class StreamConfig(FrozenConfig):
@@ -23,19 +23,23 @@ class StreamConfig(FrozenConfig):
         "ends when it has processed what was there at its start",
     )
     max_files_per_batch: int = Field(
-        1000, ge=1, le=1_000_000, description="Maximum number of data files whose images one batch reads"
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="Maximum number of files of a batch: of image files for predict.source, of the table's data files "
+        "otherwise",
     )
     max_megabytes_per_batch: int = Field(
         256,
         ge=1,
         le=1_000_000,
-        description="Size of the data files from which on a batch is full, in megabytes (10^6 bytes); a batch has at "
+        description="Size of these files from which on a batch is full, in megabytes (10^6 bytes); a batch has at "
         "least one file",
     )
     restart: bool = Field(
         False,
-        description="Start again from the newest version of the table, such as after VACUUM deleted changes that the "
-        "stream had not read; images that have a prediction are not predicted again",
+        description="Start again with the present rows or files, such as after VACUUM deleted changes that the stream "
+        "had not read; images that have a prediction are not predicted again",
     )
     timeout_seconds: StageTimeout = Field(
         86_400,
@@ -48,8 +52,13 @@ class StreamRun(SparkRun):
     """Parameters of the flow `predict-stream`."""
 
     first_screen = (
-        TABLES | MODEL_NAME | {"alias": ("predict", "alias"), "interval_seconds": ("stream", "interval_seconds")}
+        TABLES
+        | MODEL_NAME
+        | {name: ("predict", name) for name in ("alias", "source")}
+        | {"interval_seconds": ("stream", "interval_seconds")}
     )
+
+    rules: ClassVar[tuple[Schema, ...]] = (when_given("source", {"properties": {"predict": {"properties": NO_TABLE}}}),)
 
     promote: PromoteConfig = Field(
         PromoteConfig(), description="Registered model to use; empty: the model trained from the table"
@@ -58,11 +67,10 @@ class StreamRun(SparkRun):
     stream: StreamConfig = StreamConfig()
 
     @model_validator(mode="after")
-    def _check_newest_version_of_a_table(self) -> Self:
-        for name in ("source", "table_version"):
-            if (value := getattr(self.predict, name)) not in {None, ""}:
-                raise ValueError(
-                    f"predict.{name} is '{loggable(value)}', but a stream reads a table's changes: leave it out, or "
-                    "run the flow predict-batch"
-                )
+    def _check_newest_version(self) -> Self:
+        if (version := self.predict.table_version) is not None:
+            raise ValueError(
+                f"predict.table_version is {version}, but a stream reads the changes of a table: leave it out, or run "
+                "the flow predict-batch"
+            )
         return self

@@ -13,9 +13,8 @@ from tasks.etl.source import find_source
 from tasks.predict.champion import model_of_images, model_of_table, named_model
 from tasks.predict.inputs import check_inputs, inputs_table
 from tasks.predict.least_confident import NAMED_ARROW
-from tasks.predict.pending import check_predictions
+from tasks.predict.predictions import predicted_by
 from tasks.predict.source import SETTING
-from tasks.refs import ModelRef
 from tasks.schema import DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
@@ -89,7 +88,8 @@ def champion_answers(
     scratch = scratch_root(storage)
     images = snapshots.latest(spark, storage.table("images"))
     model = named_model(predict, promote, storage) or model_of_table(images, predict, storage)
-    predicted = _predicted(spark, predict, model, storage)
+    path = predict.predictions or storage.table("predictions")
+    predicted = predicted_by(spark, model, path, PREDICTED_ARROW, storage)
     ledger: pa.Table | ParquetRows = LEDGER_ARROW.empty_table()
     if (files := snapshots.newest_snapshot(spark, storage.table("files"))) is not None:
         ledger = snapshots.version_rows(spark, files.table, LEDGER_ARROW, scratch)
@@ -124,25 +124,13 @@ def source_answers(
         raise WrongInput("predict.source is empty: give the folder or URL, or read champion_answers for a table")
     source = str(find_source(predict.source, storage, SETTING))
     model = named_model(predict, promote, storage) or model_of_images(predict, storage, spark)
-    path = inputs_table(predict.predictions or storage.table("predictions"))
+    predictions = predict.predictions or storage.table("predictions")
+    path = inputs_table(predictions)
     files: pa.Table | ParquetRows = NAMED_ARROW.empty_table()
     if (newest := snapshots.newest_snapshot(spark, path)) is not None:
         check_inputs(newest.schema, path)
         files = snapshots.version_rows(spark, newest.table, NAMED_ARROW, scratch_root(storage), {"source": source})
     with Relations(storage) as relations:
         relations.add("inputs", files)
-        relations.add("predicted", _predicted(spark, predict, model, storage))
+        relations.add("predicted", predicted_by(spark, model, predictions, PREDICTED_ARROW, storage))
         yield from relations.batches(FILE_ANSWERS, FILE_ANSWERS_ARROW)
-
-
-def _predicted(
-    spark: SparkSession | None, predict: PredictConfig, model: ModelRef, storage: Storage
-) -> pa.Table | ParquetRows:
-    """Return the predictions by a model version; none without a table."""
-    path = predict.predictions or storage.table("predictions")
-    newest = snapshots.newest_snapshot(spark, path)
-    if newest is None:
-        return PREDICTED_ARROW.empty_table()
-    check_predictions(newest.schema, path)
-    by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-    return snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch_root(storage), by)

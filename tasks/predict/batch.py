@@ -14,6 +14,7 @@ from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PendingImages, content_key, pending_images
+from tasks.predict.predictions import check_paths, predictions_setting
 from tasks.predict.scoring import score, send_package, start_workers
 from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
@@ -23,8 +24,8 @@ from tasks.spark.cluster import num_task_slots
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
-from tasks.system.disk import check_writable, translate_disk_full
-from tasks.tables import delta, snapshots
+from tasks.system.disk import translate_disk_full
+from tasks.tables import snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
@@ -63,10 +64,7 @@ def predict_batch(
     chosen = model or named_model(predict, promote, storage)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
-    delta.check_table_path(path)
-    delta.check_table_path(predictions)
-    check_writable(storage.home, "storage.home")
-    check_writable(predictions, "predict.predictions")
+    check_paths(path, predictions, storage)
 
     def run(spark: SparkSession | None) -> PredictReport:
         with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
@@ -105,7 +103,7 @@ def _predict(
         labels = pending.labels() if num else ()
     if spark is not None and contents is not None:
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
-        check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
+        check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
         unlearned = tuple(sorted(set(labels) - set(sent.classes)))
         warn_of_unlearned(unlearned, table, model)

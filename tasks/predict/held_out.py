@@ -14,9 +14,9 @@ from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.pending import check_predictions
+from tasks.predict.predictions import predicted_by
 from tasks.predict.predictor import prediction_columns
-from tasks.predict.scoring import score, send_package
+from tasks.predict.scoring import score, send_package, start_workers
 from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
@@ -28,7 +28,7 @@ from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.append import append_rows
-from tasks.tables.parquet_rows import ParquetRows, spool_rows
+from tasks.tables.parquet_rows import spool_rows
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
 
@@ -73,6 +73,7 @@ def predict_held_out(spark: SparkSession | None, model: ModelRef, table: TableRe
             rows = _predicted(classifier, model, table, missing)
             append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
         else:
+            start_workers(spark)
             sent = send_package(spark, storage, model, SETTINGS)
             write(score(_contents(spark, table, missing), sent, SETTINGS), path, model, SETTINGS)
     logger.info("%d test images predicted by %s version %d for the comparison", num, model.name, model.version)
@@ -97,12 +98,7 @@ def first_image(spark: SparkSession | None, table: TableRef) -> bytes | None:
 
 def _missing(spark: SparkSession | None, model: ModelRef, table: TableRef, path: str, storage: Storage) -> set[str]:
     scratch = scratch_root(storage)
-    newest = snapshots.newest_snapshot(spark, path)
-    predicted: pa.Table | ParquetRows = KEY_ARROW.empty_table()
-    if newest is not None:
-        check_predictions(newest.schema, path)
-        by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, KEY_ARROW, scratch, by)
+    predicted = predicted_by(spark, model, path, KEY_ARROW, storage)
     with Relations(storage) as relations:
         relations.add("tested", snapshots.version_rows(spark, table, SHA256_ARROW, scratch, {"split": TEST}))
         relations.add("predicted", predicted)

@@ -8,16 +8,16 @@ import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType
 
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
+from tasks.predict.predictions import predicted_by
 from tasks.refs import ModelRef, TableRef
-from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_KEY
+from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
-from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
@@ -90,26 +90,6 @@ def check_images(columns: Iterable[str], path: str) -> None:
         )
 
 
-def check_predictions(columns: StructType, path: str) -> None:
-    """Check that a table of predictions has the columns that inference writes, before images are predicted.
-
-    Raises:
-        WrongInput: Columns are missing, of another type, or unknown; the message names them.
-    """
-    wanted, found = ({field.name: field.dataType.simpleString() for field in of} for of in (PREDICTIONS, columns))
-    wrong = [f"{name} ({found[name]})" for name in found if found[name] != wanted.get(name)]
-    # Those of a later release are added, unless another program has given their names to other columns.
-    required = [name for name in wanted if name in found or name not in ADDED_TO_PREDICTIONS]
-    lacking = [f"{name} ({wanted[name]})" for name in required if found.get(name) != wanted[name]]
-    if wrong or lacking:
-        has = f" has {', '.join(wrong)}" if wrong else ""
-        lacks = f" lacks {', '.join(lacking)}" if lacking else ""
-        raise WrongInput(
-            f"predict.predictions is '{path}', a table that{has}{' and' if has and lacks else ''}{lacks}, so "
-            "predictions cannot be merged into it: give another path"
-        )
-
-
 @contextmanager
 def pending_images(
     spark: SparkSession | None,
@@ -137,12 +117,7 @@ def pending_images(
     types = {field.name: field.dataType for field in snapshots.schema_of(spark, table)}
     check_images(types, table.path)
     has_labels = types.get("label") == StringType()
-    newest = snapshots.newest_snapshot(spark, predictions)
-    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
-    if newest is not None:
-        check_predictions(newest.schema, predictions)
-        by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by_model)
+    predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
     with Relations(storage) as relations:
         columns = LABELLED_ARROW if has_labels else SHA256_ARROW
         relations.add("images", snapshots.version_rows(spark, table, columns, scratch))

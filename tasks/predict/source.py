@@ -60,7 +60,7 @@ class ListedSource:
     """
 
     location: Path | str
-    listing: SpooledRows
+    listing: SpooledRows | pa.Table
     before: str | None
 
     @property
@@ -69,7 +69,9 @@ class ListedSource:
         return str(self.location)
 
 
-def list_source(source: str, inputs: str, storage: Storage, config: SparkConfig) -> ListedSource:
+def list_source(
+    source: str, inputs: str, storage: Storage, config: SparkConfig, *, may_be_empty: bool = False
+) -> ListedSource:
     """List the image files of a source in any layout; write the built-in digits first if they are the source.
 
     A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
@@ -79,6 +81,7 @@ def list_source(source: str, inputs: str, storage: Storage, config: SparkConfig)
         inputs: Path or URL of the table `inputs`.
         storage: Location of temporary files.
         config: Settings of the Spark session.
+        may_be_empty: Whether a source without image files is listed, too: its files may still come.
 
     Raises:
         WrongInput: The source is neither a path nor a URL, does not exist, cannot be listed, or has no image files.
@@ -94,7 +97,8 @@ def list_source(source: str, inputs: str, storage: Storage, config: SparkConfig)
         else:
             with spark_session(config, storage) as spark:
                 listing = _spool(remote_files(spark, location, SETTING), storage)
-    check_not_empty(listing, str(location), SETTING)
+    if not may_be_empty:
+        check_not_empty(listing, str(location), SETTING)
     return ListedSource(location, listing, before)
 
 

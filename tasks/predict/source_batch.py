@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +14,8 @@ from tasks.config.storage import SparkConfig
 from tasks.predict.champion import check_promoted, model_of_images, named_model
 from tasks.predict.inputs import inputs_table, record_inputs
 from tasks.predict.least_confident import least_confident_files
-from tasks.predict.scoring import prediction_rows, send_package, with_predictions
+from tasks.predict.predictions import check_paths, predictions_setting
+from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import ListedSource, list_source, read_files
 from tasks.predict.source_pending import pending_files
 from tasks.predict.write import check_errors, write
@@ -23,12 +25,29 @@ from tasks.schema import FILE_ARROW, INPUTS
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.spark.visible_folders import check_visible
 from tasks.storage import Storage
-from tasks.system.disk import check_writable, translate_disk_full
+from tasks.system.disk import translate_disk_full
 from tasks.tables import delta, snapshots
 from tasks.tables.writer import write_access
 from tasks.tracking import SOURCE_TAG
 
 logger = logging.getLogger("lakevision.predict")
+
+
+@dataclass(frozen=True)
+class PredictedFiles:
+    """Result of the prediction of files.
+
+    Attributes:
+        images: Number of different images.
+        errors: Number of these that have an error.
+        unreadable: Number of files that cannot be read.
+        vanished: Paths of files that were removed since they were listed.
+    """
+
+    images: int
+    errors: int
+    unreadable: int
+    vanished: tuple[str, ...] = ()
 
 
 def predict_source(
@@ -61,10 +80,7 @@ def predict_source(
     chosen = model or named_model(predict, promote, storage)
     predictions = predict.predictions or storage.table("predictions")
     inputs = inputs_table(predictions)
-    for path in (predictions, inputs):
-        delta.check_table_path(path)
-    check_writable(storage.home, "storage.home")
-    check_writable(predictions, "predict.predictions")
+    check_paths(inputs, predictions, storage)
     with keep_spark():  # The session that lists a URL also reads its files.
         source = list_source(given, inputs, storage, config)
 
@@ -74,18 +90,22 @@ def predict_source(
                 if source.before != delta.newest_commit(inputs):
                     source = list_source(given, inputs, storage, config)
                 version = chosen or model_of_images(predict, storage, spark)
-                _log_model(version, source, storage)
+                log_model(version, source.name, storage)
                 return _predict(spark, source, inputs, predictions, version, predict, storage)
 
         return try_without_spark(run, config, storage)
 
 
-def _log_model(model: ModelRef, source: ListedSource, storage: Storage) -> None:
-    """Log which model predicts which files; they need not be those that it was trained on."""
+def log_model(model: ModelRef, source: str, storage: Storage) -> None:
+    """Log which model predicts the files of which source; they need not be those that it was trained on.
+
+    Raises:
+        WrongInput: As `check_promoted`.
+    """
     trained_on = check_promoted(model, storage).get(SOURCE_TAG, "")
     logger.info(
         "%s version %d, trained on images of '%s', predicts the files of '%s'",
-        model.name, model.version, trained_on or "an unknown source", source.name,
+        model.name, model.version, trained_on or "an unknown source", source,
     )  # fmt: skip
 
 
@@ -110,20 +130,11 @@ def _predict(
         source.listing.num_rows, source.name, files.num_rows, gone.num_rows,
     )  # fmt: skip
     if spark is not None and files.num_rows:
-        check_visible(spark, predictions, "predict.predictions" if predict.predictions else "storage.tables")
+        start_workers(spark)
+        check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
-        # An unreadable file has no content. The prediction of an empty one is not used.
-        read = read_files(spark, files, source.location)
-        images = read.withColumn("content", F.coalesce("content", F.lit(b"")))
-        # Predictions and rows of files come from one reading.
-        predicted = with_predictions(images, sent, predict).persist()
-        try:
-            with counted("predict", files.num_rows):
-                num, errors, unreadable = _check(predicted, predict)
-            write(_different(predicted, model), predictions, model, predict)
-            record_inputs(_file_rows(predicted, source), inputs, _as_frame(spark, gone))
-        finally:
-            predicted.unpersist()
+        found = predict_files(spark, files, source, inputs, predictions, sent, predict, _as_frame(spark, gone))
+        num, errors, unreadable = found.images, found.errors, found.unreadable
         seconds = time.perf_counter() - began
     elif spark is not None and gone.num_rows:
         record_inputs(spark.createDataFrame([], INPUTS), inputs, _as_frame(spark, gone))
@@ -148,21 +159,65 @@ def _predict(
     )
 
 
-def _check(predicted: DataFrame, predict: PredictConfig) -> tuple[int, int, int]:
-    """Return the numbers of different images, of those with an error, and of files that cannot be read.
+def predict_files(
+    spark: SparkSession,
+    files: pa.Table,
+    source: ListedSource,
+    inputs: str,
+    predictions: str,
+    sent: SentModel,
+    predict: PredictConfig,
+    gone: DataFrame | None = None,
+) -> PredictedFiles:
+    """Read and predict files, and commit their predictions, then their rows of the table `inputs`.
+
+    Args:
+        spark: The session.
+        files: The files (FILE_ARROW), at least one.
+        source: Their source.
+        inputs: Path or URL of the table `inputs`.
+        predictions: Path or URL of the table of predictions; the caller has the right to write to it.
+        sent: The model.
+        predict: Settings of inference.
+        gone: As `record_inputs`.
+
+    Raises:
+        WrongInput: Too many files have no label; nothing is committed.
+    """
+    # An unreadable file has no content. The prediction of an empty one is not used.
+    read = read_files(spark, files, source.location)
+    images = read.withColumn("content", F.coalesce("content", F.lit(b"")))
+    # Predictions and rows of files come from one reading.
+    predicted = with_predictions(images, sent, predict).persist()
+    try:
+        with counted("predict", files.num_rows):
+            num_read, found = _check(predicted, predict)
+        write(_different(predicted, sent.model), predictions, sent.model, predict)
+        record_inputs(_file_rows(predicted, source), inputs, gone)
+        if num_read == files.num_rows:
+            return found
+        paths = predicted.select("path").toArrow()["path"]
+        return replace(found, vanished=tuple(sorted(set(files["path"].to_pylist()) - set(paths.to_pylist()))))
+    finally:
+        predicted.unpersist()
+
+
+def _check(predicted: DataFrame, predict: PredictConfig) -> tuple[int, PredictedFiles]:
+    """Return the number of files that were found, and the numbers of their images and errors.
 
     Raises:
         WrongInput: Too many of them have no label; nothing is committed.
     """
     is_broken = F.col("prediction.error").isNotNull()
-    ((num, errors, unreadable, example),) = predicted.agg(
+    ((num_read, num, errors, unreadable, example),) = predicted.agg(
+        F.count("*"),
         F.count_distinct("sha256"),
         F.count_distinct(F.when(is_broken, F.col("sha256"))),
         F.count("error"),
         F.min(F.coalesce("error", "prediction.error")),
     ).collect()
     check_errors(errors + unreadable, num + unreadable, example, predict)
-    return num, errors, unreadable
+    return num_read, PredictedFiles(num, errors, unreadable)
 
 
 def _different(predicted: DataFrame, model: ModelRef) -> DataFrame:

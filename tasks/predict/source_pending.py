@@ -8,7 +8,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.predict.inputs import check_inputs
-from tasks.predict.pending import PREDICTED_ARROW, check_predictions
+from tasks.predict.pending import PREDICTED_ARROW
+from tasks.predict.predictions import predicted_by
 from tasks.predict.source import ListedSource
 from tasks.refs import ModelRef
 from tasks.schema import FILE_ARROW, INPUTS_ARROW, INPUTS_KEY
@@ -48,6 +49,13 @@ ANTI JOIN (SELECT hash(path) AS one, hash(path || '~') AS two FROM listing) USIN
 """
 
 
+OF_PART = (
+    "CREATE TABLE known AS FROM all_known SEMI JOIN listing USING (path)",
+    "CREATE TABLE predictions AS FROM all_predictions SEMI JOIN known USING (sha256)",
+)
+"""The rows of the listed files alone: the hash tables of the joins are those of a batch, and not of all files."""
+
+
 @dataclass(frozen=True)
 class PendingFiles:
     """Files to read, and files whose rows are removed.
@@ -80,6 +88,7 @@ def pending_files(
     storage: Storage,
     *,
     retry_errors: bool = False,
+    is_part: bool = False,
 ) -> Iterator[PendingFiles]:
     """Yield the files of a source without a prediction by this model version; listing and tables stay on the disk.
 
@@ -91,6 +100,7 @@ def pending_files(
         model: The model version.
         storage: Storage with the home, to which queries spill.
         retry_errors: Whether files whose image has an error are pending.
+        is_part: Whether the listing has only some files of the source; no other file counts as gone then.
 
     Raises:
         NeedsSpark: `spark` is None, and only Spark can read one of the tables.
@@ -101,15 +111,14 @@ def pending_files(
     if (newest := snapshots.newest_snapshot(spark, inputs)) is not None:
         check_inputs(newest.schema, inputs)
         known = snapshots.version_rows(spark, newest.table, KNOWN_ARROW, scratch, {"source": source.name})
-    predicted: pa.Table | ParquetRows = PREDICTED_ARROW.empty_table()
-    if (newest := snapshots.newest_snapshot(spark, predictions)) is not None:
-        check_predictions(newest.schema, predictions)
-        by_model: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        predicted = snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by_model)
+    predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
     with Relations(storage) as relations:
         relations.add("listing", source.listing)
-        relations.add("known", known)
-        relations.add("predictions", predicted)
+        prefix = "all_" if is_part else ""
+        relations.add(f"{prefix}known", known)
+        relations.add(f"{prefix}predictions", predicted)
+        for statement in OF_PART if is_part else ():
+            relations.run(statement)
         relations.run(FINGERPRINT)
         relations.run(PENDING, {"retry_errors": retry_errors})
         relations.run(GONE)

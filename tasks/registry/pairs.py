@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks.predict.pending import check_predictions
+from tasks.predict.predictions import check_predictions
 from tasks.refs import ModelRef, TableRef
 from tasks.registry.comparison import PredictedPair
 from tasks.schema import IMAGE_KEYS_ARROW, PREDICTIONS, TEST

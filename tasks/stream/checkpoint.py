@@ -12,7 +12,7 @@ from tasks.object_store import file_system, list_names
 logger = logging.getLogger("lakevision.stream")
 
 RESTART = (
-    "set stream.restart to true for one run, which starts from the newest version, predicts only images without a "
+    "set stream.restart to true for one run, which starts again with all images, predicts only those without a "
     "prediction, and loses none"
 )
 """The way out of a stream that cannot be continued."""
@@ -80,9 +80,18 @@ def read_position(checkpoint: str) -> Position:
     if not batches and not ended:
         return Position(None, is_unfinished=False)
     if "metadata" not in names or not batches or (ended and ended[-1] not in batches):
-        raise _damaged(checkpoint, "files are missing")
+        raise damaged(checkpoint, "files are missing")
     offset = _read(checkpoint, f"offsets/{ended[-1]}") if ended else None
     return Position(offset, is_unfinished=not ended or batches[-1] > ended[-1])
+
+
+def read_begun(checkpoint: str) -> Position:
+    """Return the position after the newest batch that was begun: for that batch, the one at its end.
+
+    Raises:
+        WrongInput: As `read_position`.
+    """
+    return Position(_read(checkpoint, f"offsets/{_numbers(f'{checkpoint}/offsets')[-1]}"), is_unfinished=False)
 
 
 def _numbers(folder: str) -> list[int]:
@@ -95,11 +104,12 @@ def _read(checkpoint: str, name: str) -> dict[str, Any]:
     try:
         found = json.loads(filesystem.cat_file(f"{root}/{name}").decode().splitlines()[-1])
     except (ValueError, IndexError):
-        raise _damaged(checkpoint, f"{name} cannot be read") from None
+        raise damaged(checkpoint, f"{name} cannot be read") from None
     if not isinstance(found, dict):
-        raise _damaged(checkpoint, f"{name} cannot be read")
+        raise damaged(checkpoint, f"{name} cannot be read")
     return found
 
 
-def _damaged(checkpoint: str, why: str) -> WrongInput:
+def damaged(checkpoint: str, why: str) -> WrongInput:
+    """Return the error of a checkpoint that cannot be continued, with the way out."""
     return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged ({why}): {RESTART}")

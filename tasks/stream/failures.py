@@ -44,6 +44,11 @@ def explain_failure(text: str, path: str, checkpoint: str) -> Exception | None:
         )
     if "DELTA_SCHEMA_CHANGED" in text:
         return ColumnsChanged(path)
+    return explain_checkpoint_failure(text, checkpoint)
+
+
+def explain_checkpoint_failure(text: str, checkpoint: str) -> Exception | None:
+    """Return the error that explains why a query cannot continue with its checkpoint, or None for another reason."""
     if "MALFORMED_LOG_FILE" in text:
         return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged: {RESTART}")
     if "CONCURRENT_STREAM_LOG_UPDATE" in text:

@@ -1,4 +1,4 @@
-"""The lag of a stream: versions of its table that it has not processed, and the age of the oldest of them."""
+"""The lag of a stream: versions of its table, or files, that it has not processed, and the age of the oldest."""
 
 import time
 from dataclasses import dataclass
@@ -9,15 +9,17 @@ from tasks.tables.commits import Commit, commits_after
 
 @dataclass(frozen=True)
 class Lag:
-    """The part of a table that a stream has not processed yet.
+    """The part of a table, or of a folder or URL, that a stream has not processed yet.
 
     Attributes:
-        versions: Number of versions that change rows.
-        seconds: Age of the oldest of them, in seconds.
+        versions: Number of versions of a table that change rows.
+        seconds: Age of the oldest of them, or of the file that was changed first, in seconds.
+        files: Number of files of a folder or URL.
     """
 
     versions: int
     seconds: float
+    files: int = 0
 
 
 def measure_lag(path: str, position: Position) -> Lag:

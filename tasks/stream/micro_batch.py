@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.predict.batch import spread, warn_of_unlearned
 from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.pending import PREDICTED_ARROW, check_predictions
+from tasks.predict.pending import PREDICTED_ARROW
+from tasks.predict.predictions import predicted_by
 from tasks.predict.scoring import SentModel, score, send_package
 from tasks.predict.write import write
 from tasks.progress.count import counted
@@ -21,6 +22,7 @@ from tasks.spark.scratch import scratch_root
 from tasks.spark.session import BROADCAST_ROWS
 from tasks.storage import Storage
 from tasks.stream.changes import CHANGE, KEPT, VERSION, add_last_changes, changed_keys
+from tasks.stream.counts import StreamCounts
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.relations import Relations
@@ -46,27 +48,6 @@ FROM present ANTI JOIN predicted USING (sha256)
 STILL_THERE = "DELETE FROM pending WHERE sha256 NOT IN (SELECT sha256 FROM images SEMI JOIN present USING (sha256))"
 
 
-@dataclass
-class StreamCounts:
-    """Results of the batches of a run so far.
-
-    Attributes:
-        batches: Number of batches that were processed.
-        predicted: Number of images that were predicted.
-        errors: Number of these that have an error.
-        seconds: Wall time of the batches.
-        model: Model version of the last batch.
-        unlearned: Labels of the images that were predicted that are not classes of the model.
-    """
-
-    batches: int = 0
-    predicted: int = 0
-    errors: int = 0
-    seconds: float = 0.0
-    model: ModelRef | None = None
-    unlearned: set[str] = field(default_factory=set)
-
-
 @dataclass(frozen=True)
 class _Pending:
     """The images of a batch to predict.
@@ -80,6 +61,25 @@ class _Pending:
     images: pa.Table
     labels: frozenset[str]
     repeats: bool
+
+
+class ModelOnWorkers:
+    """The model version that was sent to the workers last: the next batches use it until the alias moves."""
+
+    def __init__(self) -> None:
+        """Begin without a model."""
+        self._sent: SentModel | None = None
+
+    def send(self, spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
+        """Return a model version on the workers, to which it is sent unless it was the last one.
+
+        Raises:
+            WrongInput: As `send_package`.
+        """
+        if self._sent is None or self._sent.model != model:
+            self._sent = send_package(spark, storage, model, predict)
+            logger.info("the stream predicts with %s version %d", model.name, model.version)
+        return self._sent
 
 
 class BatchPredictor:
@@ -107,7 +107,7 @@ class BatchPredictor:
         self.counts = StreamCounts()
         self._predictions, self._find, self._predict, self._storage = predictions, find, predict, storage
         self._is_repetition = is_repetition
-        self._sent: SentModel | None = None
+        self._model = ModelOnWorkers()
 
     def __call__(self, changes: DataFrame) -> None:
         """Process a batch of the change data feed.
@@ -129,25 +129,17 @@ class BatchPredictor:
                     self._predict_images(changes, pending, table, counts.model)
         self._is_repetition = False
         seconds = time.perf_counter() - began
-        counts.batches, counts.predicted, counts.seconds = (
-            counts.batches + 1,
-            counts.predicted + num,
-            counts.seconds + seconds,
-        )
+        counts.add_batch(num, seconds)
         logger.info("batch of %d changes: %d images predicted in %.1f s", keys.num_rows, num, seconds)
 
     def _pending(self, spark: SparkSession, keys: pa.Table, table: TableRef, model: ModelRef) -> _Pending:
-        newest = snapshots.newest_snapshot(spark, self._predictions)
-        assert newest is not None, self._predictions
-        check_predictions(newest.schema, self._predictions)
-        by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
-        scratch = scratch_root(self._storage)
+        predicted = predicted_by(spark, model, self._predictions, PREDICTED_ARROW, self._storage)
         with Relations(self._storage) as relations:
             add_last_changes(relations, keys)
-            relations.add("predictions", snapshots.version_rows(spark, newest.table, PREDICTED_ARROW, scratch, by))
+            relations.add("predictions", predicted)
             relations.run(PENDING, {"retry_errors": self._predict.retry_errors})
             if self._is_repetition:
-                relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
+                relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch_root(self._storage)))
                 relations.run(STILL_THERE)
             ((repeats,),) = relations.rows("SELECT count(*) FILTER (num_rows > 1) > 0 FROM pending")
             labels = relations.rows("SELECT DISTINCT label FROM pending WHERE label IS NOT NULL ORDER BY label")
@@ -155,14 +147,12 @@ class BatchPredictor:
             return _Pending(images, frozenset(label for (label,) in labels), bool(repeats))
 
     def _predict_images(self, changes: DataFrame, pending: _Pending, table: TableRef, model: ModelRef) -> None:
-        if self._sent is None or self._sent.model != model:
-            self._sent = send_package(changes.sparkSession, self._storage, model, self._predict)
-            logger.info("the stream predicts with %s version %d", model.name, model.version)
-        unlearned = pending.labels - set(self._sent.classes)
+        sent = self._model.send(changes.sparkSession, self._storage, model, self._predict)
+        unlearned = pending.labels - set(sent.classes)
         warn_of_unlearned(tuple(sorted(unlearned - self.counts.unlearned)), table, model)
         self.counts.unlearned |= unlearned
         with counted("predict", pending.images.num_rows):
-            rows = score(_contents(changes, pending), self._sent, self._predict)
+            rows = score(_contents(changes, pending), sent, self._predict)
             self.counts.errors += write(rows, self._predictions, model, self._predict)
 
 

@@ -2,8 +2,9 @@
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -11,22 +12,23 @@ from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
 from tasks.predict.champion import check_model, model_of_table, named_model
-from tasks.predict.pending import check_images, check_predictions
+from tasks.predict.pending import check_images
+from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
+from tasks.predict.scoring import start_workers
 from tasks.refs import ModelRef, StreamReport, TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_PROPERTIES
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
 from tasks.stream.changes import check_feed, read_changes
-from tasks.stream.checkpoint import RESTART, checkpoint_root, open_checkpoint, read_position, remove_older
+from tasks.stream.checkpoint import RESTART, checkpoint_root, open_checkpoint, read_begun, read_position, remove_older
+from tasks.stream.counts import ShowProgress, StreamCounts, log_end
 from tasks.stream.failures import ColumnsChanged, explain_failure
-from tasks.stream.lag import Lag, measure_lag
-from tasks.stream.micro_batch import BatchPredictor, StreamCounts
+from tasks.stream.lag import measure_lag
+from tasks.stream.micro_batch import BatchPredictor
 from tasks.stream.query import run_query
-from tasks.system.disk import check_writable
+from tasks.stream.source_stream import stream_source
 from tasks.system.locks import exclusive_lock
-from tasks.tables import delta, snapshots
-from tasks.tables.writer import write_access
+from tasks.tables import snapshots
 
 logger = logging.getLogger("lakevision.stream")
 
@@ -43,6 +45,7 @@ class _Source:
     predict: PredictConfig
     promote: PromoteConfig
     storage: Storage
+    show: ShowProgress | None
     checked: set[tuple[TableRef, ModelRef]] = field(default_factory=set)
     """Models that were checked, with the source of their table: a warning is logged once, not for each batch."""
 
@@ -60,11 +63,17 @@ class _Source:
 
 
 def predict_stream(
-    stream: StreamConfig, predict: PredictConfig, promote: PromoteConfig, storage: Storage, config: SparkConfig
+    stream: StreamConfig,
+    predict: PredictConfig,
+    promote: PromoteConfig,
+    storage: Storage,
+    config: SparkConfig,
+    show: ShowProgress | None = None,
 ) -> StreamReport:
     """Predict the images that were added to a table since the last run, and merge the result into `predictions`.
 
-    The first run predicts the images that are there. Spark is not started if the table has no changes.
+    The first run predicts the images that are there. Spark is not started if the table has no changes. With
+    `predict.source`, it is `stream_source`.
 
     Args:
         stream: Settings of the stream.
@@ -72,6 +81,7 @@ def predict_stream(
         promote: Settings with the name of the registered model; without a name, the model trained from the table.
         storage: Locations of tables and models.
         config: Settings of the Spark session.
+        show: Called after each batch.
 
     Raises:
         WrongInput: The model, alias or table does not exist, or the table has no change data feed or lacks columns. The
@@ -79,13 +89,12 @@ def predict_stream(
         TableInUse: Another driver runs the same stream on a store.
         DiskFull: The disk is full; the next run continues.
     """
+    if predict.source:
+        return stream_source(stream, predict, promote, storage, config, show)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
-    delta.check_table_path(path)
-    delta.check_table_path(predictions)
-    check_writable(storage.home, "storage.home")
-    check_writable(predictions, "predict.predictions")
-    source = _Source(path, predictions, predict, promote, storage)
+    check_paths(path, predictions, storage)
+    source = _Source(path, predictions, predict, promote, storage, show)
     return try_without_spark(lambda spark: _run(spark, source, stream), config, storage)
 
 
@@ -99,7 +108,7 @@ def _run(spark: SparkSession | None, source: _Source, stream: StreamConfig) -> S
         source.predictions,
         "changes",
         table.table_id,
-        _table_id(spark, source.predictions),
+        create_predictions(spark, source.predictions),
         source.promote.model_name or "",
         source.predict.alias,
     )
@@ -111,43 +120,43 @@ def _run(spark: SparkSession | None, source: _Source, stream: StreamConfig) -> S
         if stream.interval_seconds is not None or position.is_unfinished or lag.versions:
             if spark is None:
                 raise NeedsSpark
-            counts = _run_query(spark, source, stream, checkpoint, is_repetition=position.is_unfinished)
+            counts = _run_query(spark, source, stream, checkpoint, model, is_repetition=position.is_unfinished)
             remove_older(checkpoint)
             lag = measure_lag(source.path, read_position(checkpoint))
-    return _report(snapshots.latest(spark, source.predictions), counts, model, lag)
-
-
-def _table_id(spark: SparkSession | None, path: str) -> str:
-    """Return the id of the table of predictions, which is created without rows if it is missing.
-
-    The id is a part of the checkpoint's name: a stream whose predictions were removed begins again.
-    """
-    with write_access(path, spark):
-        newest = snapshots.newest_snapshot(spark, path)
-        if newest is None:
-            if spark is None:
-                raise NeedsSpark
-            delta.create_table(path, spark.createDataFrame([], PREDICTIONS), PREDICTIONS_PROPERTIES)
-            return snapshots.latest(spark, path).table_id
-        check_predictions(newest.schema, path)
-        return newest.table.table_id
+    report = counts.report(snapshots.latest(spark, source.predictions), model, lag)
+    log_end(report)
+    return report
 
 
 def _run_query(
-    spark: SparkSession, source: _Source, stream: StreamConfig, checkpoint: str, *, is_repetition: bool
+    spark: SparkSession,
+    source: _Source,
+    stream: StreamConfig,
+    checkpoint: str,
+    model: ModelRef,
+    *,
+    is_repetition: bool,
 ) -> StreamCounts:
     """Run the query to its end; if the table's columns change meanwhile, continue with another query."""
     predict = source.predict
+    start_workers(spark)
     check_file_visible(spark, source.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
-    check_visible(spark, source.predictions, "predict.predictions" if predict.predictions else "storage.tables")
+    check_visible(spark, source.predictions, predictions_setting(predict))
     find = source.find_model
     predictor = BatchPredictor(source.predictions, find, predict, source.storage, is_repetition=is_repetition)
+    written = snapshots.latest(spark, source.predictions)
+
+    def process(changes: DataFrame) -> None:
+        predictor(changes)
+        if source.show is not None:
+            source.show(partial(_report_so_far, predictor.counts.copy(), written, model, source.path, checkpoint))
+
     stuck = 0
     while True:
         before = predictor.counts.batches
         try:
             rows = read_changes(spark, source.path, stream)
-            run_query(rows, predictor, checkpoint, stream.interval_seconds)
+            run_query(rows, process, checkpoint, stream.interval_seconds)
             return predictor.counts
         except Exception as error:
             explained = explain_failure(str(error), source.path, checkpoint)
@@ -164,19 +173,8 @@ def _run_query(
             logger.info("the columns of %s changed: reading it again", source.path)
 
 
-def _report(predictions: TableRef, counts: StreamCounts, model: ModelRef, lag: Lag) -> StreamReport:
-    logger.info(
-        "%d images predicted in %d batches, %d of them with an error; %d versions behind",
-        counts.predicted, counts.batches, counts.errors, lag.versions,
-    )  # fmt: skip
-    return StreamReport(
-        predictions=predictions,
-        model=counts.model or model,
-        batches=counts.batches,
-        predicted=counts.predicted,
-        errors=counts.errors,
-        seconds=counts.seconds,
-        versions_behind=lag.versions,
-        seconds_behind=lag.seconds,
-        unlearned=tuple(sorted(counts.unlearned)),
-    )
+def _report_so_far(
+    counts: StreamCounts, predictions: TableRef, model: ModelRef, path: str, checkpoint: str
+) -> StreamReport:
+    """Return the report after the batch that the checkpoint has begun last."""
+    return counts.report(predictions, model, measure_lag(path, read_begun(checkpoint)))

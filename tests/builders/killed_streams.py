@@ -1,4 +1,7 @@
-"""Streams in processes that a test kills or cancels: killed_streams.py HOME TABLE INTERVAL, 0 for a run that ends."""
+"""Streams in processes that a test kills or cancels: killed_streams.py HOME INPUT INTERVAL, 0 for a run that ends.
+
+The input is a table or a folder of images.
+"""
 
 import logging
 import os
@@ -21,12 +24,12 @@ from tests.builders.streams import stream
 MODEL = "photos"
 
 
-def start_stream(storage: Storage, table: str, interval_seconds: int = 0) -> StartedRun:
-    """Start a stream of one data file per batch in its own process, which leads a session."""
+def start_stream(storage: Storage, given: str, interval_seconds: int = 0) -> StartedRun:
+    """Start a stream of a table or folder, with small batches, in its own process, which leads a session."""
     log = Path(storage.home) / "stream.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.builders.killed_streams", storage.home, table, str(interval_seconds)],
+            [sys.executable, "-m", "tests.builders.killed_streams", storage.home, given, str(interval_seconds)],
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -52,9 +55,9 @@ def wait_for_batch(started: StartedRun, storage: Storage, least: int = 1) -> Non
         time.sleep(0.01)
 
 
-def kill_in_batch(storage: Storage, table: str, seconds: float, least: int = 1) -> tuple[bool, EndedRun]:
+def kill_in_batch(storage: Storage, given: str, seconds: float, least: int = 1) -> tuple[bool, EndedRun]:
     """Run a stream, and kill its driver with SIGKILL some time after a batch began; return whether it was running."""
-    started = start_stream(storage, table)
+    started = start_stream(storage, given)
     wait_for_batch(started, storage, least)
     time.sleep(seconds)
     running = started.process.poll() is None
@@ -73,12 +76,13 @@ def cancel_in_batch(storage: Storage, table: str, least: int) -> EndedRun:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the stream, and print the number of images that it predicted."""
-    home, table, interval = arguments
+    home, given, interval = arguments
     interrupt_on(signal.SIGTERM)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("lakevision").setLevel(logging.INFO)
-    settings = {"interval_seconds": int(interval)} if int(interval) else {}
-    report = stream(make_storage(Path(home)), MODEL, table=table, max_files_per_batch=1, **settings)
+    is_table = Path(given, "_delta_log").is_dir()
+    settings = {"table": given, "max_files_per_batch": 1} if is_table else {"source": given, "max_files_per_batch": 4}
+    report = stream(make_storage(Path(home)), MODEL, interval_seconds=int(interval) or None, **settings)
     print(f"predicted {report.predicted}", flush=True)
 
 

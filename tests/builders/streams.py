@@ -10,12 +10,15 @@ from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.refs import StreamReport
 from tasks.storage import Storage
+from tasks.stream.counts import ShowProgress
 from tasks.stream.predict import predict_stream
 
 STREAM_SETTINGS = frozenset(StreamConfig.model_fields)
 
 
-def stream(storage: Storage, model_name: str | None = None, **settings) -> StreamReport:
+def stream(
+    storage: Storage, model_name: str | None = None, show: ShowProgress | None = None, **settings
+) -> StreamReport:
     """Run streaming inference with settings of the stream and of inference."""
     of_stream = {name: value for name, value in settings.items() if name in STREAM_SETTINGS}
     of_predict = {name: value for name, value in settings.items() if name not in STREAM_SETTINGS}
@@ -25,6 +28,7 @@ def stream(storage: Storage, model_name: str | None = None, **settings) -> Strea
         PromoteConfig(model_name=model_name),
         storage,
         SparkConfig(driver_memory="1g"),
+        show,
     )
 
 

@@ -1,4 +1,7 @@
-"""A stream whose driver is killed twenty times at random moments, while images are added."""
+"""Streams whose driver is killed at random moments, while images are added to a table or a folder."""
+
+import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,7 @@ from tests.builders.streams import append_images, create_images, photos_of, pred
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 
-NUM_KILLS = 20
+NUM_KILLS, NUM_KILLS_OF_FILES = 20, 6
 
 
 @pytest.mark.timeout(3600)
@@ -47,4 +50,38 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
         print(f"the last run predicted {report.predicted} of {len(known)} images")
     assert rows == sorted((name, 1) for name in known)
     assert report.versions_behind == 0
+    assert [name for name in leftovers(storage) if "spark-temp" in name] == []
+
+
+@pytest.mark.timeout(3600)
+def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_path) -> None:
+    """Files come and are replaced between the kills; at the end each has one row, and no listing or file is left."""
+    storage, source = make_storage(tmp_path / "home"), tmp_path / "source"
+    write_images(source, 5)
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    promote_best([run], PromoteConfig(model_name=MODEL), storage)
+    killed, extra = 0, b"a comment after the end of the image"
+    for attempt in range(NUM_KILLS_OF_FILES):
+        seconds = draw.uniform(0, 40)  # A process starts in ten seconds if a batch waits, and processes it in ten.
+        was_running, ended = kill_in_batch(storage, str(source), seconds, least=batches(storage)[0])
+        assert ended.left_running == [], ended.output
+        killed += was_running
+        print(f"kill {attempt}, {seconds:.2f} s into a batch: {was_running}, batches {batches(storage)}")
+        write_images(source, 2, first=5 + 2 * attempt)
+        file = source / "red" / f"{attempt:03d}.png"
+        file.write_bytes(file.read_bytes() + extra)
+    assert killed >= NUM_KILLS_OF_FILES // 2
+    with spark_session(SPARK, storage) as spark:
+        report = stream(storage, MODEL, source=str(source))
+        keys = predicted(spark, storage.table("predictions"))
+        rows = spark.read.format("delta").load(storage.table("inputs")).collect()
+        print(f"the last run predicted {report.predicted} images")
+    files = {str(file.relative_to(source)): file.read_bytes() for file in source.rglob("*.png")}
+    assert len(files) == 15 + 6 * NUM_KILLS_OF_FILES
+    digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    assert sorted((row["path"], row["sha256"]) for row in rows) == sorted(digests.items())
+    assert len(set(keys)) == len(keys)
+    assert {(digest, 1) for digest in digests.values()} <= set(keys)
+    assert report.files_behind == 0
+    assert list(Path(f"{storage.table('predictions')}.streams").glob("*/*/listings/*")) == []
     assert [name for name in leftovers(storage) if "spark-temp" in name] == []

@@ -52,9 +52,12 @@ from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
-from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, TableRef
+from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage, resolve_storage
+from tasks.stream.counts import StreamCounts
+from tasks.stream.lag import Lag
+from tasks.stream.task import StreamArtifact, progress_row
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
@@ -462,6 +465,35 @@ def test_stage_that_counts_images_has_a_progress_artifact(monkeypatch):
     (artifact,) = progress_of(state.state_details.flow_run_id)
     assert float(str(artifact.data)) == 100.0
     assert artifact.description.startswith("8 of 8 images, ")
+
+
+def test_running_stream_has_one_artifact_that_is_updated():
+    """The table has the results so far and the lag; an update adds no second artifact."""
+    table = TableRef(path="/tables/predictions", version=2)
+    model = ModelRef(name="photos", version=3, run_id="run")
+
+    def report(batches: int, files_behind: int) -> StreamReport:
+        counts = StreamCounts(batches=batches, predicted=10 * batches, seconds=float(batches), unreadable=1)
+        return counts.report(table, model, Lag(0, 90.0 if files_behind else 0.0, files_behind))
+
+    @flow
+    def streaming() -> None:
+        artifact = StreamArtifact()
+        artifact.write("stream", lambda: report(1, 7))
+        artifact.write("stream", lambda: report(2, 0))
+
+    state = streaming(return_state=True)
+    state.result()
+    wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
+    with get_client(sync_client=True) as client:
+        (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+    assert (artifact.key, artifact.type) == ("stream", "table")
+    assert artifact.description == "Rows merged into `/tables/predictions`, now version 2"
+    (row,) = json.loads(artifact.data)
+    assert row == progress_row(report(2, 0))
+    assert (row["batches"], row["images/s"], row["behind"], row["oldest not processed"]) == ("2", "10", "none", "none")
+    assert progress_row(report(1, 7))["behind"] == "7 files"
+    assert progress_row(report(1, 7))["oldest not processed"] == "90 s"
 
 
 def test_unreachable_prefect_server_does_not_fail_a_stage_that_counts(caplog):

@@ -23,7 +23,8 @@ from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
 from tasks.preflight.check import check_pipeline
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
-from tests.builders.image_bytes import encoded, noise, png_header_only, scan_bomb
+from tests.builders.image_bytes import encoded, noise
+from tests.builders.photo_folder import BROKEN, GOOD, PATHS, UNREADABLE, write_folder
 from tests.builders.untrained_model import log_run, predict
 
 
@@ -56,43 +57,10 @@ def versions(storage):
     return tuple(latest(None, storage.table(name)).version for name in ("predictions", "inputs"))
 
 
-GOOD = {
-    "a.png": encoded(noise(24, 24, seed=1)),
-    "deep/er/größe 猫/a=b 50%.png": encoded(noise(24, 24, seed=2)),
-    "deep/er/x:y#c+%20.JPG": encoded(noise(40, 30, seed=3), "JPEG"),
-    "deep/_under.jpeg": encoded(noise(30, 40, seed=4), "JPEG"),
-    "copies/one.png": encoded(noise(24, 24, seed=1)),
-    "copies/'; two.png": encoded(noise(24, 24, seed=1)),
-}
-BROKEN = {
-    "bad/empty.jpg": (b"", "zero_bytes: "),
-    "bad/cut.png": (encoded(noise(60, 60, seed=5))[:-800], "truncated: "),
-    "bad/text.png": (b"no image", "not_an_image: "),
-    "bad/bomb.png": (png_header_only(50_000, 50_000), "too_many_pixels: "),
-    "bad/scans.jpg": (scan_bomb(noise(64, 64), 91), "too_many_parts: "),
-}
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Return a folder of images in no particular layout, with broken files of every kind."""
-    source = tmp_path / "my photos=50%"
-    for path, content in (GOOD | {path: content for path, (content, _) in BROKEN.items()}).items():
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        (source / path).write_bytes(content)
-    with (source / "bad" / "huge.jpg").open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    (tmp_path / "outside.png").write_bytes(GOOD["a.png"])
-    (source / "link out.png").symlink_to(tmp_path / "outside.png")
-    (source / "link in.png").symlink_to(source / "a.png")
-    (source / ".hidden.png").write_bytes(GOOD["a.png"])
-    with open(os.fsencode(source) + b"/bytes \xff.png", "wb") as file:
-        file.write(GOOD["a.png"])
-    return source
-
-
-UNREADABLE = {"bad/huge.jpg", r"bytes \xff.png"}
-PATHS = GOOD.keys() | BROKEN.keys() | UNREADABLE | {"link in.png"}
+    return write_folder(tmp_path)
 
 
 def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_again(

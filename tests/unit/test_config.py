@@ -14,6 +14,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.config.stream import StreamRun
 from tasks.config.train import RepeatRun, TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import explain
@@ -171,6 +172,13 @@ def test_dag_predicts_the_version_that_it_ingests() -> None:
         PipelineConfig(predict=PredictConfig(table_version=3))
 
     assert PipelineConfig(predict=PredictConfig(table="/b", table_version=3)).predict.table_version == 3
+
+
+def test_stream_reads_a_table_or_a_source_as_it_is_now() -> None:
+    """A stream has no version of a table to begin with; a source may be given as for batch inference."""
+    with pytest.raises(ValidationError, match="predict.table_version is 3, but a stream reads the changes of a table"):
+        StreamRun(predict=PredictConfig(table_version=3))
+    assert StreamRun.model_validate({"source": "/a"}).predict.source == "/a"
 
 
 def test_frozen_backbone_without_weights_is_refused() -> None:

@@ -1,0 +1,101 @@
+"""The table of predictions: its path and its columns, checked before work starts, and its rows by one model version."""
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from tasks.config.prediction import PredictConfig
+from tasks.errors import WrongInput
+from tasks.refs import ModelRef
+from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_PROPERTIES
+from tasks.spark.scratch import scratch_root
+from tasks.spark.session import NeedsSpark
+from tasks.storage import Storage
+from tasks.system.disk import check_writable
+from tasks.tables import delta, snapshots
+from tasks.tables.parquet_rows import ParquetRows
+from tasks.tables.writer import write_access
+
+
+def check_paths(path: str, predictions: str, storage: Storage) -> None:
+    """Check the paths of a run of inference before it starts.
+
+    Args:
+        path: Path or URL of the other table that it reads or writes.
+        predictions: Path or URL of the table of predictions.
+        storage: Storage with the home.
+
+    Raises:
+        WrongInput: A table cannot have this path, or nothing can be written to the home or beside the predictions.
+    """
+    delta.check_table_path(path)
+    delta.check_table_path(predictions)
+    check_writable(storage.home, "storage.home")
+    check_writable(predictions, "predict.predictions")
+
+
+def predictions_setting(predict: PredictConfig) -> str:
+    """Return the name of the setting from which the path of the table of predictions is."""
+    return "predict.predictions" if predict.predictions else "storage.tables"
+
+
+def check_predictions(columns: StructType, path: str) -> None:
+    """Check that a table of predictions has the columns that inference writes, before images are predicted.
+
+    Raises:
+        WrongInput: Columns are missing, of another type, or unknown; the message names them.
+    """
+    wanted, found = ({field.name: field.dataType.simpleString() for field in of} for of in (PREDICTIONS, columns))
+    wrong = [f"{name} ({found[name]})" for name in found if found[name] != wanted.get(name)]
+    # Those of a later release are added, unless another program has given their names to other columns.
+    required = [name for name in wanted if name in found or name not in ADDED_TO_PREDICTIONS]
+    lacking = [f"{name} ({wanted[name]})" for name in required if found.get(name) != wanted[name]]
+    if wrong or lacking:
+        has = f" has {', '.join(wrong)}" if wrong else ""
+        lacks = f" lacks {', '.join(lacking)}" if lacking else ""
+        raise WrongInput(
+            f"predict.predictions is '{path}', a table that{has}{' and' if has and lacks else ''}{lacks}, so "
+            "predictions cannot be merged into it: give another path"
+        )
+
+
+def predicted_by(
+    spark: SparkSession | None, model: ModelRef, path: str, schema: pa.Schema, storage: Storage
+) -> pa.Table | ParquetRows:
+    """Return the predictions by a model version in the newest version of their table; none without a table.
+
+    Args:
+        spark: The session, or None.
+        model: The model version.
+        path: Path or URL of the table.
+        schema: Columns of the rows.
+        storage: Storage with the home, for a temporary copy of a table that only Spark can read.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the table.
+        WrongInput: As `check_predictions`.
+    """
+    newest = snapshots.newest_snapshot(spark, path)
+    if newest is None:
+        return schema.empty_table()
+    check_predictions(newest.schema, path)
+    by: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+    return snapshots.version_rows(spark, newest.table, schema, scratch_root(storage), by)
+
+
+def create_predictions(spark: SparkSession | None, path: str) -> str:
+    """Return the id of the table of predictions, which is created without rows if it is missing.
+
+    Raises:
+        NeedsSpark: `spark` is None, and the table is missing, or only Spark can read it.
+        WrongInput: As `check_predictions`.
+    """
+    with write_access(path, spark):
+        newest = snapshots.newest_snapshot(spark, path)
+        if newest is None:
+            if spark is None:
+                raise NeedsSpark
+            delta.create_table(path, spark.createDataFrame([], PREDICTIONS), PREDICTIONS_PROPERTIES)
+            return snapshots.latest(spark, path).table_id
+        check_predictions(newest.schema, path)
+        return newest.table.table_id

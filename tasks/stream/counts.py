@@ -1,0 +1,81 @@
+"""Results of the batches of a run of a stream, and its report."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tasks.refs import ModelRef, StreamReport, TableRef
+from tasks.stream.lag import Lag
+
+logger = logging.getLogger("lakevision.stream")
+
+
+@dataclass
+class StreamCounts:
+    """Results of the batches of a run so far.
+
+    Attributes:
+        batches: Number of batches that were processed.
+        files: Number of files in these batches, predicted or not; 0 for a table.
+        predicted: Number of images that were predicted.
+        errors: Number of these that have an error.
+        unreadable: Number of files that could not be read.
+        seconds: Wall time of the batches.
+        model: Model version of the last batch.
+        unlearned: Labels of the images that were predicted that are not classes of the model.
+    """
+
+    batches: int = 0
+    files: int = 0
+    predicted: int = 0
+    errors: int = 0
+    unreadable: int = 0
+    seconds: float = 0.0
+    model: ModelRef | None = None
+    unlearned: set[str] = field(default_factory=set)
+
+    def add_batch(self, predicted: int, seconds: float) -> None:
+        """Count a batch that was processed."""
+        self.batches += 1
+        self.predicted += predicted
+        self.seconds += seconds
+
+    def copy(self) -> "StreamCounts":
+        """Return the results so far, which later batches do not change."""
+        return replace(self, unlearned=set(self.unlearned))
+
+    def report(self, predictions: TableRef, model: ModelRef, lag: Lag) -> StreamReport:
+        """Return the report of a run.
+
+        Args:
+            predictions: The table of predictions.
+            model: The model version at the start of the run.
+            lag: The lag of the stream.
+        """
+        return StreamReport(
+            predictions=predictions,
+            model=self.model or model,
+            batches=self.batches,
+            predicted=self.predicted,
+            errors=self.errors,
+            unreadable=self.unreadable,
+            seconds=self.seconds,
+            versions_behind=lag.versions,
+            files_behind=lag.files,
+            seconds_behind=lag.seconds,
+            unlearned=tuple(sorted(self.unlearned)),
+        )
+
+
+ShowProgress = Callable[[Callable[[], StreamReport]], None]
+"""A function that is called after each batch with a function that returns the report of the run so far."""
+
+
+def log_end(report: StreamReport) -> None:
+    """Log the result of a run."""
+    counted = [(report.versions_behind, "versions"), (report.files_behind, "files")]
+    behind = ", ".join(f"{num} {unit}" for num, unit in counted if num) or "nothing"
+    logger.info(
+        "%d images predicted in %d batches, %d of them with an error; %d files cannot be read, %s behind",
+        report.predicted, report.batches, report.errors, report.unreadable, behind,
+    )  # fmt: skip
