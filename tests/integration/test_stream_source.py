@@ -116,9 +116,10 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
 
     def add_then_stop(seconds):
         waits.append(seconds)
+        if len(waits) == 1:
+            (folder / "late.png").write_bytes(encoded(noise(24, 24, seed=40)))
         if len(waits) == 3:
             raise KeyboardInterrupt
-        (folder / "late.png").write_bytes(encoded(noise(24, 24, seed=40)))
 
     monkeypatch.setattr(source_stream, "_sleep", add_then_stop)
     with pytest.raises(KeyboardInterrupt):
