@@ -248,7 +248,9 @@ def test_killed_and_cancelled_streams_are_continued_without_a_loss(spark, source
     assert (killed.returncode, killed.left_running) == (-signal.SIGKILL, [])
     begun, _ended = batches(storage)
     cancelled = cancel_in_batch(storage, path, least=begun + 1)
-    assert (cancelled.returncode, cancelled.left_running) == (1, []), cancelled.output
+    # Python ends itself by SIGINT after KeyboardInterrupt; with 1 if the JVM, which got the signal too, ended first.
+    assert cancelled.returncode in {1, -signal.SIGINT}, cancelled.output
+    assert cancelled.left_running == [], cancelled.output
     assert "KeyboardInterrupt" in cancelled.output
 
     report = stream(storage, MODEL, table=path)
