@@ -31,7 +31,15 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         single = stages.run(train_single, config.train, cache, storage)
         distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
         champion = stages.run(
-            promote_run, [single, distributed], config.promote, storage, config.spark, etl.images, None, config.storage
+            promote_run,
+            [single, distributed],
+            config.promote,
+            storage,
+            config.spark,
+            etl.images,
+            None,
+            config.storage,
+            config.predict,
         )
         table = None if config.predict.table or config.predict.source else etl.images
         predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)

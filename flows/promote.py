@@ -2,7 +2,7 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config.promotion import PromoteRun
+from tasks.config.promotion_run import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.approval.task import ask, asked_before, check_can_ask
@@ -17,12 +17,13 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     approval = None
     if config.promote.approval == "human":
         check_can_ask()
-        decision = asked_before() or run_stage(weigh_run, runs, config.promote, storage, config.spark)
+        decision = asked_before() or run_stage(weigh_run, runs, config.promote, storage, config.spark, config.predict)
         if decision.outcome != "waiting":
             return decision.champion
         runs = [decision.challenger]
         approval = ask(decision, config.promote)
-    return run_stage(promote_run, runs, config.promote, storage, config.spark, None, approval)
+    spark, predict = config.spark, config.predict
+    return run_stage(promote_run, runs, config.promote, storage, spark, None, approval, None, predict)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
-from tasks.config.run import SparkRun
-from tasks.config.values import YEAR_SECONDS, ModelName, RunId, StageTimeout
+from tasks.config.values import YEAR_SECONDS, ModelName, StageTimeout
 
 
 class PromoteConfig(FrozenConfig):
@@ -79,16 +78,3 @@ class PromoteConfig(FrozenConfig):
 
 
 MODEL_NAME = {"model_name": ("promote", "model_name")}
-
-
-class PromoteRun(SparkRun):
-    """Parameters of the flow `promote`."""
-
-    first_screen = MODEL_NAME | {"min_test_accuracy": ("promote", "min_test_accuracy")}
-
-    run_ids: list[RunId] = Field(
-        default_factory=list,
-        max_length=10_000,
-        description="MLflow runs to choose from; empty: the newest finished run and all others on the same cache",
-    )
-    promote: PromoteConfig = PromoteConfig()

@@ -16,7 +16,7 @@ from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.predictions import predicted_by
 from tasks.predict.predictor import prediction_columns
-from tasks.predict.scoring import score, send_package, start_workers
+from tasks.predict.scoring import check_settings, score, send_package, start_workers
 from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
@@ -38,13 +38,12 @@ PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 CONTENT_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
 KEY_ARROW = pa.schema([PREDICTIONS_ARROW.field(name) for name in PREDICTIONS_KEY])
 
-SETTINGS = PredictConfig(max_error_fraction=1.0)
-"""Settings of inference: an image that cannot be decoded is an answer, too."""
-
 MISSING = "SELECT DISTINCT sha256 FROM tested ANTI JOIN predicted USING (sha256)"
 
 
-def predict_held_out(spark: SparkSession | None, model: ModelRef, table: TableRef, storage: Storage) -> int:
+def predict_held_out(
+    spark: SparkSession | None, model: ModelRef, table: TableRef, storage: Storage, predict: PredictConfig
+) -> int:
     """Predict the test images of a table without a prediction by this model version; return their number.
 
     The rows are those of batch inference, which does not predict these images again. They are added in one commit. With
@@ -55,6 +54,7 @@ def predict_held_out(spark: SparkSession | None, model: ModelRef, table: TableRe
         model: The model version.
         table: The table version.
         storage: Location of the table `predictions`, which is created if it is missing.
+        predict: Settings of inference for the rows. Any number of them may have an error: that is an answer, too.
 
     Raises:
         NeedsSpark: Only Spark can read one of the tables, or write `predictions`.
@@ -69,13 +69,15 @@ def predict_held_out(spark: SparkSession | None, model: ModelRef, table: TableRe
         num = len(missing)
         # Here also for Spark, on whose workers a damaged file would fail a job.
         classifier = load_registered(model, storage)
+        check_settings(predict, classifier.classes)
         if spark is None:
-            rows = _predicted(classifier, model, table, missing)
+            rows = _predicted(classifier, model, table, missing, predict)
             append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
         else:
             start_workers(spark)
-            sent = send_package(spark, storage, model, SETTINGS)
-            write(score(_contents(spark, table, missing), sent, SETTINGS), path, model, SETTINGS)
+            settings = predict.model_copy(update={"max_error_fraction": 1.0, "retry_errors": False})
+            sent = send_package(spark, storage, model, settings)
+            write(score(_contents(spark, table, missing), sent, settings), path, model, settings)
     logger.info("%d test images predicted by %s version %d for the comparison", num, model.name, model.version)
     return num
 
@@ -116,7 +118,7 @@ def _contents(spark: SparkSession, table: TableRef, missing: set[str]) -> DataFr
 
 
 def _predicted(
-    classifier: ImageClassifier, model: ModelRef, table: TableRef, missing: set[str]
+    classifier: ImageClassifier, model: ModelRef, table: TableRef, missing: set[str], predict: PredictConfig
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the images in `missing`, from which they are removed: a table may have one twice."""
     at = datetime.now(UTC)
@@ -127,7 +129,8 @@ def _predicted(
                 missing.remove(sha256)
                 images[sha256] = content
         if images:
-            columns: pd.DataFrame = prediction_columns(classifier.predict(list(images.values())), classifier.precision)
+            found = classifier.predict(list(images.values()), predict.top_k, predict.min_probability)
+            columns: pd.DataFrame = prediction_columns(found, classifier.precision)
             columns = columns.assign(
                 sha256=list(images), model_name=model.name, model_version=model.version, predicted_at=at
             )

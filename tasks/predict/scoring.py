@@ -1,6 +1,7 @@
 """Predictions by Spark's workers, and the model package that is sent to them."""
 
 import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,11 +80,23 @@ def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
     return delta.with_schema(rows, PREDICTIONS)
 
 
+def check_settings(predict: PredictConfig, classes: Collection[str]) -> None:
+    """Check that a model with these classes can predict with the settings.
+
+    Raises:
+        WrongInput: `predict.min_probability` needs a label that is a class of the model.
+    """
+    try:
+        check_unsure(predict.min_probability, classes)
+    except ValueError as error:
+        raise WrongInput(f"predict.{error}") from None
+
+
 def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
     """Send the model package to every executor, none of which needs the registry.
 
     Raises:
-        WrongInput: The package is invalid, or `predict.min_probability` needs a label that is a class of the model.
+        WrongInput: The package is invalid, or as `check_settings`.
     """
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
@@ -92,10 +105,7 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     with TemporaryDirectory(prefix="lakevision-model-") as scratch, translate_invalid():
         folder = fetch_classifier(storage, model, Path(scratch) / name)
         classes = read_classes(folder)
-        try:
-            check_unsure(predict.min_probability, classes)
-        except ValueError as error:
-            raise WrongInput(f"predict.{error}") from None
+        check_settings(predict, classes)
         # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
             for file in sorted(folder.rglob("*")):

@@ -1,11 +1,6 @@
 """Batch inference as a Prefect task."""
 
-import hashlib
-import json
-from typing import Any
-
 from prefect.artifacts import create_table_artifact
-from prefect.context import TaskRunContext
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -16,22 +11,10 @@ from tasks.predict.batch import predict_batch
 from tasks.predict.champion import NUM_NAMED
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.storage import Storage
-from tasks.tables.delta import check_table_path
 from tasks.text.markup import in_cells, markdown_text
 
 
-def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
-    """Return the cache key of table version and model version, None if one is missing or errors are retried."""
-    table, model = parameters.get("table"), parameters.get("model")
-    predictions = parameters["predict"].predictions or parameters["storage"].table("predictions")
-    settings = parameters["predict"]
-    if table is None or model is None or settings.retry_errors or settings.source or not check_table_path(predictions):
-        return None
-    decisive = [table.model_dump(), model.model_dump(), predictions]
-    return f"predict-{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()}"
-
-
-@stage("predict", timeout_in="predict", cache_key=_key)
+@stage("predict", timeout_in="predict")
 def predict_images(
     predict: PredictConfig,
     promote: PromoteConfig,

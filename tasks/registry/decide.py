@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from tasks import tracking
+from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
@@ -38,6 +39,7 @@ class Challenge:
         promote: Settings of the gate.
         storage: Storage with the tracking URI.
         spark: Settings of the session for tables that only Spark can read.
+        predict: Settings of inference for the rows that a comparison adds to `predictions`.
         approval: Answer of the user who was asked, or None.
         earlier: Version as which an earlier promotion registered the run, or None.
         rolled_back: Sentence on the rollback of the run's version, or None.
@@ -50,6 +52,7 @@ class Challenge:
     promote: PromoteConfig
     storage: Storage
     spark: SparkConfig
+    predict: PredictConfig
     approval: Approval | None
     earlier: ModelRef | None = None
     rolled_back: str | None = None
@@ -158,7 +161,8 @@ def _by_images(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun)
         challenger = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         if tracking.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
             tracking.set_alias(storage, challenger, CHALLENGER)
-        return compare_on_images(spark, challenger, best, previous, champion, table, challenge.promote, storage)
+        settings = challenge.promote, challenge.predict
+        return compare_on_images(spark, challenger, best, previous, champion, table, *settings, storage)
 
     # Also where a session is open: a driver predicts the test images before Spark's workers have loaded the model.
     found = try_without_spark(run, challenge.spark, storage, even_if_open=True)

@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.cache.manifest import CacheDamaged
+from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, TableRef
@@ -89,6 +90,7 @@ def compare_on_images(
     champion: EvaluatedRun,
     table: TableRef,
     promote: PromoteConfig,
+    predict: PredictConfig,
     storage: Storage,
 ) -> Comparison:
     """Compare two versions on the test images of a table version, by their rows in `predictions`.
@@ -103,6 +105,7 @@ def compare_on_images(
         champion: Its run.
         table: The table version.
         promote: Settings of the gate.
+        predict: Settings of inference for missing rows.
         storage: Location of the table `predictions`.
 
     Raises:
@@ -113,9 +116,9 @@ def compare_on_images(
     """
     from tasks.predict.held_out import predict_held_out  # torch: seconds
 
-    predict_held_out(spark, challenger, table, storage)
+    predict_held_out(spark, challenger, table, storage, predict)
     try:
-        predict_held_out(spark, version, table, storage)
+        predict_held_out(spark, version, table, storage, predict)
     except WrongInput as error:
         raise ChampionUnusable(str(error)) from None
     ours = Competitor(challenger, _trained_on(spark, best.table, table, "the challenger"))

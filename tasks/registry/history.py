@@ -5,6 +5,7 @@ table once the alias has moved. After a kill in between, the next promotion or r
 """
 
 import logging
+import re
 from datetime import UTC, datetime
 from hashlib import sha256
 from uuid import uuid4
@@ -26,6 +27,10 @@ logger = logging.getLogger("lakevision.registry")
 
 DECISION_TAG = "lakevision.decision"
 """Tag of a version that became the champion, with the row of the decision as JSON."""
+
+
+MEASURED = re.compile(r"\d+\.\d+ ms|\d+\.\d+ times")
+"""Measured times in a reason, which are others when the same decision is taken again."""
 
 
 class DecisionRow(Ref):
@@ -63,7 +68,7 @@ def row_of_promotion(decision: Promotion, made_champion: str | None) -> Decision
     content = (
         decision.champion.name,
         decision.challenger.run_id,
-        decision.reason,
+        MEASURED.sub("", decision.reason),
         decision.approved_by,
         before,
         made_champion,

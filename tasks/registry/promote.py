@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
+from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -27,6 +28,9 @@ from tasks.tracking import EvaluatedRun, evaluated_run
 
 logger = logging.getLogger("lakevision.registry")
 
+NUM_RECORDED = 1000
+"""Number of candidates whose accuracies are recorded with a version; a tag in MLflow has at most 100,000 characters."""
+
 
 def promote_best(
     runs: Sequence[RunRef],
@@ -35,6 +39,7 @@ def promote_best(
     table: TableRef | None = None,
     approval: Approval | None = None,
     spark: SparkConfig = SparkConfig(),
+    predict: PredictConfig = PredictConfig(),
 ) -> Promotion:
     """Promote the best of the runs on the split `val` if it beats the current champion.
 
@@ -54,6 +59,7 @@ def promote_best(
         approval: The answer of the user who was asked, if `promote.approval` is human. Without it, a run that is
             within all limits waits: it is registered with the alias `challenger`, and nothing else changes.
         spark: Settings of the session, which is started for tables that only Spark can read.
+        predict: Settings of inference for the rows that are added to `predictions`.
 
     Raises:
         WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
@@ -61,7 +67,7 @@ def promote_best(
         TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
     """
     with tracking.reachable(storage):
-        challenge = _challenge(runs, promote, storage, table, approval, spark)
+        challenge = _challenge(runs, promote, storage, table, approval, spark, predict)
         with promotion_lock(storage, challenge.name):
             challenge = _with_earlier_version(challenge)
             decision = None
@@ -82,6 +88,7 @@ def _challenge(
     table: TableRef | None,
     approval: Approval | None,
     spark: SparkConfig,
+    predict: PredictConfig,
 ) -> Challenge:
     """Return the best of the runs on the split `val`, with the arguments of `promote_best`.
 
@@ -101,14 +108,21 @@ def _challenge(
     check_minimums(best, len(candidates), promote)
     return Challenge(
         best=best,
-        accuracies={one.run.run_id: one.val_accuracy for one in candidates},
+        accuracies=_best_accuracies(candidates),
         name=name,
         name_is_given=promote.model_name is not None,
         promote=promote,
         storage=storage,
         spark=spark,
+        predict=predict,
         approval=approval,
     )
+
+
+def _best_accuracies(candidates: Sequence[EvaluatedRun]) -> dict[str, float | None]:
+    """Return the accuracies on `val` of the best candidates by run id."""
+    best = sorted(candidates, key=lambda found: found.val_accuracy or 0.0, reverse=True)
+    return {found.run.run_id: found.val_accuracy for found in best[:NUM_RECORDED]}
 
 
 def _with_earlier_version(challenge: Challenge) -> Challenge:

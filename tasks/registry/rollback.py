@@ -2,12 +2,10 @@
 
 import logging
 
-from deltalake.exceptions import DeltaError
-
 from tasks import tracking
 from tasks.config.rollback import RollbackConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import DiskFull, WrongInput
+from tasks.errors import WrongInput
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHAMPION, previous_champion, repair_aliases
 from tasks.registry.decision import Rollback
@@ -76,8 +74,7 @@ def _roll_back(reason: str, champion: ModelRef, storage: Storage) -> Rollback:
     tracking.set_alias(storage, previous, CHAMPION)
     try:
         record(storage, row)
-    except (OSError, DeltaError, DiskFull) as error:
-        # A failed run would be repeated, and would go back once more.
+    except Exception as error:  # A failed run, for any reason, would be repeated, and would go back once more.
         logger.warning("rolled back, but the table promotions has no row of it until the next run: %s", error)
     return done
 

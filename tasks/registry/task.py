@@ -8,6 +8,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import Completed
 
 from tasks import tracking
+from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
 from tasks.config.storage import SparkConfig, StorageConfig
@@ -47,6 +48,7 @@ def promote_run(
     table: TableRef | None = None,
     approval: Approval | None = None,
     ask_in: StorageConfig | None = None,
+    predict: PredictConfig = PredictConfig(),
 ) -> ModelRef:
     """Promote the best run if it beats the current champion, and return the champion.
 
@@ -58,14 +60,15 @@ def promote_run(
         table: As for `promote_best`.
         approval: As for `promote_best`.
         ask_in: Locations of a run of the deployment `promote`, which is submitted if a user must be asked.
+        predict: As for `promote_best`.
 
     Raises:
         WrongInput: As for `promote_best`; or a user must be asked, and the model has no champion yet.
     """
-    decision = promote_best(runs, promote, storage, table, approval, spark_config)
+    decision = promote_best(runs, promote, storage, table, approval, spark_config, predict)
     publish_promotion(decision, storage)
     if decision.outcome == "waiting":
-        where = ask_elsewhere(decision, promote, ask_in, spark_config)
+        where = ask_elsewhere(decision, promote, ask_in, spark_config, predict)
         if decision.previous is None:
             raise WrongInput(
                 f"{decision.champion.name} version {decision.champion.version} waits for an approval, and the model has"
@@ -82,9 +85,11 @@ def promote_run(
 
 
 @stage("compare", timeout_in="promote")
-def weigh_run(runs: list[RunRef], promote: PromoteConfig, storage: Storage, spark_config: SparkConfig) -> Promotion:
+def weigh_run(
+    runs: list[RunRef], promote: PromoteConfig, storage: Storage, spark_config: SparkConfig, predict: PredictConfig
+) -> Promotion:
     """Compare the best run with the champion, and publish the figures that a user is asked to decide by."""
-    decision = promote_best(runs, promote, storage, spark=spark_config)
+    decision = promote_best(runs, promote, storage, spark=spark_config, predict=predict)
     publish_promotion(decision, storage)
     return decision
 

@@ -55,7 +55,7 @@ class FilePredictor:
     predict: PredictConfig
     storage: Storage
     counts: StreamCounts
-    sent: "ModelOnWorkers" = field(default_factory=ModelOnWorkers)
+    sent: ModelOnWorkers = field(default_factory=ModelOnWorkers)
 
     def __call__(self, listed: DataFrame) -> None:
         """Process a batch, rows of FILE_ARROW.
@@ -70,7 +70,10 @@ class FilePredictor:
         with write_access(self.predictions, spark), translate_disk_full(self.predictions, self.storage.home):
             # Looked up once per batch, so that all rows of a batch are by one version.
             counts.model = self.find(spark)
-            if (files := self._pending(spark, part, counts.model)).num_rows:
+            present, absent = self._present(part)
+            if absent:
+                forget(absent, self.checkpoint, self.storage)
+            if (files := self._pending(spark, present, counts.model)).num_rows:
                 sent = self.sent.send(spark, self.storage, counts.model, self.predict)
                 tables = self.inputs, self.predictions
                 found = predict_files(spark, files, self.source, *tables, sent, self.predict)
@@ -84,12 +87,17 @@ class FilePredictor:
         counts.add_batch(num, seconds)
         logger.info("batch of %d files: %d images predicted in %.1f s", part.num_rows, num, seconds)
 
-    def _pending(self, spark: SparkSession, part: pa.Table, model: ModelRef) -> pa.Table:
-        """Return the files of the batch without a prediction, with their present size and time."""
+    def _present(self, part: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
+        """Return the files of the batch with their present size and time, and the paths of those that are gone."""
         with Relations(self.storage) as relations:
             relations.add("listing", self.source.listing)
             relations.add("part", part)
             present = relations.table("FROM listing SEMI JOIN part USING (path)", FILE_ARROW)
+            absent = relations.rows("SELECT path FROM part ANTI JOIN listing USING (path)")
+        return present, tuple(path for (path,) in absent)
+
+    def _pending(self, spark: SparkSession, present: pa.Table, model: ModelRef) -> pa.Table:
+        """Return the files of the batch without a prediction."""
         again = self.predict.retry_errors
         tables = self.inputs, self.predictions
         source = replace(self.source, listing=present)

@@ -47,8 +47,14 @@ def lag_of(commits: list[Commit], position: Position, now: float) -> Lag:
     """
     offset = position.offset
     pending = [commit for commit in commits if commit.num_files]
+    # Commits that the log no longer has may have changed rows.
+    missing = commits[0].version - processed_version(position) - 1 if commits else 0
     if offset is None or offset["isStartingVersion"]:
-        pending = pending[-1:]  # A new stream reads the newest version as a whole.
+        # A new stream reads the newest version as a whole.
+        pending, missing = (pending or commits)[-1:] if missing else pending[-1:], 0
+    elif missing:
+        oldest = (pending or commits)[0]
+        return Lag(missing + len(pending), max(0.0, now - oldest.seconds))
     elif pending and pending[0].version == int(offset["reservoirVersion"]):
         is_read = int(offset["index"]) + 1 >= pending[0].num_files  # The index is that of the last file that was read.
         pending = pending[1:] if is_read else pending

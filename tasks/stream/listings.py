@@ -10,9 +10,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -121,7 +120,7 @@ def waiting(checkpoint: str, now: float) -> Lag:
     """
     filesystem, root = file_system(f"{checkpoint}/{LISTINGS}")
     num, ages = 0, [0.0]
-    for name in _names(checkpoint):
+    for name in waiting_names(checkpoint):
         try:
             with filesystem.open(f"{root}/{name}", "rb") as file:
                 part = pq.read_table(file, columns=["modified_at"])
@@ -138,10 +137,10 @@ def age_of_oldest(files: pa.Table, now: float) -> float:
     return max(0.0, now - min(times)) if times else 0.0
 
 
-def remove_processed(checkpoint: str) -> None:
-    """Remove the listings of a checkpoint, all of which were processed: no later batch reads them."""
+def remove_processed(checkpoint: str, names: Sequence[str]) -> None:
+    """Remove these listings of a checkpoint, which were processed: no later batch reads them."""
     filesystem, root = file_system(f"{checkpoint}/{LISTINGS}")
-    for name in _names(checkpoint):
+    for name in names:
         filesystem.rm_file(f"{root}/{name}")
 
 
@@ -160,7 +159,8 @@ def forget(paths: tuple[str, ...], checkpoint: str, storage: Storage) -> None:
     _write(rows, checkpoint, LISTED)
 
 
-def _names(checkpoint: str) -> list[str]:
+def waiting_names(checkpoint: str) -> list[str]:
+    """Return the names of the listings of a checkpoint; a listing that is being written is not among them."""
     return sorted(name for name in list_names(f"{checkpoint}/{LISTINGS}") if not name.startswith("."))
 
 
@@ -171,9 +171,13 @@ def _write(rows: SpooledRows, folder: str, name: str) -> None:
         filesystem.put_file(rows.files[0], f"{root}/{name}")
         return
     Path(root).mkdir(parents=True, exist_ok=True)
-    partial = f"{root}/.{name}.{uuid4().hex}"
-    shutil.copyfile(rows.files[0], partial)
-    os.replace(partial, f"{root}/{name}")
+    partial = Path(f"{root}/.{name}.partial")
+    try:
+        shutil.copyfile(rows.files[0], partial)
+        os.replace(partial, f"{root}/{name}")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _read_listed(checkpoint: str, storage: Storage) -> ParquetRows | None:

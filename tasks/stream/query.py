@@ -14,6 +14,8 @@ from tasks.spark.gateway import jvm_is_alive
 
 logger = logging.getLogger("lakevision.stream")
 
+WAIT_SECONDS = 0.5
+
 BatchFunction = Callable[[DataFrame], None]
 """A function that processes the rows of one batch, in a thread of the query."""
 
@@ -59,7 +61,8 @@ def run_query(rows: DataFrame, process: BatchFunction, checkpoint: str, interval
         # A signal is raised in this thread. In a call to the JVM, it would leave the connection without an answer.
         waiting = threading.Thread(target=wait, name="lakevision-stream", daemon=True)
         waiting.start()
-        waiting.join()
+        while waiting.is_alive():  # The time limit of a run in a thread is raised between two waits.
+            waiting.join(WAIT_SECONDS)
     except BaseException:
         _stop_queries(rows.sparkSession)
         raise

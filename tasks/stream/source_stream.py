@@ -31,7 +31,15 @@ from tasks.stream.counts import ShowProgress, StreamCounts, log_end
 from tasks.stream.failures import explain_checkpoint_failure
 from tasks.stream.file_batch import FilePredictor
 from tasks.stream.lag import Lag
-from tasks.stream.listings import age_of_oldest, hand_over, new_files, read_listings, remove_processed, waiting
+from tasks.stream.listings import (
+    age_of_oldest,
+    hand_over,
+    new_files,
+    read_listings,
+    remove_processed,
+    waiting,
+    waiting_names,
+)
 from tasks.stream.micro_batch import ModelOnWorkers
 from tasks.stream.query import run_query
 from tasks.system.disk import translate_disk_full
@@ -172,6 +180,7 @@ class _Run:
         start_workers(spark)
         check_visible(spark, self.predictions, predictions_setting(self.predict))
         tables = self.inputs, self.predictions
+        names = waiting_names(checkpoint)
         predictor = FilePredictor(
             source, *tables, checkpoint, self._find, self.predict, self.storage, self.counts, self.sent
         )
@@ -191,7 +200,7 @@ class _Run:
             if explained is None:
                 raise
             raise explained from error
-        remove_processed(checkpoint)
+        remove_processed(checkpoint, names)  # Not those that another driver has handed over meanwhile.
 
 
 def _sleep(seconds: float) -> None:

@@ -49,12 +49,15 @@ def test_stream_equals_batch_and_continues_with_new_images(spark, source, storag
     assert (again.batches, again.predictions) == (0, report.predictions)
     assert predict(storage).predicted == 0
 
+    # Some of the new images have a prediction by batch inference before the stream sees them.
+    write_images(source, 1, first=20)
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    assert predict(storage).predicted == 3
     write_images(source, 2, first=20)
     (source / "red" / "000.png").unlink()
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
-    # Some of the new images have a prediction by batch inference before the stream sees them.
     later = stream(storage)
-    assert (later.predicted, later.versions_behind) == (6, 0)
+    assert (later.predicted, later.versions_behind) == (3, 0)
     assert len(predicted(spark, storage.table("predictions"))) == 66, "the prediction of a deleted image stays"
 
 
@@ -173,6 +176,7 @@ def test_deleted_changes_and_a_damaged_checkpoint_have_a_way_out(spark, source, 
     # The clean-up of the log removes old commits once a checkpoint of the log has them.
     append_images(spark, path, images[4:5])
     append_images(spark, path, images[5:6])
+    spark.sql(f"OPTIMIZE delta.`{path}`")  # The only commit that stays changes no rows.
     delta_log = Path(path, "_delta_log")
     newest_in_log(spark, path).deltaLog().checkpoint()
     for file in sorted(delta_log.glob("*.json"))[:-1]:
@@ -248,8 +252,9 @@ def test_killed_and_cancelled_streams_are_continued_without_a_loss(spark, source
     assert (killed.returncode, killed.left_running) == (-signal.SIGKILL, [])
     begun, _ended = batches(storage)
     cancelled = cancel_in_batch(storage, path, least=begun + 1)
-    # Python ends by the signal of an interruption that reaches its top.
-    assert (cancelled.returncode, cancelled.left_running) == (-signal.SIGINT, []), cancelled.output
+    # Python ends itself by SIGINT after KeyboardInterrupt; with 1 if the JVM, which got the signal too, ended first.
+    assert cancelled.returncode in {1, -signal.SIGINT}, cancelled.output
+    assert cancelled.left_running == [], cancelled.output
     assert "KeyboardInterrupt" in cancelled.output
 
     report = stream(storage, MODEL, table=path)

@@ -19,7 +19,9 @@ from flows.promote import promote
 from flows.rollback import rollback
 from tasks import tracking
 from tasks.config.etl import EtlConfig
-from tasks.config.promotion import PromoteConfig, PromoteRun
+from tasks.config.prediction import PredictConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.promotion_run import PromoteRun
 from tasks.config.rollback import RollbackConfig, RollbackRun
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -163,7 +165,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert newest_snapshot(None, storage.table("predictions")) is None
     run = log_run(storage, tmp_path, 2, 1.0, table=newer, content="newer")
     found = {
-        seed: ImageClassifier.load(tmp_path / f"classifier-{seed}").predict([image["content"] for image in images])
+        seed: ImageClassifier.load(tmp_path / f"classifier-{seed}").predict([image["content"] for image in images], 2)
         for seed in (1, 2)
     }
     right = {
@@ -174,7 +176,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     any_figures = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
     never = any_figures.model_copy(update={"min_accuracy_gain": 1.0})
 
-    kept = promote_best([run], never, storage)
+    kept = promote_best([run], never, storage, predict=PredictConfig(top_k=2))
 
     figures = kept.comparison
     assert (kept.outcome, kept.champion) == ("kept", before)

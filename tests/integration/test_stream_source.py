@@ -92,11 +92,14 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
         with pytest.raises(WrongInput, match=r"12 of 13 images have an error .* predict.max_error_fraction 0.5"):
             run_stream()
     (folder / "broken0.png").write_bytes(encoded(noise(24, 24, seed=31)))
-    (folder / "broken1.png").unlink()
+    shutil.move(folder / "broken1.png", hidden)
     accepted = run_stream(max_error_fraction=1.0)
     assert (accepted.predicted, accepted.errors, accepted.files_behind, accepted.model.version) == (12, 10, 0, 2)
     versions = [row["model_version"] for row in spark.read.format("delta").load(predictions).collect()]
     assert (versions.count(1), versions.count(2)) == (12, 12)
+    shutil.move(hidden, folder / "broken1.png")  # With its old time: it was listed, and away when its batch came.
+    back = run_stream()
+    assert (back.predicted, back.errors) == (1, 1)
 
     # A damaged checkpoint has a way out: as for a new stream, all files without a prediction by this version are new.
     (checkpoint,) = Path(f"{predictions}.streams").glob("*/[0-9]*")

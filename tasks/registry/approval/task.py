@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 from pydantic import Field, ValidationError
 
+from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
@@ -93,7 +94,11 @@ def question(decision: Promotion) -> str:
 
 
 def ask_elsewhere(
-    decision: Promotion, promote: PromoteConfig, storage: StorageConfig | None, spark: SparkConfig
+    decision: Promotion,
+    promote: PromoteConfig,
+    storage: StorageConfig | None,
+    spark: SparkConfig,
+    predict: PredictConfig,
 ) -> str:
     """Submit a run of the deployment `promote` that asks; return what a user has to do, as a part of a sentence.
 
@@ -102,6 +107,7 @@ def ask_elsewhere(
         promote: Settings of the gate.
         storage: Locations as the user gave them; None if no run is to be submitted.
         spark: Settings of the Spark session.
+        predict: Settings of inference.
     """
     by_hand = f"run the deployment promote with run_ids ['{decision.challenger.run_id}'] and answer its question"
     if storage is None or not PREFECT_API_URL.value():
@@ -112,6 +118,7 @@ def ask_elsewhere(
         "promote": promote.model_dump(mode="json") | {"model_name": decision.champion.name},
         "storage": storage.model_dump(mode="json"),
         "spark": spark.model_dump(mode="json"),
+        "predict": predict.model_dump(mode="json"),
     }
     try:
         submitted = run_deployment(

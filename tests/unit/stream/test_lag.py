@@ -35,6 +35,15 @@ def test_stream_that_has_read_all_is_not_behind() -> None:
     assert lag_of(COMMITS[2:], position(5), now=50.0) == Lag(1, 0.0)
 
 
+def test_commits_that_the_log_no_longer_has_count() -> None:
+    """They may have changed rows, and so does a new stream read a table whose log begins with a compaction."""
+    assert lag_of(COMMITS, position(1), now=110.0) == Lag(4, 7.0)
+    assert lag_of(COMMITS[1:2], position(3), now=110.0) == Lag(1, 6.0)
+    assert lag_of(COMMITS[1:2], Position(None, is_unfinished=False), now=110.0) == Lag(1, 6.0)
+    empty = [Commit(0, 0, 100.0)]
+    assert lag_of(empty, Position(None, is_unfinished=False), now=110.0) == Lag(0, 0.0)
+
+
 def test_new_stream_is_one_version_behind() -> None:
     """It reads the newest version as a whole, not one version after the other."""
     assert lag_of(COMMITS, Position(None, is_unfinished=False), now=110.0) == Lag(1, 5.0)
