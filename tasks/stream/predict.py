@@ -10,7 +10,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
-from tasks.errors import WrongInput
+from tasks.errors import UserError, WrongInput
 from tasks.predict.champion import check_model, model_of_table, named_model
 from tasks.predict.pending import check_images
 from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
@@ -158,6 +158,8 @@ def _run_query(
             rows = read_changes(spark, source.path, stream)
             run_query(rows, process, checkpoint, stream.interval_seconds)
             return predictor.counts
+        except UserError:
+            raise  # Its own sentence, which may name the table.
         except Exception as error:
             explained = explain_failure(str(error), source.path, checkpoint)
             if explained is None:
