@@ -50,17 +50,19 @@ def run_side(name: str, inputs: Inputs, *, memory: bool = False, **environment: 
     return Measured(found["seconds"], measured.peak_python_bytes, measured.peak_bytes, measured.seconds), rate
 
 
-def against_bare_loop(inputs: Inputs, num_pairs: int) -> list[Figure]:
-    """Compare with the bare loop, and with the loop under our settings of glibc, in rounds whose order alternates."""
+def against_bare_loop(inputs: Inputs, num_pairs: int, *, with_malloc: bool) -> list[Figure]:
+    """Compare with the bare loop, and if wanted with the loop under our settings of glibc, in alternating order."""
     from tasks.environment import MALLOC
 
-    sides = {"ours": {}, "bare": {}, "bare, our malloc": {"GLIBC_TUNABLES": MALLOC}}
+    sides: dict[str, dict[str, str]] = {"ours": {}, "bare": {}}
+    if with_malloc:
+        sides["bare, our malloc"] = {"GLIBC_TUNABLES": MALLOC}
     rounds = []
     for number in range(num_pairs):
         order = list(sides)[:: -1 if number % 2 else 1]
         rounds.append({name: run_side(name.split(",")[0], inputs, **sides[name]) for name in order})
     figures = []
-    for peer, goal in (("bare", BARE_GOAL), ("bare, our malloc", None)):
+    for peer, goal in (("bare", BARE_GOAL), ("bare, our malloc", None))[: len(sides) - 1]:
         for rate_alone in (False, True):
             pairs = [
                 tuple(
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20_000, help="images beside the bare loop")
     parser.add_argument("--slow-images", type=int, default=4_000, help="images beside the peers on Spark")
     parser.add_argument("--pairs", type=int, default=3, help="number of pairs with each peer")
+    parser.add_argument("--malloc", action="store_true", help="also the bare loop under our settings of glibc")
     parser.add_argument("--growth", type=int, default=50_000, help="images of the larger table for memory")
     options = parser.parse_args()
     count, slow, num_pairs, large = options.images, options.slow_images, options.pairs, options.growth
@@ -147,7 +150,7 @@ def main() -> None:
         write_table(inputs)
         write_repeated(slow_inputs)
         write_first(first_inputs, inputs.table)
-        figures = against_bare_loop(inputs, num_pairs)
+        figures = against_bare_loop(inputs, num_pairs, with_malloc=options.malloc)
         figures += against_spark(slow_inputs, num_pairs)
         figures.append(start(first_inputs, num_pairs))
         figures += growth(folder, large // 10, large)

@@ -164,7 +164,9 @@ def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceb
     artifact = explanation_of(run_id)
     assert "- Setting: `storage.tables`" in artifact
     assert "hidden" not in artifact
-    lines = wait_for_logs(run_id, "Finished in state")
+    wait_for_logs(run_id, "Finished in state")
+    # Lines of another thread may arrive later than the last one of the run.
+    lines = wait_for_logs(run_id, message.removesuffix(f" ({kind.__name__})"))
     assert (logging.ERROR, message.removesuffix(f" ({kind.__name__})")) in lines
     assert [text for _level, text in lines if "Traceback" in text or "hidden" in text] == []
 
