@@ -181,12 +181,16 @@ def _session(leader: int) -> list[psutil.Process]:
     return found
 
 
+DAEMONS = frozenset({"tasks.spark.python_daemon", "pyspark.daemon"})
+"""Modules of the processes from which Spark forks its Python workers: of a local session, and of one on a cluster."""
+
+
 def _workers(members: list[psutil.Process]) -> list[psutil.Process]:
     """Return the Python workers of Spark, which are the children of its daemon."""
     found = []
     for member in members:
         try:
-            if "pyspark.daemon" in " ".join(member.parent().cmdline()):
+            if not DAEMONS.isdisjoint(member.parent().cmdline()):
                 found.append(member)
         except (psutil.NoSuchProcess, AttributeError):
             continue  # The process ended meanwhile.
