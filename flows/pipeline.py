@@ -37,9 +37,8 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
             storage,
             config.spark,
             etl.images,
-            None,
-            config.storage,
-            config.predict,
+            ask_in=config.storage,
+            predict=config.predict,
         )
         table = None if config.predict.table or config.predict.source else etl.images
         predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)

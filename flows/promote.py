@@ -22,8 +22,8 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
             return decision.champion
         runs = [decision.challenger]
         approval = ask(decision, config.promote)
-    spark, predict = config.spark, config.predict
-    return run_stage(promote_run, runs, config.promote, storage, spark, None, approval, None, predict)
+    settings = config.promote, storage, config.spark
+    return run_stage(promote_run, runs, *settings, approval=approval, predict=config.predict)
 
 
 if __name__ == "__main__":

@@ -97,9 +97,10 @@ def _predict(
         if num and spark is None:
             raise NeedsSpark
         began = time.perf_counter()
+        contents = None
         if spark is not None and num:
             start_workers(spark)
-        contents = _pending_contents(spark, table, pending) if spark is not None and num else None
+            contents = _pending_contents(spark, table, pending)
         labels = pending.labels() if num else ()
     if spark is not None and contents is not None:
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")

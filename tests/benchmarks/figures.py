@@ -2,7 +2,9 @@
 
 import json
 import os
+import statistics
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,12 @@ class Figure:
     ratio: float
     goal: float | None
     holds: bool | None
+
+
+def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the median of each side of pairs of rounds, and that of their ratios, which does not follow from those."""
+    ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return ours, theirs, statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def table(figures: list[Figure]) -> str:

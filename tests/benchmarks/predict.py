@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, medians, write_figures
 from tests.benchmarks.predict_data import (
     GROWTH_MODEL,
     GROWTH_SIDE,
@@ -50,6 +50,12 @@ def run_side(name: str, inputs: Inputs, *, memory: bool = False, **environment: 
     return Measured(found["seconds"], measured.peak_python_bytes, measured.peak_bytes, measured.seconds), rate
 
 
+def rates(side: tuple[Measured, float], inputs: Inputs) -> tuple[float, float]:
+    """Return the images per second of a side, with and without the start of a session."""
+    measured, without_start = side
+    return inputs.count / measured.seconds, without_start
+
+
 def against_bare_loop(inputs: Inputs, num_pairs: int, *, with_malloc: bool) -> list[Figure]:
     """Compare with the bare loop, and if wanted with the loop under our settings of glibc, in alternating order."""
     from tasks.environment import MALLOC
@@ -63,17 +69,10 @@ def against_bare_loop(inputs: Inputs, num_pairs: int, *, with_malloc: bool) -> l
         rounds.append({name: run_side(name.split(",")[0], inputs, **sides[name]) for name in order})
     figures = []
     for peer, goal in (("bare", BARE_GOAL), ("bare, our malloc", None))[: len(sides) - 1]:
-        for rate_alone in (False, True):
-            pairs = [
-                tuple(
-                    found[name][1] if rate_alone else inputs.count / found[name][0].seconds for name in ("ours", peer)
-                )
-                for found in rounds
-            ]
-            ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-            ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
-            wanted = None if rate_alone else goal
-            figure = f"batch inference{', without start' if rate_alone else ''}"
+        for place, figure in enumerate(("batch inference", "batch inference, without start")):
+            pairs = [(rates(found["ours"], inputs)[place], rates(found[peer], inputs)[place]) for found in rounds]
+            ours, theirs, ratio = medians(pairs)
+            wanted = None if place else goal
             named = f"{peer.replace('bare', 'bare loop')}"
             holds = None if wanted is None else ratio >= wanted
             figures.append(Figure(figure, ours, "images/s", named, theirs, ratio, wanted, holds))
@@ -89,8 +88,7 @@ def against_spark(inputs: Inputs, num_pairs: int) -> list[Figure]:
             order = ("ours", peer) if number % 2 else (peer, "ours")
             rates = {name: run_side(name, inputs)[1] for name in order}
             pairs.append((rates["ours"], rates[peer]))
-        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-        ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ours, theirs, ratio = medians(pairs)
         figure = "batch inference, without start"
         figures.append(Figure(figure, ours, "images/s", named, theirs, ratio, SPARK_GOAL, ratio >= SPARK_GOAL))
     return figures

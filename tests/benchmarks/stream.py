@@ -8,7 +8,6 @@ Run: `make bench-stream`; BENCH_ARGS=--quick for fewer images and one pair.
 """
 
 import argparse
-import json
 import signal
 import statistics
 import subprocess
@@ -22,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 import deltalake
 
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, medians, write_figures
+from tests.benchmarks.predict import rates, run_side
 from tests.benchmarks.predict_data import Inputs, add_repeated, register_model, write_repeated, write_source
-from tests.benchmarks.processes import measure
 
 RATE_GOAL, LAG_GOAL = 0.8, 1.25
 ADDED_IMAGES = 32
@@ -34,28 +33,15 @@ FIRST_BATCH_SECONDS = 120
 """Time limit for the first predictions of the stream."""
 
 
-def run_side(name: str, inputs: Inputs) -> tuple[float, float]:
-    """Run one side; return its images per second, with and without the start of the session."""
-    measured = measure("predict_peers.py", name, str(inputs.folder), str(inputs.count), inputs.model)
-    found = json.loads(measured.last_line)
-    print(
-        f"  {name}, {inputs.count} images: {found['seconds']:.1f} s, {found['images_per_second']:.1f} images/s",
-        flush=True,
-    )
-    return inputs.count / found["seconds"], found["images_per_second"]
-
-
 def against_batch(inputs: Inputs, num_pairs: int) -> list[Figure]:
     """Compare the rates in pairs whose order alternates."""
     rounds = []
     for number in range(num_pairs):
         order = ("stream", "ours") if number % 2 else ("ours", "stream")
-        rounds.append({name: run_side(name, inputs) for name in order})
+        rounds.append({name: rates(run_side(name, inputs), inputs) for name in order})
     figures = []
     for place, figure in enumerate(("stream", "stream, without start")):
-        pairs = [(found["stream"][place], found["ours"][place]) for found in rounds]
-        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-        ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ours, theirs, ratio = medians([(found["stream"][place], found["ours"][place]) for found in rounds])
         figures.append(Figure(figure, ours, "images/s", "batch", theirs, ratio, RATE_GOAL, ratio >= RATE_GOAL))
     return figures
 
