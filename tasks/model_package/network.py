@@ -15,10 +15,12 @@ class ImageNetwork(nn.Module):
     Attributes:
         precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
         temperature: Divisor of the logits, with which probabilities are calibrated; 1 leaves them unchanged.
+        pixels_per_pass: Pixels of the images that a CPU computes at once per thread; None for all of a batch.
     """
 
     precision: torch.dtype | None = None
     temperature: float = 1.0
+    pixels_per_pass: int | None = None
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -33,6 +35,14 @@ class ImageNetwork(nn.Module):
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
+        if self.pixels_per_pass is None or images_BHWC.device.type != "cpu":
+            return self._pass(images_BHWC)
+        height, width = images_BHWC.shape[1:3]
+        pixels = self.pixels_per_pass * torch.get_num_threads()
+        parts = torch.split(images_BHWC, max(1, pixels // (height * width)))
+        return torch.cat([self._pass(part) for part in parts])
+
+    def _pass(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         inputs = normalize(images_BHWC)
         with torch.autocast(inputs.device.type, self.precision, enabled=self.precision is not None):
             logits = self.network(inputs)

@@ -6,6 +6,10 @@ from .description import Precision
 from .fold import fold_batch_norm
 from .network import ImageNetwork
 
+PIXELS_PER_PASS = 8 * 224 * 224
+"""Pixels of the images that a CPU computes at once per thread: their features stay in its caches between the layers
+(LOG.md)."""
+
 
 def computes_bf16(device: torch.device) -> bool:
     """Return whether the device has bfloat16 instructions, faster than float32; such a GPU has TF32 as well."""
@@ -32,4 +36,5 @@ def serving_network(network: ImageNetwork, precision: Precision, temperature: fl
     served = ImageNetwork(folded.network, folded.head).eval()
     served.precision = torch.bfloat16 if precision == "bfloat16" else None
     served.temperature = temperature
+    served.pixels_per_pass = PIXELS_PER_PASS
     return served

@@ -25,6 +25,7 @@ from tasks.collectives import Reducer
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
 from tasks.model_package.fold import fold_batch_norm
+from tasks.model_package.serving import PIXELS_PER_PASS
 from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
 from tasks.progress.count import counted
@@ -36,8 +37,8 @@ from tasks.train.rank_zero import run_on_rank_zero
 
 logger = logging.getLogger("lakevision.train")
 
-FORM = 2
-"""Version of the folded network; increment it when `fold_batch_norm` changes. 2: activated convolutions."""
+FORM = 3
+"""Version of the folded network; increment it when `fold_batch_norm` changes. 2: activated, 3: packed convolutions."""
 
 
 def sample_images(side: int) -> torch.Tensor:
@@ -145,6 +146,7 @@ def materialize_features(
         reducer.broadcast(None)  # The other ranks wait until the folder exists.
         backbone = fold_batch_norm(classifier)
         backbone.precision = precision
+        backbone.pixels_per_pass = PIXELS_PER_PASS
         written = {
             split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
         }

@@ -18,7 +18,7 @@ from tasks.model.network import Classifier, build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.decode import decode_pixels
 from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE
-from tasks.model_package.serving import computes_bf16
+from tasks.model_package.serving import PIXELS_PER_PASS, computes_bf16, serving_network
 
 CPU = torch.device("cpu")
 MODEL = "shufflenet_v2_x0_5"
@@ -70,6 +70,27 @@ def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> No
     assert found.label == CLASSES[int(probabilities.argmax())]
     assert found.index == int(probabilities.argmax())
     assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
+
+
+def test_batch_is_computed_in_passes(model: ImageClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes as many images at once as have the pixels of a pass, the rest last, with the same logits."""
+    images = torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(7)]))
+    network = serving_network(new_classifier(), "float32", temperature=2.0)
+    network.pixels_per_pass = None
+    with torch.no_grad():
+        whole = network(images)
+    sizes: list[int] = []
+    network.network.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    for images_per_thread, expected in ((1.5, [3, 3, 1]), (0.1, 7 * [1]), (8, [7])):
+        network.pixels_per_pass = int(images_per_thread * SIDE * SIDE)
+        sizes.clear()
+        with torch.no_grad():
+            logits = network(images)
+        assert sizes == expected
+        assert torch.allclose(logits, whole, atol=1e-5)
+    assert serving_network(new_classifier(), "float32", temperature=2.0).pixels_per_pass == PIXELS_PER_PASS
 
 
 def test_prediction_has_the_most_probable_classes(model: ImageClassifier) -> None:

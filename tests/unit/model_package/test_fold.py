@@ -6,7 +6,7 @@ from torch import nn
 
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
-from tasks.model_package.fold import ActivatedConv2d, fold_batch_norm
+from tasks.model_package.fold import PackedConv2d, fold_batch_norm
 from tasks.train.features import ends_in_head
 
 
@@ -64,27 +64,40 @@ def test_network_without_batch_norms_is_returned_unchanged(name: str) -> None:
     assert not classifier.training
 
 
-def activated(network: nn.Module) -> list[ActivatedConv2d]:
+def packed(network: nn.Module) -> list[PackedConv2d]:
+    """Return the convolutions with packed weights."""
+    return [module for module in network.modules() if isinstance(module, PackedConv2d)]
+
+
+def activated(network: nn.Module) -> list[PackedConv2d]:
     """Return the convolutions with fused activations."""
-    return [module for module in network.modules() if isinstance(module, ActivatedConv2d)]
+    return [layer for layer in packed(network) if layer.activation is not None]
 
 
-@pytest.mark.parametrize(("name", "layers"), [("mobilenet_v2", 35), ("resnet18", 9), ("regnet_y_400mf", 49)])
+@pytest.mark.parametrize(
+    ("name", "layers", "convolutions"), [("mobilenet_v2", 35, 52), ("resnet18", 9, 20), ("regnet_y_400mf", 49, 85)]
+)
 @pytest.mark.parametrize(("precision", "rounding"), [(None, 1e-5), (torch.bfloat16, 2**-7)])
-def test_fused_activations_change_logits_by_rounding_only(
-    name: str, layers: int, precision: torch.dtype | None, rounding: float, monkeypatch: pytest.MonkeyPatch
+def test_packed_convolutions_change_logits_by_rounding_only(
+    name: str,
+    layers: int,
+    convolutions: int,
+    precision: torch.dtype | None,
+    rounding: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fused convolutions and activations give the logits of separate ones, up to the order of sums."""
+    """Packed convolutions with their activations give the logits of separate layers, up to the order of sums."""
     if precision is not None and not computes_bf16(torch.device("cpu")):
         pytest.skip("needs a CPU with instructions for bfloat16")
     folded = fold_batch_norm(trained(name).to(memory_format=torch.channels_last))  # type: ignore[call-overload]  # torch's overloads lack memory_format
     folded.precision = precision
     images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
     assert len(activated(folded)) == layers
+    assert len(packed(folded)) == convolutions
 
     with torch.inference_mode():
         found = folded(images)
-        monkeypatch.setattr("tasks.model_package.fold.FUSED_TYPES", ())
+        monkeypatch.setattr("tasks.model_package.fold.PACKED_TYPES", ())
         expected = folded(images)
 
     assert float((found - expected).norm() / expected.norm()) < rounding
@@ -96,6 +109,7 @@ def test_fused_activations_are_not_computed_separately(monkeypatch: pytest.Monke
     images = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
     calls: list[int] = []
     for layer in activated(folded):
+        assert layer.activation is not None
         monkeypatch.setattr(layer.activation, "forward", lambda value: (calls.append(1), value.relu())[1])
 
     with torch.no_grad():
@@ -146,18 +160,18 @@ SHARED = nn.Conv2d(4, 4, 1)
 
 
 @pytest.mark.parametrize(
-    ("body", "layers"),
+    ("body", "layers", "convolutions"),
     [
-        (nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), 1),
-        (TwoConsumers(), 0),
-        (nn.Sequential(SHARED, nn.ReLU(), SHARED, nn.ReLU()), 0),
-        (nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.ReLU()), 0),
-        (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU()), 0),
-        (nan_convolution(), 0),
+        (nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), 1, 1),
+        (TwoConsumers(), 0, 1),
+        (nn.Sequential(SHARED, nn.ReLU(), SHARED, nn.ReLU()), 0, 0),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.ReLU()), 0, 0),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU()), 0, 0),
+        (nan_convolution(), 0, 0),
     ],
     ids=["two activations", "two consumers", "shared layer", "named padding", "reflection padding", "NaN weights"],
 )
-def test_activations_are_fused_only_where_logits_stay_equal(body: nn.Module, layers: int) -> None:
+def test_activations_are_fused_only_where_logits_stay_equal(body: nn.Module, layers: int, convolutions: int) -> None:
     """Fusion keeps the logits, including NaN, and a folded network is not folded again."""
     torch.manual_seed(3)
     network = SmallNetwork(body)
@@ -166,6 +180,7 @@ def test_activations_are_fused_only_where_logits_stay_equal(body: nn.Module, lay
     images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
 
     assert len(activated(folded)) == layers
-    assert layers == 0 or fold_batch_norm(folded) is folded
+    assert len(packed(folded)) == 1 + convolutions, "with the first convolution"
+    assert fold_batch_norm(folded) is folded
     with torch.no_grad():
         assert torch.allclose(folded(images), classifier.eval()(images), atol=1e-5, equal_nan=True)
