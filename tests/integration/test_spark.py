@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from zipimport import zipimporter
 
 import pandas as pd
 import psutil
@@ -137,18 +138,23 @@ def test_ended_tasks_are_counted_without_lines_of_workers(spark, monkeypatch):
 
 
 def report_parent(batches):
-    """Yield the parent process of a worker for each row, and whether it has a module."""
+    """Yield the parent process of a worker for each row, whether it has a module, and the archives it searches."""
+    archives = [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
     for batch in batches:
-        yield pd.DataFrame({"parent": os.getppid(), "is_imported": "wave" in sys.modules}, index=batch.index)
+        is_imported = "wave" in sys.modules
+        yield pd.DataFrame(
+            {"parent": os.getppid(), "is_imported": is_imported, "archives": ",".join(archives)}, index=batch.index
+        )
 
 
 def test_workers_are_forked_from_one_process_that_has_imported_a_module(spark, monkeypatch):
-    """The process that is started early is the one from which the next functions have their workers."""
+    """The process that is started early is that of the next workers, whose tasks need not read Spark's archives."""
     monkeypatch.setitem(spark.sparkContext.environment, PRELOAD, "")
     preload(spark, "wave")
     preload(spark, "wave")
-    rows = spark.range(0, 4, 1, 2).mapInPandas(report_parent, "parent long, is_imported boolean").distinct().collect()
-    assert [row["is_imported"] for row in rows] == [True]
+    columns = "parent long, is_imported boolean, archives string"
+    rows = spark.range(0, 4, 1, 2).mapInPandas(report_parent, columns).distinct().collect()
+    assert [(row["is_imported"], row["archives"]) for row in rows] == [(True, "")]
     started = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # It ended meanwhile.
