@@ -1,6 +1,7 @@
 """Streams whose driver is killed at random moments, while images are added to a table or a folder."""
 
 import hashlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tasks.registry.promote import promote_best
 from tasks.spark.session import spark_session
 from tests.builders.etl_and_cache import SPARK, make_storage
 from tests.builders.killed_runs import leftovers
-from tests.builders.killed_streams import MODEL, batches, kill_in_batch
+from tests.builders.killed_streams import MODEL, batches, cancel_in_batch, kill_in_batch
 from tests.builders.streams import append_images, create_images, photos_of, predicted, stream
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
@@ -43,6 +44,13 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
                 begin = 120 + 10 * attempt
                 append_images(spark, path, images[begin - 40 : begin + 10])
     assert killed >= NUM_KILLS // 2
+    with spark_session(SPARK, storage) as spark:
+        append_images(spark, path, images[280:300])
+    cancelled = cancel_in_batch(storage, path, least=batches(storage)[0] + 1)
+    # Python ends itself by SIGINT after KeyboardInterrupt; with 1 if the JVM, which got the signal too, ended first.
+    assert cancelled.returncode in {1, -signal.SIGINT}, cancelled.output
+    assert cancelled.left_running == [], cancelled.output
+    assert "KeyboardInterrupt" in cancelled.output
     with spark_session(SPARK, storage) as spark:
         report = stream(storage, MODEL, table=path)
         rows = predicted(spark, storage.table("predictions"))

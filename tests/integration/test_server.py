@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import httpx
 import psutil
 import pytest
+from deltalake import DeltaTable
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -18,9 +19,14 @@ from deployments.ports import listen
 from deployments.stack_mark import STACK_MARK
 from deployments.stack_processes import LocalStack
 from tasks.config.pipeline import PipelineConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.registry.promote import promote_best
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
+from tests.builders.streams import stream
+from tests.builders.untrained_model import log_run
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +407,81 @@ def test_valid_config_is_accepted(api, config):
     answer = api.post(f"/deployments/{photos['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 201, answer.text
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
+
+
+def test_cancelled_stream_shows_its_progress_and_leaves_no_process(stack, source, tmp_path, quick_trial):
+    """Its artifact changes while it runs, its JVM and workers end with the run, and the next run continues it."""
+    storage = make_storage(stack.home)
+    promote_best([log_run(storage, tmp_path, 1, 0.9)], PromoteConfig(model_name="of-stream"), storage)
+    config = {
+        "predict": {"source": str(source), "batch_size": 8},
+        "promote": {"model_name": "of-stream"},
+        "stream": {"interval_seconds": 1},
+        "spark": {"driver_memory": "1g"},
+    }
+    code = f"""
+import json, shutil, time
+from pathlib import Path
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, LogFilter
+from prefect.states import Cancelling
+from tests.builders.etl_and_cache import make_storage
+from tests.builders.killed_streams import batches
+
+source, storage = Path("{source}"), make_storage(Path("{stack.home}"))
+
+def add(name):
+    shutil.copytree(source / "red", source / name, ignore=lambda _folder, names: names[2:])
+    for file in (source / name).iterdir():
+        file.write_bytes(file.read_bytes() + name.encode())
+
+with get_client(sync_client=True) as client:
+    deployment = client.read_deployment_by_name("predict-stream/predict-stream")
+    run = client.create_flow_run_from_deployment(deployment.id, parameters={{"config": {config!r}}})
+
+    def wait_for(predicted):
+        wanted = {{"flow_run_id": {{"any_": [run.id]}}, "key": {{"any_": ["stream"]}}}}
+        while True:
+            artifacts = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
+            rows = [json.loads(artifact.data) for artifact in artifacts]
+            if any(row[0]["images predicted"] == predicted for row in rows):
+                return rows
+            assert not client.read_flow_run(run.id).state.is_final()
+            time.sleep(0.5)
+
+    print([row[0]["behind"] for row in wait_for("60")])
+    add("added")
+    print([row[0]["behind"] for row in wait_for("62")])
+    begun, ended = batches(storage)
+    add("later")
+    while batches(storage) != (begun + 1, ended):
+        time.sleep(0.01)
+    client.set_flow_run_state(run.id, Cancelling())
+    while not (run := client.read_flow_run(run.id)).state.is_final():
+        time.sleep(0.2)
+    print(run.state.name, run.state.message)
+    time.sleep(1)
+    logs = client.read_logs(LogFilter.model_validate({{"flow_run_id": {{"any_": [run.id]}}}}))
+    print([record.message for record in logs if record.level >= 40])
+"""
+    before = set(marked(stack))
+    stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
+    worker = dict(stack._processes)["worker-cpu"]
+    try:
+        done = submit(stack, code)
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, cancelled, errors = done.stdout.splitlines()[-4:]
+    assert first == second == "['none']", "one artifact, which is updated"
+    assert cancelled == "Cancelled The flow run was cancelled."
+    assert errors == "[]"
+    assert set(marked(stack)) <= before
+    report = stream(storage, "of-stream", source=str(source))
+    assert (report.batches, report.files_behind) == (1, 0)
+    rows = DeltaTable(storage.table("predictions")).to_pyarrow_table(columns=["sha256"])
+    assert (len(rows), len(set(rows["sha256"].to_pylist()))) == (64, 64)
 
 
 def test_rejected_and_cancelled_runs_show_the_reason_on_their_pages(stack, make_images):
