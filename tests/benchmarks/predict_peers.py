@@ -80,36 +80,57 @@ def _stream(inputs: Inputs, interval_seconds: int | None) -> Answer:
     return {"images_per_second": report.predicted / seconds}
 
 
-def _bare_part(package: str, files: list[str], batch_size: int) -> tuple[list[tuple[int, float]], float]:
+def _bare_part(
+    package: str, files: list[str], batch_size: int, pixels_per_pass: int | None
+) -> tuple[list[tuple[int, float]], float]:
     """Return the class and probability of each file, and the seconds of the loop alone."""
     import numpy as np
     import torch
 
-    from tasks.model_package.classifier import ImageClassifier
     from tasks.model_package.decode import decode_pixels
+    from tasks.model_package.description import read_description
+    from tasks.model_package.network import build_network
+    from tasks.model_package.serving import serving_network
+    from tasks.model_package.weights import load_weights
 
     torch.set_num_threads(1)
-    classifier = ImageClassifier.load(Path(package))
+    about = read_description(Path(package))
+    network = build_network(about.model, len(about.classes))
+    load_weights(Path(package), network, lambda: network)
+    network = serving_network(network, about.precision, about.temperature)
+    network.pixels_per_pass = pixels_per_pass
     found: list[tuple[int, float]] = []
     began = time.perf_counter()
     for first in range(0, len(files), batch_size):
         pixels = [
-            decode_pixels(Path(file).read_bytes(), classifier.image_size) for file in files[first : first + batch_size]
+            decode_pixels(Path(file).read_bytes(), about.image_size) for file in files[first : first + batch_size]
         ]
-        most = torch.softmax(classifier.logits(torch.from_numpy(np.stack(pixels))), dim=1).max(1)
+        with torch.inference_mode():
+            most = torch.softmax(network(torch.from_numpy(np.stack(pixels))), dim=1).max(1)
         found += zip(most.indices.tolist(), most.values.tolist(), strict=True)
     return found, time.perf_counter() - began
 
 
 def bare(inputs: Inputs) -> Answer:
-    """Run a loop over the files in two processes, with our decoding, network and precision; write a Parquet file."""
+    """Run a loop over the files in two processes, with our decoding, folding and precision; write a Parquet file."""
+    return _bare(inputs, None)
+
+
+def bare_in_passes(inputs: Inputs) -> Answer:
+    """Run the same loop with as many images in a pass of the network as we compute at once."""
+    from tasks.model_package.serving import PIXELS_PER_PASS
+
+    return _bare(inputs, PIXELS_PER_PASS)
+
+
+def _bare(inputs: Inputs, pixels_per_pass: int | None) -> Answer:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     files = [str(file) for file in inputs.files()]
     parts = [files[number::NUM_PROCESSES] for number in range(NUM_PROCESSES)]
     with multiprocessing.get_context("spawn").Pool(NUM_PROCESSES) as pool:
-        done = pool.starmap(_bare_part, [(str(inputs.package), part, BATCH_SIZE) for part in parts])
+        done = pool.starmap(_bare_part, [(str(inputs.package), part, BATCH_SIZE, pixels_per_pass) for part in parts])
     rows = [row for found, _seconds in done for row in found]
     paths = [file for part in parts for file in part]
     table = pa.table({"path": paths, "index": [row[0] for row in rows], "probability": [row[1] for row in rows]})
@@ -118,8 +139,12 @@ def bare(inputs: Inputs) -> Answer:
     return {"images_per_second": len(files) / max(seconds for _found, seconds in done)}
 
 
-def spark_udf(inputs: Inputs) -> Answer:
-    """Run the UDF that MLflow makes of the registered model, which has our precision and folded batch norms."""
+def packaged_udf(inputs: Inputs) -> Answer:
+    """Run the UDF that MLflow makes of the registered model, which has our decoding, precision and folded layers."""
+    return _spark_udf(inputs, f"models:/{inputs.model}@champion")
+
+
+def _spark_udf(inputs: Inputs, model: str) -> Answer:
     import mlflow
 
     from tests.benchmarks.etl_peers import default_session
@@ -127,7 +152,7 @@ def spark_udf(inputs: Inputs) -> Answer:
     mlflow.set_tracking_uri(inputs.storage().tracking)
     spark = default_session()
     began = time.perf_counter()
-    predictor = mlflow.pyfunc.spark_udf(spark, f"models:/{inputs.model}@champion", env_manager="local")
+    predictor = mlflow.pyfunc.spark_udf(spark, model, env_manager="local")
     images = spark.read.format("delta").load(inputs.table)
     images.select("sha256", predictor("content").alias("answer")).write.format("delta").save(str(inputs.written))
     return {"images_per_second": inputs.count / (time.perf_counter() - began)}
@@ -168,6 +193,39 @@ def _plain_answers(network: Any, contents: Any) -> Any:
         return network(torch.stack([pixels(content) for content in contents])).argmax(1).numpy()
 
 
+def _plain_batches(network: Any, contents: Any) -> Any:
+    """Return the index of the class of each image of a series, in batches."""
+    import pandas as pd
+
+    parts = (contents.iloc[first : first + BATCH_SIZE] for first in range(0, len(contents), BATCH_SIZE))
+    return pd.concat([pd.Series(_plain_answers(network, part)) for part in parts], ignore_index=True)
+
+
+def spark_udf(inputs: Inputs) -> Answer:
+    """Run the UDF that MLflow makes of torchvision's network with the recipe's decoding."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+
+    class PlainModel(mlflow.pyfunc.PythonModel):
+        def load_context(self, context: Any) -> None:
+            self.network = _plain_network(context.artifacts["weights"])
+
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return _plain_batches(self.network, model_input["content"])
+
+    signature = ModelSignature(Schema([ColSpec(DataType.binary, "content")]), Schema([ColSpec(DataType.long)]))
+    folder = inputs.folder / "plain-model"
+    artifacts, packages = {"weights": str(inputs.weights)}, ["torch", "torchvision", "pillow"]
+    mlflow.pyfunc.save_model(
+        folder, python_model=PlainModel(), artifacts=artifacts, signature=signature, pip_requirements=packages
+    )
+    try:
+        return _spark_udf(inputs, str(folder))
+    finally:
+        shutil.rmtree(folder)
+
+
 def predict_batch_udf(inputs: Inputs) -> Answer:
     """Run Spark's `predict_batch_udf` around torchvision's network."""
     from pyspark.ml.functions import predict_batch_udf as make_udf
@@ -202,8 +260,7 @@ def recipe(inputs: Inputs) -> Answer:
     def predictor(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
         network = _plain_network(weights)
         for contents in batches:
-            parts = (contents.iloc[first : first + BATCH_SIZE] for first in range(0, len(contents), BATCH_SIZE))
-            yield pd.concat([pd.Series(_plain_answers(network, part)) for part in parts], ignore_index=True)
+            yield _plain_batches(network, contents)
 
     images = spark.read.format("delta").load(inputs.table)
     images.select("sha256", predictor("content").alias("index")).write.format("delta").save(str(inputs.written))
@@ -232,6 +289,8 @@ PEERS: dict[str, Callable[[Inputs], Answer]] = {
     "stream": stream,
     "endless_stream": endless_stream,
     "bare": bare,
+    "bare_in_passes": bare_in_passes,
+    "packaged_udf": packaged_udf,
     "spark_udf": spark_udf,
     "predict_batch_udf": predict_batch_udf,
     "recipe": recipe,
