@@ -72,7 +72,8 @@ def write_share(
         with head_inputs(backbone) as vectors, torch.inference_mode():
             for batch in loader.epoch(0, begin):
                 backbone(batch.inputs.to(device, non_blocking=True))
-                features = vectors.pop().float().cpu().numpy()
+                features = torch.cat(vectors).float().cpu().numpy()  # Of each pass over a part of the batch.
+                vectors.clear()
                 for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
                     if row < end:
                         writer.add_content(vector.tobytes(), label, row)

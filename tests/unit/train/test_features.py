@@ -56,6 +56,7 @@ def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tens
     }
 
 
+@pytest.mark.parametrize("images_per_pass", [100, 10])
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
     [
@@ -69,9 +70,17 @@ def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tens
     ],
 )
 def test_head_on_features_equals_network_on_images(
-    cache: CacheRef, classifier: Classifier, tmp_path: Path, precision: torch.dtype | None, tolerance: float
+    cache: CacheRef,
+    classifier: Classifier,
+    tmp_path: Path,
+    precision: torch.dtype | None,
+    tolerance: float,
+    images_per_pass: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both give the same logits for each row, within the rounding of the number format."""
+    """Both give the same logits for each row, within the rounding of the number format, also in several passes."""
+    monkeypatch.setattr("tasks.train.features.PIXELS_PER_PASS", images_per_pass * 32 * 32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     url, features = materialize(cache, classifier, tmp_path, precision)
     with torch.no_grad():
         on_images = by_row(CacheLoader(cache.url, open_cache(cache), TRAIN, 6), 0, classifier.eval())
