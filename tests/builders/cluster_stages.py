@@ -1,4 +1,4 @@
-"""ETL, cache, inference and maintenance in one driver of a Spark cluster: cluster_stages.py SETTINGS."""
+"""ETL, cache, inference, both streams and maintenance in one driver of a Spark cluster: cluster_stages.py SETTINGS."""
 
 import json
 import logging
@@ -20,6 +20,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import maintain_tables
@@ -30,6 +31,7 @@ from tasks.spark.cluster import num_task_slots
 from tasks.spark.gateway import jvm_is_alive
 from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage, resolve_storage
+from tasks.stream.predict import predict_stream
 from tests.builders.etl_and_cache import CACHE, settings
 from tests.builders.untrained_model import log_run
 
@@ -101,6 +103,16 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         model = log_run(storage, Path(tempfile.mkdtemp()), seed=1, accuracy=0.5, cache=cache)
         champion = promote_best([model], PromoteConfig(), storage).champion
         predicted = predict_batch(PredictConfig(batch_size=8), PromoteConfig(), storage, spark_config)
+        streams = [
+            predict_stream(
+                StreamConfig(max_files_per_batch=files),
+                PredictConfig(batch_size=8, source=given_source, predictions=f"{storage.tables}/{name}/predictions"),
+                PromoteConfig(),
+                storage,
+                spark_config,
+            )
+            for name, files, given_source in (("of-table", 1000, None), ("of-folder", 20, str(source)))
+        ]
         maintained = maintain_tables(MaintainConfig(), storage, spark_config)
         refusals = refusals_of_private_folders(source, etl.images, storage, spark_config)
         with spark_session(spark_config, storage) as spark:
@@ -125,6 +137,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "built": built,
         "champion": champion.model_dump() if champion else None,
         "predicted": predicted.model_dump(mode="json"),
+        "streams": [report.model_dump(mode="json") for report in streams],
         "maintained": [table.table.path for table in maintained.tables],
         "refusals": refusals,
         "session": session,

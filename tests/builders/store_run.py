@@ -1,6 +1,6 @@
 """The DAG without training on a store, in a subprocess: store_run.py SOURCE HOME URL [predict].
 
-It prints its results as JSON; with `predict`, also those of promotion, inference and maintenance.
+It prints its results as JSON; with `predict`, also those of promotion, inference, both streams and maintenance.
 """
 
 import json
@@ -24,6 +24,8 @@ from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.delta import CREATION_MARK
 from tests.builders.etl_tables import ingest
+from tests.builders.image_bytes import encoded, noise
+from tests.builders.streams import stream
 from tests.builders.untrained_model import log_run, predict
 from tests.conftest import write_images
 
@@ -63,12 +65,28 @@ def promote_and_predict(images: TableRef, storage: Storage) -> dict[str, Any]:
     runs = [log_run(storage, Path(storage.home), seed, 0.5, images) for seed in (1, 2)]
     promoted = [promote_best([run], any_figures, storage) for run in runs]
     predictions = [predict(storage) for _ in range(2)]
+    streams = stream_table_and_folder(storage)
     maintained = maintain_tables(MaintainConfig(), storage, SparkConfig())
     return {
         "promoted": [decision.model_dump() for decision in promoted],
         "predicted": [[report.predicted, report.errors] for report in predictions],
+        "streamed": streams,
         "maintained": [table.table.path for table in maintained.tables],
     }
+
+
+def stream_table_and_folder(storage: Storage) -> list[list[int]]:
+    """Stream the table, then a folder of the store that gets a file, each twice; return images, batches and lag."""
+    folder = f"{storage.tables.removesuffix('/tables')}/new files"
+    filesystem, root = file_system(folder)
+    found = []
+    for name, source in (("of-table", None), ("of-folder", folder)):
+        for _run in range(2):
+            seed = len(found)
+            filesystem.pipe_file(f"{root}/a b/{seed}.png", encoded(noise(20, 20, seed)))
+            report = stream(storage, source=source, predictions=f"{storage.tables}/{name}/predictions")
+            found.append([report.predicted, report.batches, report.versions_behind + report.files_behind])
+    return found
 
 
 if __name__ == "__main__":

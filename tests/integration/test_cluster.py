@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def done(cluster: SparkCluster) -> dict[str, Any]:
-    """Return what one driver reported that ran ETL, cache, inference and maintenance."""
+    """Return what one driver reported that ran ETL, cache, inference, both streams and maintenance."""
     finished = run_stages(cluster, cluster.shared / "source")
     assert finished.returncode == 0, finished.stderr
     found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
@@ -49,9 +49,12 @@ def test_tables_and_cache_of_a_cluster_equal_those_of_this_machine(spark, cluste
 
 
 def test_all_stages_ran_on_the_cluster(cluster, done) -> None:
-    """ETL, cache, inference and maintenance have their results, in one session with two executors."""
+    """ETL, cache, inference, streams and maintenance have their results, in one session with two executors."""
     assert (done["etl"]["stored"], done["built"]) == (3 * PER_CLASS, True)
     assert (done["predicted"]["predicted"], done["predicted"]["errors"]) == (3 * PER_CLASS, 0)
+    of_table, of_folder = done["streams"]
+    assert (of_table["predicted"], of_table["errors"], of_table["versions_behind"]) == (3 * PER_CLASS, 0, 0)
+    assert (of_folder["predicted"], of_folder["batches"], of_folder["files_behind"]) == (3 * PER_CLASS, 2, 0)
     assert [Path(path).name for path in done["maintained"]] == ["images", "files", "predictions", "promotions"]
     assert (done["session"]["master"], done["session"]["slots"]) == (cluster.master, 2)
     assert done["jvm_is_alive"] is False

@@ -96,6 +96,8 @@ def test_dag_runs_on_a_store_and_repeats_nothing(tmp_path, monkeypatch):
         # The gate predicted the images of the split test, whose rows are those of batch inference.
         assert tested > 0
         assert found["predicted"] == [[20 - tested, 0], [0, 0]]
+        # The stream of the table has nothing the second time, that of the folder one more file.
+        assert found["streamed"] == [[20, 1, 0], [0, 0, 0], [3, 1, 0], [1, 1, 0]]
         assert found["maintained"] == [
             f"s3a://lake/my data/tables/{name}" for name in ("images", "files", "predictions", "promotions")
         ]
