@@ -32,7 +32,10 @@ def explain_failure(text: str, path: str, checkpoint: str) -> Exception | None:
     """
     folder = f"/{path.rstrip('/').rsplit('/', 1)[-1]}/"
     names_source = folder in text or quote(folder) in text
-    if any(condition in text for condition in GONE) or (names_source and any(name in text for name in NO_FILE)):
+    # The message may name a log: that of the predictions, which a batch reads as well, has another reason.
+    names_other_log = "/_delta_log" in text and not names_source
+    is_gone = any(condition in text for condition in GONE) and not names_other_log
+    if is_gone or (names_source and any(name in text for name in NO_FILE)):
         return WrongInput(
             f"changes of '{path}' that the stream has not read yet were deleted, by VACUUM or by the clean-up of the "
             f"table's log: {RESTART}"

@@ -171,6 +171,8 @@ def _write(rows: SpooledRows, folder: str, name: str) -> None:
         filesystem.put_file(rows.files[0], f"{root}/{name}")
         return
     Path(root).mkdir(parents=True, exist_ok=True)
+    for left in Path(root).glob(".*.partial"):  # By a killed driver; two drivers of a stream do not run at once.
+        left.unlink()
     partial = Path(f"{root}/.{name}.partial")
     try:
         shutil.copyfile(rows.files[0], partial)

@@ -1,0 +1,33 @@
+"""Errors of a streaming query as sentences for users."""
+
+import pytest
+
+from tasks.errors import TableInUse, WrongInput
+from tasks.stream.failures import ColumnsChanged, explain_failure
+
+SOURCE = "/data/tables/my images"
+LOG = "[DELTA_TRUNCATED_TRANSACTION_LOG] {}/_delta_log/00000000000000000003.json: Unable to reconstruct state"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (LOG.format(SOURCE), WrongInput, "were deleted, by VACUUM or by the clean-up"),
+        (LOG.format("file:/data/tables/my%20images"), WrongInput, "were deleted, by VACUUM or by the clean-up"),
+        (LOG.format("/data/tables/predictions"), type(None), "None"),
+        ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions are not contiguous", WrongInput, "were deleted"),
+        (f"FileNotFoundException: {SOURCE}/part-0.parquet", WrongInput, "were deleted"),
+        ("FileNotFoundException: /data/tables/predictions/part-0.parquet", type(None), "None"),
+        ("[DELTA_MISSING_CHANGE_DATA] Error getting change data", WrongInput, "had no change data feed"),
+        ("[DELTA_SCHEMA_CHANGED] Detected schema change", ColumnsChanged, SOURCE),
+        ("[MALFORMED_LOG_FILE]", WrongInput, "the checkpoint '/c' of the stream is damaged: set stream.restart"),
+        ("[CONCURRENT_STREAM_LOG_UPDATE]", TableInUse, "another driver runs the same stream"),
+        ("OutOfMemoryError: Java heap space", type(None), "None"),
+    ],
+)
+def test_failure_is_explained_by_its_condition_and_table(text: str, kind: type, said: str) -> None:
+    """A condition that names the log or a file of another table is not about the changes of the source."""
+    found = explain_failure(text, SOURCE, "/c")
+
+    assert type(found) is kind
+    assert said in str(found)
