@@ -3,9 +3,7 @@
 import logging
 import time
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -13,14 +11,13 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED, check_model, check_promoted, model_of_table, named_model
 from tasks.predict.least_confident import least_confident
-from tasks.predict.pending import PendingImages, content_key, pending_images
+from tasks.predict.pending import PendingImages, contents_of, pending_images
 from tasks.predict.predictions import check_paths, predictions_setting
-from tasks.predict.scoring import score, send_package, start_workers
+from tasks.predict.scoring import score, send_package, spread, start_workers
 from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
-from tasks.spark.cluster import num_task_slots
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
@@ -29,9 +26,6 @@ from tasks.tables import snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
-
-SENT_IMAGES = 500
-"""Images per core up to which they are sent to all cores evenly; more are predicted where they are read."""
 
 
 def predict_batch(
@@ -128,36 +122,17 @@ def _predict(
 def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImages) -> DataFrame:
     """Return sha256 and content of the pending images, as `spread`."""
     contents = snapshots.read_version(spark, table).select("sha256", "content")
-
-    def chosen(keys: pa.Table) -> DataFrame:
-        # Images with the same 60 bits of a hash as a pending one would be predicted again, and not be inserted twice.
-        wanted = F.broadcast(spark.createDataFrame(keys))
-        return contents.join(wanted, content_key(contents["sha256"]) == wanted["key"], how="left_semi")
-
     if pending.num_rows > pending.count:
         logger.warning(
             "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
             pending.num_rows - pending.count,
             table.path,
         )
-        once = chosen(pending.keys(repeated=True)).groupBy("sha256").agg(F.min("content").alias("content"))
-        contents = chosen(pending.keys()).unionByName(once)
+        contents = contents_of(contents, pending.keys(), pending.keys(repeated=True))
     elif pending.num_rows < pending.num_images:
-        contents = chosen(pending.keys())
+        # An image with the same key as a pending one is predicted again, and not inserted twice.
+        contents = contents_of(contents, pending.keys())
     return spread(contents, pending.count)
-
-
-def spread(images: DataFrame, num: int) -> DataFrame:
-    """Return images for inference; contents stay in the task that reads them.
-
-    A few images are often in a single file, and one task would predict all of them: these are sent to all cores.
-
-    Args:
-        images: Rows with images.
-        num: Their number.
-    """
-    slots = num_task_slots(images.sparkSession)
-    return images.repartition(slots) if num <= SENT_IMAGES * slots else images
 
 
 def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -14,16 +15,14 @@ from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
+from tasks.predict.pending import KEY, KEYS_ARROW, contents_of
 from tasks.predict.predictions import predicted_by
 from tasks.predict.predictor import prediction_columns
-from tasks.predict.scoring import check_settings, score, send_package, start_workers
+from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers
 from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import num_tasks
 from tasks.spark.scratch import scratch_root
-from tasks.spark.session import BROADCAST_ROWS
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
@@ -37,8 +36,11 @@ logger = logging.getLogger("lakevision.predict")
 PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 CONTENT_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
 KEY_ARROW = pa.schema([PREDICTIONS_ARROW.field(name) for name in PREDICTIONS_KEY])
+MISSING_ARROW = KEYS_ARROW.insert(0, SHA256_ARROW.field("sha256")).append(pa.field("is_repeated", pa.bool_()))
 
-MISSING = "SELECT DISTINCT sha256 FROM tested ANTI JOIN predicted USING (sha256)"
+MISSING = f"""
+SELECT sha256, {KEY} AS key, count(*) > 1 AS is_repeated FROM tested ANTI JOIN predicted USING (sha256) GROUP BY sha256
+"""  # noqa: S608  # constants
 
 
 def predict_held_out(
@@ -64,14 +66,14 @@ def predict_held_out(
     path = storage.table("predictions")
     with write_access(path, spark), translate_disk_full(path, storage.home):
         missing = _missing(spark, model, table, path, storage)
-        if not missing:
+        num: int = missing.num_rows
+        if not num:
             return 0
-        num = len(missing)
         # Here also for Spark, on whose workers a damaged file would fail a job.
         classifier = load_registered(model, storage)
         check_settings(predict, classifier.classes)
         if spark is None:
-            rows = _predicted(classifier, model, table, missing, predict)
+            rows = _predicted(classifier, model, table, set(missing["sha256"].to_pylist()), predict)
             append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
         else:
             start_workers(spark)
@@ -98,23 +100,22 @@ def first_image(spark: SparkSession | None, table: TableRef) -> bytes | None:
     return None
 
 
-def _missing(spark: SparkSession | None, model: ModelRef, table: TableRef, path: str, storage: Storage) -> set[str]:
+def _missing(spark: SparkSession | None, model: ModelRef, table: TableRef, path: str, storage: Storage) -> pa.Table:
+    """Return the test images without a prediction, as MISSING_ARROW."""
     scratch = scratch_root(storage)
     predicted = predicted_by(spark, model, path, KEY_ARROW, storage)
     with Relations(storage) as relations:
         relations.add("tested", snapshots.version_rows(spark, table, SHA256_ARROW, scratch, {"split": TEST}))
         relations.add("predicted", predicted)
-        return {sha256 for (sha256,) in relations.rows(MISSING)}
+        return relations.table(MISSING, MISSING_ARROW)
 
 
-def _contents(spark: SparkSession, table: TableRef, missing: set[str]) -> DataFrame:
-    """Return sha256 and content of the missing images, each once, in one partition per task of inference."""
-    chosen = spark.createDataFrame(pa.table([pa.array(sorted(missing), pa.string())], SHA256_ARROW))
-    slots = num_task_slots(spark)
+def _contents(spark: SparkSession, table: TableRef, missing: pa.Table) -> DataFrame:
+    """Return sha256 and content of the missing images, each once, as `spread`."""
     rows = snapshots.read_version(spark, table).where(F.col("split") == TEST).select("sha256", "content")
-    rows = rows.join(F.broadcast(chosen) if len(missing) <= BROADCAST_ROWS else chosen, on="sha256", how="left_semi")
-    # By the key, so that no second shuffle is needed for an image that the table has twice.
-    return rows.repartition(num_tasks(len(missing), slots, least=slots), "sha256").dropDuplicates(["sha256"])
+    is_repeated = missing["is_repeated"]
+    keys, repeated = (missing.filter(part).select(["key"]) for part in (pc.invert(is_repeated), is_repeated))
+    return spread(contents_of(rows, keys, repeated), missing.num_rows)
 
 
 def _predicted(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType
@@ -74,6 +74,27 @@ class PendingImages:
 def content_key(sha256: Column) -> Column:
     """Return KEY of a column of sha256."""
     return F.conv(F.substring(F.md5(sha256), 1, 15), 16, 10).cast("long")
+
+
+def contents_of(images: DataFrame, keys: pa.Table, repeated: pa.Table | None = None) -> DataFrame:
+    """Return the rows of some images, without a shuffle of those that the table has once.
+
+    Images with the same 60 bits of a hash as a wanted one are also returned.
+
+    Args:
+        images: Columns sha256 and content.
+        keys: KEYS_ARROW of the images that the table has once.
+        repeated: The same of those with several rows, of which one is returned.
+    """
+
+    def chosen(wanted: pa.Table) -> DataFrame:
+        found = F.broadcast(images.sparkSession.createDataFrame(wanted))
+        return images.join(found, content_key(images["sha256"]) == found["key"], how="left_semi")
+
+    if repeated is None or not repeated.num_rows:
+        return chosen(keys)
+    once = chosen(repeated).groupBy("sha256").agg(F.min("content").alias("content"))
+    return chosen(keys).unionByName(once)
 
 
 def check_images(columns: Iterable[str], path: str) -> None:

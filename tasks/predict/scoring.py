@@ -19,11 +19,14 @@ from tasks.predict.invalid_package import translate_invalid
 from tasks.predict.predictor import make_predictor
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTIONS
-from tasks.spark.cluster import threads_per_task
+from tasks.spark.cluster import num_task_slots, threads_per_task
 from tasks.spark.preload import preload
 from tasks.spark.progress import count_ended_tasks
 from tasks.storage import Storage
 from tasks.tables import delta
+
+SENT_IMAGES = 500
+"""Images per core up to which they are sent to all cores evenly; more are predicted where they are read."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,19 @@ def score(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFra
         predict: Settings of inference.
     """
     return prediction_rows(with_predictions(images.select("sha256", "content"), sent, predict), sent.model)
+
+
+def spread(images: DataFrame, num: int) -> DataFrame:
+    """Return images for inference; contents stay in the task that reads them.
+
+    A few images are often in a single file, and one task would predict all of them: these are sent to all cores.
+
+    Args:
+        images: Rows with images.
+        num: Their number.
+    """
+    slots = num_task_slots(images.sparkSession)
+    return images.repartition(slots) if num <= SENT_IMAGES * slots else images
 
 
 def with_predictions(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:

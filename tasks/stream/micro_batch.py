@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config.prediction import PredictConfig
-from tasks.predict.batch import spread, warn_of_unlearned
+from tasks.predict.batch import warn_of_unlearned
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import PREDICTED_ARROW
 from tasks.predict.predictions import predicted_by
-from tasks.predict.scoring import SentModel, score, send_package
+from tasks.predict.scoring import SentModel, score, send_package, spread
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, TableRef

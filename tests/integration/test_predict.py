@@ -21,7 +21,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS
-from tasks.predict import batch
+from tasks.predict import batch, scoring
 from tasks.predict.answers import champion_answers
 from tasks.predict.batch import predict_batch
 from tasks.progress.count import listener
@@ -198,7 +198,7 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
 
 def test_contents_of_many_pending_images_stay_where_they_are_read(spark, source, storage, tmp_path, monkeypatch):
     """Only keys are sent: the plan has no exchange of contents, and an image with several rows is predicted once."""
-    monkeypatch.setattr(batch, "SENT_IMAGES", 0)
+    monkeypatch.setattr(scoring, "SENT_IMAGES", 0)
     ingest(source, storage)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
     rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "content").collect()
