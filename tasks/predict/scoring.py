@@ -1,5 +1,6 @@
 """Predictions by Spark's workers, and the model package that is sent to them."""
 
+import shutil
 import zipfile
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
+from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -19,7 +21,7 @@ from tasks.predict.invalid_package import translate_invalid
 from tasks.predict.predictor import make_predictor
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTIONS
-from tasks.spark.cluster import num_task_slots, threads_per_task
+from tasks.spark.cluster import is_local, num_task_slots, threads_per_task
 from tasks.spark.preload import preload
 from tasks.spark.progress import count_ended_tasks
 from tasks.storage import Storage
@@ -116,16 +118,26 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     """
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
-    # The driver serves the archive as long as the session: an executor that starts later fetches it, too.
-    archive = Path(spark.sparkContext._temp_dir) / f"{name}.zip"
     with TemporaryDirectory(prefix="lakevision-model-") as scratch, translate_invalid():
         folder = fetch_classifier(storage, model, Path(scratch) / name)
         classes = read_classes(folder)
         check_settings(predict, classes)
-        # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-            for file in sorted(folder.rglob("*")):
-                packed.write(file, file.relative_to(folder))
-    # A URI: Spark would take a number sign, a space or a percent sign in the home's path for a part of one.
-    spark.sparkContext.addArchive(f"{archive.as_uri()}#{name}")
+        master = str(spark.sparkContext.master)
+        if is_local(master) and not master.startswith("local-cluster"):
+            # Where workers look for it. As an archive, a task that runs meanwhile would unpack it there as well.
+            shutil.copytree(folder, Path(SparkFiles.getRootDirectory()) / name)
+        else:
+            _add_archive(spark, folder)
     return SentModel(name, model, classes)
+
+
+def _add_archive(spark: SparkSession, folder: Path) -> None:
+    """Send a folder to every executor, which unpacks it under the folder's name."""
+    # The driver serves the archive as long as the session: an executor that starts later fetches it, too.
+    archive = Path(spark.sparkContext._temp_dir) / f"{folder.name}.zip"
+    # One archive, since a cluster refuses a folder. Uncompressed, since weights do not compress.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
+        for file in sorted(folder.rglob("*")):
+            packed.write(file, file.relative_to(folder))
+    # A URI: Spark would take a number sign, a space or a percent sign in the home's path for a part of one.
+    spark.sparkContext.addArchive(f"{archive.as_uri()}#{folder.name}")
