@@ -1,6 +1,7 @@
 """Errors of a streaming query as sentences for users."""
 
-from urllib.parse import quote
+import re
+from urllib.parse import unquote
 
 from tasks.errors import TableInUse, WrongInput
 from tasks.stream.checkpoint import RESTART
@@ -30,11 +31,12 @@ def explain_failure(text: str, path: str, checkpoint: str) -> Exception | None:
         path: Path or URL of the source.
         checkpoint: Folder of the query's checkpoint.
     """
-    folder = f"/{path.rstrip('/').rsplit('/', 1)[-1]}/"
-    names_source = folder in text or quote(folder) in text
-    # The message may name a log: that of the predictions, which a batch reads as well, has another reason.
-    names_other_log = "/_delta_log" in text and not names_source
-    is_gone = any(condition in text for condition in GONE) and not names_other_log
+    folder = path.rstrip("/").rsplit("/", 1)[-1]
+    named = text + unquote(text)  # Some messages have the path, others a URI.
+    names_source = f"/{folder}/" in named
+    # A batch also reads the table of predictions: a failure that names only another log is not about the source.
+    logs = set(re.findall("([^/]+)/_delta_log", named))
+    is_gone = any(condition in text for condition in GONE) and (not logs or folder in logs)
     if is_gone or (names_source and any(name in text for name in NO_FILE)):
         return WrongInput(
             f"changes of '{path}' that the stream has not read yet were deleted, by VACUUM or by the clean-up of the "

@@ -28,6 +28,7 @@ from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.stream.checkpoint import damaged
 from tasks.stream.lag import Lag
+from tasks.system.locks import excludes_other_machines
 from tasks.tables.parquet_rows import ParquetRows, SpooledRows, spool_rows
 from tasks.tables.relations import Relations
 
@@ -171,8 +172,9 @@ def _write(rows: SpooledRows, folder: str, name: str) -> None:
         filesystem.put_file(rows.files[0], f"{root}/{name}")
         return
     Path(root).mkdir(parents=True, exist_ok=True)
-    for left in Path(root).glob(".*.partial"):  # By a killed driver; two drivers of a stream do not run at once.
-        left.unlink()
+    if excludes_other_machines(folder):
+        for left in Path(root).glob(".*.partial"):  # By a killed driver: another one would have the lock.
+            left.unlink()
     partial = Path(f"{root}/.{name}.partial")
     try:
         shutil.copyfile(rows.files[0], partial)

@@ -1,5 +1,7 @@
 """Errors of a streaming query as sentences for users."""
 
+from urllib.parse import quote
+
 import pytest
 
 from tasks.errors import TableInUse, WrongInput
@@ -15,6 +17,7 @@ LOG = "[DELTA_TRUNCATED_TRANSACTION_LOG] {}/_delta_log/00000000000000000003.json
         (LOG.format(SOURCE), WrongInput, "were deleted, by VACUUM or by the clean-up"),
         (LOG.format("file:/data/tables/my%20images"), WrongInput, "were deleted, by VACUUM or by the clean-up"),
         (LOG.format("/data/tables/predictions"), type(None), "None"),
+        (LOG.format(f"{SOURCE}/predictions"), type(None), "None"),
         ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions are not contiguous", WrongInput, "were deleted"),
         (f"FileNotFoundException: {SOURCE}/part-0.parquet", WrongInput, "were deleted"),
         ("FileNotFoundException: /data/tables/predictions/part-0.parquet", type(None), "None"),
@@ -31,3 +34,12 @@ def test_failure_is_explained_by_its_condition_and_table(text: str, kind: type, 
 
     assert type(found) is kind
     assert said in str(found)
+
+
+@pytest.mark.parametrize("path", ["/data/a b(1)", "/data/bilder ä", "s3a://lake/my data/100%25", "/data/[1]/"])
+@pytest.mark.parametrize("safe", ["/", "/()+=,'@&äÄ"])
+def test_path_may_be_written_as_a_uri(path: str, safe: str) -> None:
+    """Java leaves other characters as they are than Python."""
+    found = explain_failure(LOG.format(f"file:{quote(path.rstrip('/'), safe)}"), path, "/c")
+
+    assert isinstance(found, WrongInput)
