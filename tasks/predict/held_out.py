@@ -15,7 +15,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.accuracy import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.pending import KEY, KEYS_ARROW, contents_of
+from tasks.predict.pending import KEY, KEYS_ARROW, check_keys, contents_of
 from tasks.predict.predictions import predicted_by
 from tasks.predict.predictor import prediction_columns
 from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers
@@ -60,7 +60,7 @@ def predict_held_out(
 
     Raises:
         NeedsSpark: Only Spark can read one of the tables, or write `predictions`.
-        WrongInput: The model cannot be loaded, or the table `predictions` has other columns.
+        WrongInput: The model cannot be loaded, an image has no sha256, or the table `predictions` has other columns.
         DiskFull: The disk is full; nothing was added.
     """
     path = storage.table("predictions")
@@ -101,12 +101,18 @@ def first_image(spark: SparkSession | None, table: TableRef) -> bytes | None:
 
 
 def _missing(spark: SparkSession | None, model: ModelRef, table: TableRef, path: str, storage: Storage) -> pa.Table:
-    """Return the test images without a prediction, as MISSING_ARROW."""
+    """Return the test images without a prediction, as MISSING_ARROW.
+
+    Raises:
+        WrongInput: An image has no sha256.
+    """
     scratch = scratch_root(storage)
     predicted = predicted_by(spark, model, path, KEY_ARROW, storage)
     with Relations(storage) as relations:
         relations.add("tested", snapshots.version_rows(spark, table, SHA256_ARROW, scratch, {"split": TEST}))
         relations.add("predicted", predicted)
+        ((num, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM tested")
+        check_keys(table.path, num, nulls)
         return relations.table(MISSING, MISSING_ARROW)
 
 

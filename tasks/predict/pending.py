@@ -111,6 +111,19 @@ def check_images(columns: Iterable[str], path: str) -> None:
         )
 
 
+def check_keys(path: str, num_images: int, nulls: int) -> None:
+    """Check that all images of a table have a sha256.
+
+    Raises:
+        WrongInput: Some have none.
+    """
+    if nulls:
+        raise WrongInput(
+            f"predict.table is '{path}', where sha256 is null in {nulls} of {num_images} rows: "
+            "it is the key of a prediction, so set it in every row"
+        )
+
+
 @contextmanager
 def pending_images(
     spark: SparkSession | None,
@@ -144,11 +157,7 @@ def pending_images(
         relations.add("images", snapshots.version_rows(spark, table, columns, scratch))
         relations.add("predictions", predicted)
         ((num_images, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM images")
-        if nulls:
-            raise WrongInput(
-                f"predict.table is '{table.path}', where sha256 is null in {nulls} of {num_images} rows: "
-                "it is the key of a prediction, so set it in every row"
-            )
+        check_keys(table.path, num_images, nulls)
         relations.run(PENDING, {"retry_errors": retry_errors})
         ((num_rows, count),) = relations.rows("SELECT count(*), count(DISTINCT hash(sha256)) FROM pending")
         yield PendingImages(count, num_rows, num_images, has_labels, relations)
