@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -18,8 +18,8 @@ class PackedConv2d(nn.Module):
     """A convolution, and ReLU or ReLU6 if one follows; (B, C, H, W) to (B, C', H', W').
 
     On a CPU without gradients oneDNN applies the activation as it writes each output, without a second pass over
-    memory. It finds the weights in the data type and the order of its kernel, which may sum in another order.
-    Elsewhere the activation follows the convolution.
+    memory. The weights are converted once to the data type and memory layout of its kernel, which may sum in another
+    order. Elsewhere the activation follows the convolution.
     """
 
     def __init__(self, convolution: nn.Conv2d, activation: nn.ReLU | nn.ReLU6 | None) -> None:
@@ -34,6 +34,10 @@ class PackedConv2d(nn.Module):
         self.activation = activation
         self._operation = _OPERATIONS[type(activation)]
         self._packed: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for a copy, which packs the weights again: packed ones have no storage to copy."""
+        return self.__dict__ | {"_packed": {}}
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the activated outputs, in the data type of autocast or of the inputs."""

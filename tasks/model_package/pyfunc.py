@@ -15,7 +15,7 @@ NO_INDEX = -1
 """Index of UNSURE and of an error."""
 
 BATCH_SIZE = 64
-"""Images per forward pass: the pixels and features of the 10,000 rows that Spark gives at once need gigabytes."""
+"""Images per batch: the pixels and features of the 10,000 rows that Spark gives at once need gigabytes."""
 
 
 class ImageModel:

@@ -19,7 +19,7 @@ from tasks.schema import cache_schema
 logger = logging.getLogger("lakevision.train")
 
 BATCH = 64
-"""Images per forward pass of the backbone; fixed, so that features do not depend on `train.batch_size`."""
+"""Images per batch of the backbone; fixed, so that features do not depend on `train.batch_size`."""
 
 LOG_SECONDS = 30.0
 """Seconds between two log lines on progress; a CPU takes hours for the features of a million images."""

@@ -25,6 +25,7 @@ from tasks.collectives import Reducer
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
 from tasks.model_package.fold import fold_batch_norm
+from tasks.model_package.network import ImageNetwork
 from tasks.model_package.serving import PIXELS_PER_PASS
 from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
@@ -144,7 +145,9 @@ def materialize_features(
             stack.callback(_discard_partial, url)
             stack.enter_context(counted("features", num_images))
         reducer.broadcast(None)  # The other ranks wait until the folder exists.
-        backbone = fold_batch_norm(classifier)
+        folded = fold_batch_norm(classifier)
+        # Another module, whose settings are not those of the network in training: it may be the folded one.
+        backbone = ImageNetwork(folded.network, folded.head).eval()
         backbone.precision = precision
         backbone.pixels_per_pass = PIXELS_PER_PASS
         written = {

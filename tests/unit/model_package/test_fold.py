@@ -1,5 +1,7 @@
 """Folding of batch norms and activations: the logits of the folded network equal those of the original."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +99,7 @@ def test_packed_convolutions_change_logits_by_rounding_only(
 
     with torch.inference_mode():
         found = folded(images)
+        assert torch.equal(copy.deepcopy(folded)(images), found)
         monkeypatch.setattr("tasks.model_package.fold.PACKED_TYPES", ())
         expected = folded(images)
 

@@ -12,7 +12,7 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
-from tasks.model.network import Classifier
+from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
@@ -90,6 +90,14 @@ def test_head_on_features_equals_network_on_images(
     assert on_images.keys() == on_features.keys() == set(range(ROWS))
     scale = max(float(output.abs().max()) for output in on_images.values())
     assert all(torch.allclose(on_features[row], on_images[row], rtol=0.0, atol=tolerance * scale) for row in on_images)
+
+
+def test_classifier_that_is_not_folded_stays_as_it_is(make_cache: Callable[..., CacheRef], tmp_path: Path) -> None:
+    """A network without batch norms is its own folded form, and is trained with its own settings afterwards."""
+    classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=True)
+    materialize(make_cache({TRAIN: 9, VAL: 9}, image_size=32), classifier, tmp_path, torch.bfloat16)
+
+    assert (classifier.precision, classifier.pixels_per_pass) == (None, None)
 
 
 def test_evaluation_on_features_equals_evaluation_on_images(
