@@ -24,9 +24,7 @@ from tasks.cache.sweep import discard, remove_unnamed
 from tasks.collectives import Reducer
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
-from tasks.model_package.fold import fold_batch_norm
-from tasks.model_package.network import ImageNetwork
-from tasks.model_package.serving import PIXELS_PER_PASS
+from tasks.model_package.serving import serving_network
 from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
 from tasks.progress.count import counted
@@ -39,7 +37,7 @@ from tasks.train.rank_zero import run_on_rank_zero
 logger = logging.getLogger("lakevision.train")
 
 FORM = 3
-"""Version of the folded network; increment it when `fold_batch_norm` changes. 2: activated, 3: packed convolutions."""
+"""Version of the folded network; increment it when `serving_network` changes. 2: activated, 3: packed convolutions."""
 
 
 def sample_images(side: int) -> torch.Tensor:
@@ -145,11 +143,8 @@ def materialize_features(
             stack.callback(_discard_partial, url)
             stack.enter_context(counted("features", num_images))
         reducer.broadcast(None)  # The other ranks wait until the folder exists.
-        folded = fold_batch_norm(classifier)
-        # Another module, whose settings are not those of the network in training: it may be the folded one.
-        backbone = ImageNetwork(folded.network, folded.head).eval()
+        backbone = serving_network(classifier, "float32", temperature=1)
         backbone.precision = precision
-        backbone.pixels_per_pass = PIXELS_PER_PASS
         written = {
             split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
         }

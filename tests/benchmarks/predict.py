@@ -83,8 +83,8 @@ def against_spark(inputs: Inputs, num_pairs: int) -> list[Figure]:
         pairs = []
         for number in range(num_pairs):
             order = ("ours", peer) if number % 2 else (peer, "ours")
-            rates = {name: run_side(name, inputs)[1] for name in order}
-            pairs.append((rates["ours"], rates[peer]))
+            found = {name: run_side(name, inputs)[1] for name in order}
+            pairs.append((found["ours"], found[peer]))
         ours, theirs, ratio = medians(pairs)
         figure = "batch inference, without start"
         holds = None if goal is None else ratio >= goal

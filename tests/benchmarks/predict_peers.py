@@ -87,28 +87,20 @@ def _bare_part(
     import numpy as np
     import torch
 
+    from tasks.model_package import serving
+    from tasks.model_package.classifier import ImageClassifier
     from tasks.model_package.decode import decode_pixels
-    from tasks.model_package.description import read_description
-    from tasks.model_package.network import build_network
-    from tasks.model_package.serving import available_precision, serving_network
-    from tasks.model_package.weights import load_weights
 
     torch.set_num_threads(1)
-    about = read_description(Path(package))
-    network = build_network(about.model, len(about.classes))
-    load_weights(Path(package), network, lambda: network)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = available_precision(about.precision, device)
-    network = serving_network(network.to(device), precision, about.temperature)
-    network.pixels_per_pass = pixels_per_pass
+    serving.PIXELS_PER_PASS = pixels_per_pass  # type: ignore[assignment]  # None: whole batches, in this process alone
+    classifier = ImageClassifier.load(Path(package))
     found: list[tuple[int, float]] = []
     began = time.perf_counter()
     for first in range(0, len(files), batch_size):
         pixels = [
-            decode_pixels(Path(file).read_bytes(), about.image_size) for file in files[first : first + batch_size]
+            decode_pixels(Path(file).read_bytes(), classifier.image_size) for file in files[first : first + batch_size]
         ]
-        with torch.inference_mode():
-            most = torch.softmax(network(torch.from_numpy(np.stack(pixels)).to(device)), dim=1).max(1)
+        most = torch.softmax(classifier.logits(torch.from_numpy(np.stack(pixels))), dim=1).max(1)
         found += zip(most.indices.tolist(), most.values.tolist(), strict=True)
     return found, time.perf_counter() - began
 

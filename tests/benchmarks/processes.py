@@ -1,11 +1,9 @@
 """Wall time and peak memory of a benchmark script in a separate process, child processes included."""
 
-import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -46,15 +44,12 @@ def _memory(process: psutil.Process, *, jvm: bool) -> int:
     return used
 
 
-def measure(
-    script: str, *arguments: str, memory: bool = False, environment: Mapping[str, str] | None = None
-) -> Measured:
+def measure(script: str, *arguments: str, memory: bool = False) -> Measured:
     """Run `script` of tests/benchmarks with this interpreter, to its end.
 
     Args:
         script: Name of the script.
         arguments: Arguments of the script.
-        environment: Variables beside those of this process.
         memory: Whether to measure memory. Counting the pages of a JVM stops it, so that the time is not valid then.
 
     Raises:
@@ -65,7 +60,6 @@ def measure(
     running = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -72,7 +72,7 @@ def test_prediction_is_a_label_and_its_probability(model: ImageClassifier) -> No
     assert found.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
 
 
-def test_batch_is_computed_in_passes(model: ImageClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_computed_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes as many images at once as have the pixels of a pass, the rest last, with the same logits."""
     images = torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(7)]))
     network = serving_network(new_classifier(), "float32", temperature=2.0)

@@ -79,7 +79,7 @@ def test_head_on_features_equals_network_on_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both give the same logits for each row, within the rounding of the number format, also in several passes."""
-    monkeypatch.setattr("tasks.train.features.PIXELS_PER_PASS", images_per_pass * 32 * 32)
+    monkeypatch.setattr("tasks.model_package.serving.PIXELS_PER_PASS", images_per_pass * 32 * 32)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     url, features = materialize(cache, classifier, tmp_path, precision)
     with torch.no_grad():
