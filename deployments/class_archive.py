@@ -16,6 +16,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.spark.jvm import check_java, class_archive, java_options
 from tasks.spark.session import spark_session
+from tasks.spark.settings import collects_serially
 from tasks.storage import resolve_storage
 
 
@@ -41,7 +42,10 @@ def write_archive(java: str) -> None:
         source, storage = Path(folder, "source"), resolve_storage(StorageConfig(home=f"{folder}/home"))
         write_digits(source)
         # The log is off: the JVM prints hundreds of lines about classes that an archive cannot hold.
-        options = f'{java_options(java, Path(folder))} "-XX:ArchiveClassesAtExit={partial}" -Xlog:cds*=off'
+        serial = collects_serially(SparkConfig())
+        options = (
+            f'{java_options(java, Path(folder), serial=serial)} "-XX:ArchiveClassesAtExit={partial}" -Xlog:cds*=off'
+        )
         config = SparkConfig(conf={"spark.driver.extraJavaOptions": options})
         etl = EtlConfig(source=str(source))
         with spark_session(config, storage):

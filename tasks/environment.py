@@ -35,6 +35,11 @@ def java_command() -> str:
     return str(Path(java_home) / "bin" / "java") if java_home else "java"
 
 
+def java_environment() -> str:
+    """Return the options that every JVM takes from the environment."""
+    return " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
+
+
 def runs_under_spark_submit() -> bool:
     """Return whether spark-submit started this process, and before it the JVM ($PYSPARK_GATEWAY_PORT)."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

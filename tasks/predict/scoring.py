@@ -21,7 +21,7 @@ from tasks.predict.invalid_package import translate_invalid
 from tasks.predict.predictor import make_predictor
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTIONS
-from tasks.spark.cluster import is_local, num_task_slots, threads_per_task
+from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
 from tasks.spark.preload import preload
 from tasks.spark.progress import count_ended_tasks
 from tasks.storage import Storage
@@ -123,7 +123,7 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
         classes = read_classes(folder)
         check_settings(predict, classes)
         master = str(spark.sparkContext.master)
-        if is_local(master) and not master.startswith("local-cluster"):
+        if is_in_driver(master):
             # Where workers look for it. As an archive, a task that runs meanwhile would unpack it there as well.
             shutil.copytree(folder, Path(SparkFiles.getRootDirectory()) / name)
         else:

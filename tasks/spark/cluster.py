@@ -37,6 +37,11 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
+def is_in_driver(master: str) -> bool:
+    """Return whether the executor of a Spark master is the driver's JVM itself."""
+    return is_local(master) and not master.startswith("local-cluster")
+
+
 def session_master(config: SparkConfig, submitted: Mapping[str, str]) -> str:
     """Return the Spark master of a new session: that of spark-submit if it started this process, else the setting.
 

@@ -70,13 +70,20 @@ def check_java() -> str:
     return printed
 
 
-def java_options(java: str, scratch: Path) -> str:
+def java_options(java: str, scratch: Path, *, serial: bool) -> str:
     """Return the options of a local session's JVM.
 
     The JVM of a flow is short-lived, and the heavy work is in Python workers. Measured, the second compiler (C2) takes
     a third of the time of the start and of the first Delta commands, and does not pay off in so short a time.
+
+    Args:
+        java: Output of `java -version`.
+        scratch: Folder for temporary files.
+        serial: Whether one thread collects garbage; otherwise the JVM chooses a collector.
     """
     options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
+    if serial:
+        options = f"-XX:+UseSerialGC {options}"
     archive = class_archive(java)
     # Without the messages about an archive that it cannot use: it starts without the archive.
     return f'{options} "-XX:SharedArchiveFile={archive}" -Xlog:cds*=off' if archive.exists() else options

@@ -43,7 +43,12 @@ SIMULATIONS = 200
 def splits_of(files: list[Path], seed: int) -> dict[str, list[Path]]:
     """Return the files of each split, 80 % train, 10 % val and 10 % test, in an order that depends on the seed."""
     parts: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
-    for file in sorted(files, key=lambda one: hashlib.sha256(f"{seed}{one}".encode()).hexdigest()):
+
+    def draw(file: Path) -> bytes:
+        # Without the folder, which is another one in each run.
+        return hashlib.sha256(f"{seed}{file.parent.name}/{file.name}".encode()).digest()
+
+    for file in sorted(files, key=draw):
         share = hashlib.sha256(f"{seed}".encode() + file.read_bytes()).digest()[0] / 256
         parts["val" if share < 0.1 else "test" if share < 0.2 else "train"].append(file)
     return parts

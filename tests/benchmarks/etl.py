@@ -9,7 +9,6 @@ Run: `make bench-etl`; BENCH_ARGS=--quick for fewer images and pairs.
 import argparse
 import os
 import shutil
-import statistics
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.image_folder import write_images
 from tests.benchmarks.processes import Measured, measure
 
@@ -51,10 +50,8 @@ def against_peers(source: Path, scratch: Path, count: int, num_pairs: int) -> li
         rounds.append({name: run_side(name, source, scratch).seconds for name in sides})
     figures = []
     for peer, goal in PEER_GOALS.items():
-        pairs = [(found["ours"], found[peer]) for found in rounds if peer in found]
-        ours, theirs = (statistics.median(count / seconds for seconds in side) for side in zip(*pairs, strict=True))
-        ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
-        figures.append(Figure("ETL", ours, "images/s", peer, theirs, ratio, goal, ratio >= goal))
+        pairs = [(count / found["ours"], count / found[peer]) for found in rounds if peer in found]
+        figures.append(rate_figure("ETL", "images/s", peer, pairs, goal))
     return figures
 
 

@@ -34,6 +34,12 @@ def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     return ours, theirs, statistics.median(ours / theirs for ours, theirs in pairs)
 
 
+def rate_figure(figure: str, unit: str, peer: str, pairs: Sequence[tuple[float, float]], goal: float | None) -> Figure:
+    """Return the medians of pairs of rates, ours first; the goal holds where the ratio is at least as large."""
+    ours, theirs, ratio = medians(pairs)
+    return Figure(figure, ours, unit, peer, theirs, ratio, goal, None if goal is None else ratio >= goal)
+
+
 def table(figures: list[Figure]) -> str:
     """Return the figures as a Markdown table."""
     lines = ["| figure | value | peer | peer's value | ratio | goal | holds |", "|---|---|---|---|---|---|---|"]

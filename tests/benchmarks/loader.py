@@ -28,7 +28,7 @@ from tasks.cache.sizes import rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.refs import TableRef
 from tests.benchmarks import loader_data
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, install_beside, log_file
 
 # Installed without dependencies: torch, numpy and PIL are of this environment, so that all decode in the same way.
@@ -127,17 +127,7 @@ def memory_figure(small: Path, large: Path, log: Any) -> Figure:
 def compare(rounds: dict[str, list[dict[str, float]]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
     """Compare images per second with a peer; the ratio is the median over the rounds."""
     speeds = {name: [answer["images"] / answer["seconds"] for answer in rounds[name]] for name in (mine, peer)}
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds[mine], speeds[peer], strict=True))
-    return Figure(
-        f"images/s, {mine}",
-        statistics.median(speeds[mine]),
-        "",
-        title,
-        statistics.median(speeds[peer]),
-        ratio,
-        goal,
-        None if goal is None else ratio >= goal,
-    )
+    return rate_figure(f"images/s, {mine}", "", title, list(zip(speeds[mine], speeds[peer], strict=True)), goal)
 
 
 def main() -> None:

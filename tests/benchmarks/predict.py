@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, medians, write_figures
+from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.predict_data import (
     GROWTH_MODEL,
     GROWTH_SIDE,
@@ -69,10 +69,7 @@ def against_bare_loop(inputs: Inputs, num_pairs: int) -> list[Figure]:
     for peer, (named, goal) in BARE_PEERS.items():
         for place, figure in enumerate(("batch inference", "batch inference, without start")):
             pairs = [(rates(found["ours"], inputs)[place], rates(found[peer], inputs)[place]) for found in rounds]
-            ours, theirs, ratio = medians(pairs)
-            wanted = None if place else goal
-            holds = None if wanted is None else ratio >= wanted
-            figures.append(Figure(figure, ours, "images/s", named, theirs, ratio, wanted, holds))
+            figures.append(rate_figure(figure, "images/s", named, pairs, None if place else goal))
     return figures
 
 
@@ -85,10 +82,7 @@ def against_spark(inputs: Inputs, num_pairs: int) -> list[Figure]:
             order = ("ours", peer) if number % 2 else (peer, "ours")
             found = {name: run_side(name, inputs)[1] for name in order}
             pairs.append((found["ours"], found[peer]))
-        ours, theirs, ratio = medians(pairs)
-        figure = "batch inference, without start"
-        holds = None if goal is None else ratio >= goal
-        figures.append(Figure(figure, ours, "images/s", named, theirs, ratio, goal, holds))
+        figures.append(rate_figure("batch inference, without start", "images/s", named, pairs, goal))
     return figures
 
 

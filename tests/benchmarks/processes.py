@@ -32,12 +32,20 @@ class Measured:
     """The last line that the script printed."""
 
 
+YOUNG_SECONDS = 2.0
+"""Age from which a process is counted: until it runs its own program, it shares the memory of its parent.
+
+The pages of a process between vfork and exec are those of its parent. They would be counted twice, and a child of the
+JVM has the name of the thread that started it.
+"""
+
+
 def _memory(process: psutil.Process, *, jvm: bool) -> int:
     """Return the memory of the JVMs of a process tree, or of its other processes, in bytes."""
     used = 0
     for member in [process, *process.children(recursive=True)]:
         try:
-            if ("java" in member.name()) is jvm:
+            if time.time() - member.create_time() > YOUNG_SECONDS and ("java" in member.name()) is jvm:
                 used += member.memory_full_info().pss
         except psutil.Error:
             continue  # The process ended meanwhile.

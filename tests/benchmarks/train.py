@@ -8,7 +8,6 @@ Run: `make bench-train`, which then runs accuracy.py; BENCH_ARGS=--quick for few
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from torch.nn import functional
 
 from tasks.environment import rank_environment
 from tests.benchmarks import train_data
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, medians, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, install_beside, log_file
 from tests.benchmarks.train_gpu import gpu_figures
 
@@ -74,17 +73,8 @@ def compare_speeds(folder: Path, num_rounds: int, log: Any) -> list[Figure]:
 
 def compare(speeds: dict[str, list[float]], mine: str, peer: str, title: str, goal: float | None) -> Figure:
     """Compare images per second with a peer; the ratio is the median over the rounds."""
-    ratio = statistics.median(a / b for a, b in zip(speeds[mine], speeds[peer], strict=True))
-    return Figure(
-        "images/s of full fine-tuning",
-        statistics.median(speeds[mine]),
-        "",
-        title,
-        statistics.median(speeds[peer]),
-        ratio,
-        goal,
-        None if goal is None else ratio >= goal,
-    )
+    pairs = list(zip(speeds[mine], speeds[peer], strict=True))
+    return rate_figure("images/s of full fine-tuning", "", title, pairs, goal)
 
 
 def full_network() -> torch.nn.Module:
@@ -146,15 +136,15 @@ def loop_cost(num_rounds: int, steps: int, inputs: torch.Tensor, build: Callable
             milliseconds[run] = (time.perf_counter() - began) * 1000
         if number:
             pairs.append((milliseconds[ours], milliseconds[theirs]))
-    ratio = statistics.median(a / b for a, b in pairs)
+    loop, bare, ratio = medians(pairs)
     # Steps on features take a tenth of a millisecond: the relative cost is large, the total small, hence no goal.
     goal = 1.03 if build is full_network else None
     return Figure(
         f"{steps} steps of the loop, " + ("images" if inputs.ndim == 4 else "features") + " in memory",
-        statistics.median(a for a, _ in pairs),
+        loop,
         "ms",
         "bare forward, backward, step",
-        statistics.median(b for _, b in pairs),
+        bare,
         ratio,
         goal,
         None if goal is None else ratio <= goal,

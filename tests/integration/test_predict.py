@@ -75,7 +75,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     temporary = tmp_path / "a b=ü#?%20"  # as in a home with such a name
     temporary.mkdir()
     monkeypatch.setattr(spark.sparkContext, "_temp_dir", str(temporary))
-    monkeypatch.setattr(scoring, "is_local", lambda _master: False)  # The model is sent as an archive.
+    monkeypatch.setattr(scoring, "is_in_driver", lambda _master: False)  # The model is sent as an archive.
     monkeypatch.setattr(batch, "start_workers", lambda _spark: None)  # A task that runs now would unpack it, too.
     first = min(source.glob("*/*.png"))
     shutil.copy(first, first.with_name("copy.png"))

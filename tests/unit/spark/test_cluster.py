@@ -9,7 +9,7 @@ from pyspark.resource import ResourceInformation
 
 from tasks.config.storage import SparkConfig
 from tasks.errors import ClusterUnavailable, WrongInput
-from tasks.spark.cluster import cluster_settings, is_local, python_of_workers, session_master, task_gpu
+from tasks.spark.cluster import cluster_settings, is_in_driver, is_local, python_of_workers, session_master, task_gpu
 from tests.builders.processes import free_port
 
 
@@ -113,11 +113,12 @@ def test_executors_use_the_python_that_is_set_for_them(master: str, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("master", "expected"), [("local[*]", True), ("local-cluster[2,1,1024]", True), ("yarn", False)]
+    ("master", "expected"),
+    [("local[*]", (True, True)), ("local-cluster[2,1,1024]", (True, False)), ("yarn", (False, False))],
 )
-def test_local_masters(master: str, expected: bool) -> None:
-    """Executors of a local master are on this machine."""
-    assert is_local(master) is expected
+def test_local_masters(master: str, expected: tuple[bool, bool]) -> None:
+    """Executors of a local master are on this machine, in the driver's process or not."""
+    assert (is_local(master), is_in_driver(master)) == expected
 
 
 @pytest.mark.parametrize(
