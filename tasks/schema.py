@@ -87,6 +87,9 @@ CHANGE_FEED = "delta.enableChangeDataFeed"
 PREDICTIONS_PROPERTIES = {CHANGE_FEED: "true"}
 """Delta properties of the table of predictions: its readers follow new and changed rows."""
 
+PREDICTIONS_PARTITION = ("model_version",)
+"""Partition columns of a new table of predictions: a run of inference reads and writes one model version."""
+
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 
 PREDICTIONS = StructType(

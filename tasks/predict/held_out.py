@@ -21,7 +21,7 @@ from tasks.predict.predictor import prediction_columns
 from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers
 from tasks.predict.write import write
 from tasks.refs import ModelRef, TableRef
-from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES, TEST
+from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES, TEST
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
@@ -74,7 +74,8 @@ def predict_held_out(
         check_settings(predict, classifier.classes)
         if spark is None:
             rows = _predicted(classifier, model, table, set(missing["sha256"].to_pylist()), predict)
-            append_rows(path, spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage)), PREDICTIONS_PROPERTIES)
+            spooled = spool_rows(rows, PREDICTIONS_ARROW, scratch_root(storage))
+            append_rows(path, spooled, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
         else:
             start_workers(spark)
             settings = predict.model_copy(update={"max_error_fraction": 1.0, "retry_errors": False})

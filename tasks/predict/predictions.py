@@ -7,7 +7,7 @@ from pyspark.sql.types import StructType
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_PROPERTIES
+from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
@@ -95,7 +95,8 @@ def create_predictions(spark: SparkSession | None, path: str) -> str:
         if newest is None:
             if spark is None:
                 raise NeedsSpark
-            delta.create_table(path, spark.createDataFrame([], PREDICTIONS), PREDICTIONS_PROPERTIES)
+            rows = spark.createDataFrame([], PREDICTIONS)
+            delta.create_table(path, rows, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
             return snapshots.latest(spark, path).table_id
         check_predictions(newest.schema, path)
         return newest.table.table_id

@@ -8,7 +8,14 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_PREDICTIONS, CHANGE_FEED, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PROPERTIES
+from tasks.schema import (
+    ADDED_TO_PREDICTIONS,
+    CHANGE_FEED,
+    PREDICTIONS,
+    PREDICTIONS_KEY,
+    PREDICTIONS_PARTITION,
+    PREDICTIONS_PROPERTIES,
+)
 from tasks.tables import delta, snapshots
 
 logger = logging.getLogger("lakevision.predict")
@@ -70,7 +77,7 @@ def check_errors(errors: int, num: int, example: str | None, predict: PredictCon
 def _merge(spark: SparkSession, new: DataFrame, predictions: str, model: ModelRef, *, replaces: bool) -> None:
     newest = snapshots.newest_snapshot(spark, predictions)
     if newest is None:
-        delta.create_table(predictions, new, PREDICTIONS_PROPERTIES)
+        delta.create_table(predictions, new, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
         return
     if newest.properties.get(CHANGE_FEED) != PREDICTIONS_PROPERTIES[CHANGE_FEED]:
         logger.info("%s: recording changes from now on, in Delta's change data feed", predictions)

@@ -68,6 +68,8 @@ def session_settings(
         "spark.hadoop.parquet.block.size": str(32 << 20),
         # A task reads two row groups of images: many tasks keep all cores busy, and no image is sent to another one.
         "spark.sql.files.maxPartitionBytes": str(32 << 20),
+        # All new predictions belong to one partition: one task would write them all.
+        "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
         # JPEG files do not compress and are distinct.
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",

@@ -1,6 +1,6 @@
 """Appending rows to a Delta table without Spark."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import deltalake
@@ -20,7 +20,12 @@ UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
 """Messages of delta-rs about a table with newer features of the protocol, which it refuses before it commits."""
 
 
-def append_rows(path: str, rows: SpooledRows | pa.Table, properties: Mapping[str, str] | None = None) -> None:
+def append_rows(
+    path: str,
+    rows: SpooledRows | pa.Table,
+    properties: Mapping[str, str] | None = None,
+    partition_by: Sequence[str] = (),
+) -> None:
     """Append rows to a table on a disk or on S3 in one commit; create the table, or add columns, where needed.
 
     The caller has an exclusive lock on the table. The rows do not have to fit into memory.
@@ -29,14 +34,16 @@ def append_rows(path: str, rows: SpooledRows | pa.Table, properties: Mapping[str
         path: Path of the table.
         rows: The rows.
         properties: Properties of a new table.
+        partition_by: Partition columns of a new table; an existing one keeps its own.
 
     Raises:
         NeedsSpark: Only Spark can write the table.
     """
     location, options = _location(path)
+    given: dict[str, Any] = {"storage_options": options, "configuration": properties}
     if newest_commit(path) is None:
         clear_uncommitted(path)
-    given: dict[str, Any] = {"storage_options": options, "configuration": properties}
+        given["partition_by"] = list(partition_by) or None
     try:
         if isinstance(rows, pa.Table):
             deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)

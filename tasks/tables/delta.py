@@ -34,6 +34,7 @@ CREATION_MARK = "_creation"
 """An empty object in the log of a table that was created on a store; readers ignore it."""
 
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
+PARTITION_NAME = re.compile(r"[^=]+=.*")
 
 
 def check_table_path(path: str) -> bool:
@@ -74,6 +75,10 @@ def clear_uncommitted(path: str) -> None:
         file = name.rsplit("/", 1)[-1]
         if DATA_NAME.fullmatch(file) or file.startswith(PROBE):
             filesystem.rm(name)
+        elif PARTITION_NAME.fullmatch(file) and all(
+            DATA_NAME.fullmatch(found.rsplit("/", 1)[-1]) for found in filesystem.find(name)
+        ):
+            filesystem.rm(name, recursive=True)
     filesystem.rm(f"{root}/_delta_log", recursive=True)
 
 
@@ -205,8 +210,8 @@ def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
-    """Create the table with its first rows and properties in one commit; fail if it exists.
+def create_table(path: str, rows: DataFrame, values: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
+    """Create the table with its first rows, properties and partition columns in one commit; fail if it exists.
 
     The caller has an exclusive lock on the table: files of a killed run are removed, except on a store. They do not
     hinder a write to a path, unlike `CREATE TABLE AS SELECT`.
@@ -220,7 +225,8 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str]) -> None:
         filesystem, root = file_system(path)
         filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
     try:
-        rows.write.format("delta").mode("errorifexists").options(**values).save(path)
+        new = rows.write.format("delta").mode("errorifexists").options(**values)
+        new.partitionBy(*partition_by).save(path)
     except Exception as error:
         if newest_commit(path) is not None:
             raise TableChanged(path) from error

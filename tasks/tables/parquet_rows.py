@@ -22,11 +22,13 @@ class ParquetRows:
         files: Paths of the files; a column that a file lacks is null.
         schema: Columns of the rows, of which the files may have more.
         where: Value of a column in all rows; other rows of the files do not count.
+        fixed: Value of a column in all rows of the files, which lack the column.
     """
 
     files: tuple[str, ...]
     schema: pa.Schema
     where: Mapping[str, str | int] = field(default_factory=dict)
+    fixed: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class Relations:
 
     def _scan(self, rows: ParquetRows) -> str:
         """Return a query of the rows; the text has all names, since a view has no parameters."""
-        fields = [*rows.schema]
+        types = dict(zip(rows.schema.names, self._types(list(rows.schema)), strict=True))
+        fields = [field for field in rows.schema if field.name not in rows.fixed]
         fields += [pa.field(name, pa.scalar(value).type) for name, value in rows.where.items()]
         fields = list({field.name: field for field in fields}.values())
         columns = ", ".join(
@@ -96,7 +97,10 @@ class Relations:
             for field, kind in zip(fields, self._types(fields), strict=True)
         )
         files = ", ".join(_text(glob.escape(file)) for file in rows.files)
-        names = ", ".join(f'"{name}"' for name in rows.schema.names)
+        names = ", ".join(
+            f'{_literal(rows.fixed[name])}::{kind} AS "{name}"' if name in rows.fixed else f'"{name}"'
+            for name, kind in types.items()
+        )
         wanted = " AND ".join(f'"{name}" = {_literal(value)}' for name, value in rows.where.items())
         return (
             f"SELECT {names} FROM read_parquet([{files}], hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608  # quoted below

@@ -9,8 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import and_
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ import deltalake
 import pyarrow as pa
 import pyarrow.dataset
 from delta.tables import DeltaTable
-from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -30,6 +28,7 @@ from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, newest_in_log
+from tasks.tables.local_files import chosen_files, data_files, dataset_of, having, is_readable
 from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
 from tasks.tables.properties import table_source
 
@@ -53,22 +52,14 @@ def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTabl
         return None
     try:
         table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
-        elsewhere = any(":" in name or name.startswith("/") for name in _file_names(table))
+        return table if is_readable(table, data_files(table)) else None
     except deltalake.exceptions.DeltaError:
         return None  # Spark reads the table, or raises an error that explains the problem.
-    plain = table.protocol().min_reader_version == 1 and not table.metadata().partition_columns
-    return table if plain and not elsewhere else None
 
 
 def _columns(table: deltalake.DeltaTable) -> StructType:
     """Return the table's columns and their types, as Spark has them."""
     return StructType.fromJson(json.loads(table.schema().to_json()))
-
-
-def _file_names(table: deltalake.DeltaTable) -> list[str]:
-    """Return the table's data files: names relative to its folder, or absolute paths in a shallow clone."""
-    names: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
-    return names
 
 
 def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
@@ -104,8 +95,7 @@ def files_containing(spark: SparkSession | None, table: TableRef, key: str, valu
     """Return the names of the files of this version in which a text column has one of these values."""
     found = _without_spark(table.path, table.version)
     if found is not None:
-        files = [f"{local_path(table.path)}/{name}" for name in _file_names(found)]
-        rows = pyarrow.dataset.dataset(files, schema=pa.schema([(key, pa.string())]), format="parquet")
+        rows = dataset_of(table.path, data_files(found), pa.schema([(key, pa.string())]), {})
         wanted = pyarrow.dataset.field(key).isin(values)
         names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
         return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
@@ -130,7 +120,7 @@ def has_version(spark: SparkSession | None, table: TableRef) -> bool:
     found = _without_spark(table.path, table.version)
     if found is not None:
         folder = local_path(table.path)
-        return all(os.path.exists(f"{folder}/{name}") for name in _file_names(found))
+        return all(os.path.exists(f"{folder}/{file.name}") for file in data_files(found))
     if spark is None or _without_spark(table.path) is not None:
         return False  # Without Spark the newest version can be read, and this one is not in the log any more.
     try:
@@ -204,7 +194,7 @@ def _check_files(table: deltalake.DeltaTable, path: str, version: int, setting: 
         WrongInput: One of them was removed.
     """
     folder = local_path(path)
-    if not all(os.path.exists(f"{folder}/{name}") for name in _file_names(table)):
+    if not all(os.path.exists(f"{folder}/{file.name}") for file in data_files(table)):
         raise WrongInput(
             f"{setting} is {version}, but files of this version of '{path}' were removed, as the flow maintain does "
             "after maintain.vacuum_hours: choose a newer version, or leave it empty for the newest"
@@ -239,22 +229,6 @@ def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
 
-def _rows_of(
-    found: deltalake.DeltaTable, path: str, schema: pa.Schema, where: Mapping[str, str | int]
-) -> pyarrow.dataset.Dataset:
-    """Return a dataset of a local table with the columns of `schema` and of `where`."""
-    files = [f"{local_path(path)}/{name}" for name in _file_names(found)]
-    others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
-    # Spark writes timestamps as INT96, the older of Parquet's two types.
-    file_format = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    return pyarrow.dataset.dataset(files, schema=pa.schema([*schema, *others]), format=file_format)
-
-
-def _filter(where: Mapping[str, str | int]) -> pyarrow.dataset.Expression | None:
-    wanted = [pyarrow.dataset.field(name) == value for name, value in where.items()]
-    return reduce(and_, wanted) if wanted else None
-
-
 def read_batches(
     table: TableRef, schema: pa.Schema, where: Mapping[str, str | int], num_rows: int
 ) -> Iterator[pa.RecordBatch]:
@@ -266,9 +240,9 @@ def read_batches(
     found = _without_spark(table.path, table.version)
     if found is None or (table.table_id and str(found.metadata().id) != table.table_id):
         raise NeedsSpark
-    rows = _rows_of(found, table.path, schema, where)
+    rows = dataset_of(table.path, chosen_files(data_files(found), where), schema, where)
     yield from rows.to_batches(
-        columns=schema.names, filter=_filter(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
+        columns=schema.names, filter=having(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
     )
 
 
@@ -281,7 +255,8 @@ def version_rows(
 ) -> ParquetRows:
     """Return the rows of `read_columns` on the local disk, for queries: ten million of them do not fit into memory.
 
-    The rows of a local table are its own files. Those that only Spark can read are copied, one partition at a time.
+    The rows of a local table are its own files. Those that only Spark can read are copied, one partition at a time,
+    as are those with partition columns that have no value in `where`.
 
     Args:
         spark: The session, or None.
@@ -292,11 +267,24 @@ def version_rows(
     """
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
-        folder = os.path.abspath(str(local_path(table.path)))
-        return ParquetRows(tuple(f"{folder}/{name}" for name in _file_names(found)), schema, where)
+        return _local_rows(found, table.path, schema, scratch, where)
     if spark is None:
         raise NeedsSpark
     return spool_rows(_stream(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
+
+
+def _local_rows(
+    found: deltalake.DeltaTable, path: str, schema: pa.Schema, scratch: Path, where: Mapping[str, str | int]
+) -> ParquetRows:
+    files = chosen_files(data_files(found), where)
+    partitioned = set(found.metadata().partition_columns)
+    if partitioned & set(schema.names) - set(where):
+        rows = dataset_of(path, files, schema, where).to_batches(columns=schema.names, filter=having(where))
+        return spool_rows(rows, schema, scratch)
+    folder = os.path.abspath(str(local_path(path)))
+    fixed = {name: value for name, value in where.items() if name in partitioned}
+    others = {name: value for name, value in where.items() if name not in partitioned}
+    return ParquetRows(tuple(f"{folder}/{file.name}" for file in files), schema, others, fixed)
 
 
 def _stream(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -328,7 +316,8 @@ def read_columns(
     """Return these columns of this version as a table in memory: all rows, or those that have the values in `where`."""
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
-        return _rows_of(found, table.path, schema, where).to_table(filter=_filter(where), columns=schema.names)
+        rows = dataset_of(table.path, chosen_files(data_files(found), where), schema, where)
+        return rows.to_table(filter=having(where), columns=schema.names)
     if spark is None:
         raise NeedsSpark
     return _chosen_rows(spark, table, schema, where).toArrow().cast(schema)

@@ -23,7 +23,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
-from tasks.schema import PREDICTIONS
+from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
@@ -146,7 +146,8 @@ def test_predictions_by_old_versions_are_removed(spark, source, storage, any_ret
         for version in versions
         for sha256 in "ab"
     ]
-    append_rows(storage.table("predictions"), pa.Table.from_pylist(rows, to_arrow_schema(PREDICTIONS)))
+    predictions = pa.Table.from_pylist(rows, to_arrow_schema(PREDICTIONS))
+    append_rows(storage.table("predictions"), predictions, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
 
     def left() -> dict[tuple[str, int], int]:
         found = snapshots.read_version(spark, snapshots.latest(spark, storage.table("predictions")))

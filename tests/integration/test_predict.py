@@ -192,7 +192,10 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
         ("good", 1),
         ("good", 2),
     ]
-    commit = DeltaTable.forPath(spark, storage.table("predictions")).history(1).collect()[0]
+    table = DeltaTable.forPath(spark, storage.table("predictions"))
+    assert table.detail().collect()[0]["partitionColumns"] == ["model_version"]
+    assert {file.rsplit("/", 2)[1] for file in read.inputFiles()} == {"model_version=1", "model_version=2"}
+    commit = table.history(1).collect()[0]
     assert commit["version"] == 2
     # With values in the condition, Delta skips the files of other models and versions.
     assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])

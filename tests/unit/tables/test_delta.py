@@ -24,6 +24,11 @@ def write(folder: Path, *names: str) -> None:
         (["_delta_log/.tmp"], False, []),
         (["_delta_log/_staged_commits/.tmp", PART, f".{PART}.crc"], False, []),
         (["_delta_log/.tmp", PART, "mine.parquet"], False, ["mine.parquet"]),
+        (
+            ["_delta_log/.tmp", f"a=1/{PART}", f"a=2/{PART}", "a=2/mine.parquet"],
+            False,
+            [f"a=2/{PART}", "a=2/mine.parquet"],
+        ),
         ([f"_delta_log/{0:020}.json", PART], True, [f"_delta_log/{0:020}.json", PART]),
         ([f"_delta_log/{10:020}.checkpoint.parquet", PART], True, [f"_delta_log/{10:020}.checkpoint.parquet", PART]),
     ],
