@@ -66,7 +66,7 @@ def dataset_of(
     Args:
         path: Path of the table.
         files: The files.
-        schema: Columns; one that a file lacks is null.
+        schema: Columns; those that a file lacks are null.
         where: Value of a column in the wanted rows.
     """
     others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
