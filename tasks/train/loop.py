@@ -55,6 +55,8 @@ class LoopSettings:
     monitor: str
     """Metric of `EpochMetrics` for early stopping."""
     num_classes: int
+    warmup_epochs: float = 0.0
+    """Epochs of the phase's warm-up; early stopping does not count the epochs that begin in it."""
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
 
@@ -171,12 +173,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images."""
-    if reducer.num_ranks == 1:
+    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images.
+
+    Statistics that are equal on all ranks, such as those of frozen layers, stay the same in every bit.
+    """
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if reducer.num_ranks == 1 or not buffers:
         return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
+    own = torch.cat([buffer.flatten().cpu() for buffer in buffers])
+    first = reducer.broadcast(own)
+    # The mean of the differences from rank 0, since a sum of equal values over n ranks divided by n may be rounded.
+    mean = first + reducer.sum(own - first).div_(reducer.num_ranks)
+    for buffer, values in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))
 
 
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
@@ -244,6 +253,8 @@ def fit(
             progress.history.append(metrics)
             if progress.stopping.update(epoch, getattr(metrics, loop.monitor)):
                 progress.best_state = copy_of_state(model)
+            if epoch - progress.first_epoch < loop.warmup_epochs:
+                progress.stopping.epochs_without_improvement = 0
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)

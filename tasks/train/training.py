@@ -203,6 +203,7 @@ class Training:
             max_epochs=max_epochs,
             monitor=train.monitor,
             num_classes=len(context.manifest.classes),
+            warmup_epochs=trainable.warmup_epochs,
             step=trainable.settings,
             step_callback=step_callback,
         )

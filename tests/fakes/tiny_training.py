@@ -93,6 +93,7 @@ def loop_of(
     device: torch.device = CPU,
     max_epochs: int = 5,
     monitor: str = "val_accuracy",
+    warmup_epochs: float = 0.0,
 ) -> LoopSettings:
     """Return the settings of a loop with these learning rates."""
     return LoopSettings(
@@ -102,6 +103,7 @@ def loop_of(
         max_epochs=max_epochs,
         monitor=monitor,
         num_classes=NUM_CLASSES,
+        warmup_epochs=warmup_epochs,
         step=step or StepSettings(),
     )
 
@@ -116,6 +118,7 @@ def fit_simply(
     monitor: str = "val_accuracy",
     rate: float = 0.1,
     reducer: Reducer | None = None,
+    warmup_epochs: float = 0.0,
     on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
 ) -> None:
     """Fit with plain SGD."""
@@ -125,7 +128,7 @@ def fit_simply(
         model,
         {TRAIN: train_loader, VAL: val_loader},
         reducer.wrap_optimizer(optimizer, model.named_parameters()),
-        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor),
+        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor, warmup_epochs=warmup_epochs),
         progress,
         on_epoch,
     )

@@ -1,6 +1,7 @@
 """Training in a single process and in two ranks, and rejected settings."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -164,7 +165,7 @@ def test_two_ranks_count_every_image_once(finished):
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
-    assert metrics["learning_rate"] == pytest.approx(2 * SMALL.learning_rate)
+    assert metrics["learning_rate"] == pytest.approx(math.sqrt(2) * SMALL.learning_rate)
     assert rank_processes(storage.home) == []
 
 
@@ -198,8 +199,8 @@ def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
     rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
-    # Two ranks warm up to twice the rate, in each phase.
-    assert rates[2] == pytest.approx(1e-5 * (num_ranks or 1))
+    # Two ranks warm up to the rate for twice the images, in each phase.
+    assert rates[2] == pytest.approx(1e-5 * math.sqrt(num_ranks or 1))
     assert rates[3:] == pytest.approx([rate * 100 for rate in rates[:2]])
     assert metrics["best_epoch"] >= 3
     original, trained = torch.load(path, weights_only=True), weights(run, storage, tmp_path)

@@ -1,5 +1,6 @@
 """Model, batches, optimizer and settings of a phase, and the checks before it."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.step import StepSettings
 from tests.builders.finished_training import history_of
 from tests.builders.phases import context_of, labelled_cache, prepare, start_progress
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import loop_of
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
@@ -201,6 +203,25 @@ def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
     resumed = prepare_phase(context, phases_of(context.spec.train)[0], progress)
     assert progress.batch_size == 5
     assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
+
+
+def test_ranks_take_the_batch_size_of_the_one_with_the_least_memory(
+    tmp_path: Path, make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a rank has no free memory, all ranks have batches of one image."""
+    cache = make_cache({TRAIN: 400, VAL: 9, TEST: 9}, image_size=32)
+    contexts = [context_of(cache, batch_size="auto") for _rank in range(2)]
+    free = [1 << 40, 0]
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free[threading.current_thread().name == "poor"])
+
+    def rank_main(reducer: ThreadReducer) -> int:
+        threading.current_thread().name = "poor" if reducer.rank == 1 else "rich"
+        context = replace(contexts[reducer.rank], reducer=reducer)
+        return context.batch_size(context.classifier.head)
+
+    assert ThreadRanks(2).run(rank_main) == [1, 1]
+    free[1] = 1 << 40
+    assert ThreadRanks(2).run(rank_main) == [8, 8]
 
 
 def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
