@@ -53,10 +53,12 @@ class DistributedConfig(FrozenConfig):
     @model_validator(mode="before")
     @classmethod
     def _refuse_moved(cls, values: Any) -> Any:
-        for name in MOVED_TO_TRAIN & values.keys() if isinstance(values, Mapping) else ():
+        moved = sorted(MOVED_TO_TRAIN & values.keys()) if isinstance(values, Mapping) else []
+        if moved:
+            names = " and ".join(f"train.{name}" for name in moved)
             raise ValueError(
-                f"distributed.{name} is {values[name]!r}, but the images per step over all ranks decide now: set "
-                f"train.{name}, or leave both out"
+                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks: give them "
+                "there, or leave them out"
             )
         return values
 

@@ -198,7 +198,7 @@ def test_rate_that_is_scaled_up_has_a_default_warmup(
 
 
 def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
-    """Epochs of the warm-up are no plateau: the rate is still rising."""
+    """Epochs of the warm-up do not count: the rate is still rising."""
     train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1, warmup_epochs=2.5)
     worse = [0.6, 0.5, 0.5, 0.5, 0.5]
 
