@@ -100,6 +100,13 @@ class TrainConfig(FrozenConfig):
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="Class weights in the training loss; balanced: inversely proportional to class frequency"
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0.0,
+        lt=1.0,
+        description="Decay per step of a moving average of the weights, such as 0.999, which is validated and logged "
+        "in place of the weights; the first steps decay faster. Empty: no average",
+    )
     augmentation: AugmentationConfig = AugmentationConfig()
     fine_tune: list[FineTunePhase] = Field(
         default_factory=list,
@@ -107,13 +114,20 @@ class TrainConfig(FrozenConfig):
         description="Phases after the training of the head, each with more trainable layers",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        32, description="Images per step on each rank; auto: the largest batch that fits into the device's memory"
+        32, description="Images per batch on each rank; auto: the largest batch that fits into the device's memory"
+    )
+    accumulate_steps: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Batches of each rank whose gradients are accumulated to one step, for a larger step than fits "
+        "into memory; batch norm still sees single batches",
     )
     scale_learning_rate: Literal["auto", "none", "linear", "sqrt"] = Field(
         "auto",
-        description="Scaling of the learning rate with the images per step over all ranks, relative to "
-        "reference_batch_size. `auto`: sqrt for adam and adamw, linear for sgd. `sqrt`: with the square root. `none`: "
-        "no scaling",
+        description="Scaling of the learning rate with the images per step, over all ranks and relative to "
+        "reference_batch_size. The rule auto is sqrt (their square root) for adam and adamw, and linear for sgd; none "
+        "leaves the rate",
     )
     reference_batch_size: int = Field(
         32,

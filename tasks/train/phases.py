@@ -19,10 +19,11 @@ from tasks.metrics.evaluate import Loader
 from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
 from tasks.model.network import Classifier
-from tasks.model.precision import choose_precision, largest_batch
+from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.loop import count_steps
 from tasks.train.progress import Progress
 from tasks.train.schedule import learning_rate, peak_rate, scaling_rule, warmup_length
 from tasks.train.spec import TrainingSpec
@@ -126,9 +127,10 @@ class TrainingContext:
         own = largest_batch(
             model,
             self._example(model),
-            self.manifest.splits[TRAIN].rows,
+            self.manifest.splits[TRAIN].rows // self.spec.train.accumulate_steps,
             self.reducer.num_ranks,
             self.device,
+            copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
         )
         fits = torch.zeros(self.reducer.num_ranks, dtype=torch.int64)
         fits[self.reducer.rank] = own
@@ -177,11 +179,19 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             if context.device.type == "cpu":
                 check_compiler()
             classifier.network.compile()
-    global_batch = batch_size * context.reducer.num_ranks
+    settings = StepSettings(
+        label_smoothing=train.label_smoothing,
+        max_gradient_norm=train.max_gradient_norm,
+        class_weights_K=context.class_weights(),
+        augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
+        seed=train.seed,
+        accumulate_steps=train.accumulate_steps,
+    )
+    global_batch = batch_size * context.reducer.num_ranks * train.accumulate_steps
     rate = learning_rate(
         train,
         global_batch,
-        loaders[TRAIN].num_steps,
+        count_steps(loaders[TRAIN], settings),
         base=phase.learning_rate,
         max_epochs=phase.max_epochs,
         history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
@@ -196,13 +206,6 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             "learning rate %.4g: %.4g scaled (%s) from %d to %d images per step, after %g epochs of warm-up",
             *(peak, phase.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
         )
-    settings = StepSettings(
-        label_smoothing=train.label_smoothing,
-        max_gradient_norm=train.max_gradient_norm,
-        class_weights_K=context.class_weights(),
-        augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
-        seed=train.seed,
-    )
     optimizer = make_optimizer(train, model, phase.learning_rate)
     return Trainable(model, loaders, optimizer, rate, warmup_epochs, settings)
 

@@ -10,6 +10,7 @@ from tasks.cache.loader import Batch
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.epoch import EpochMetrics
 from tasks.schema import TRAIN, VAL
+from tasks.train.averaging import WeightAverage
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import Progress
@@ -94,6 +95,7 @@ def loop_of(
     max_epochs: int = 5,
     monitor: str = "val_accuracy",
     warmup_epochs: float = 0.0,
+    average: WeightAverage | None = None,
 ) -> LoopSettings:
     """Return the settings of a loop with these learning rates."""
     return LoopSettings(
@@ -104,6 +106,7 @@ def loop_of(
         monitor=monitor,
         num_classes=NUM_CLASSES,
         warmup_epochs=warmup_epochs,
+        average=average,
         step=step or StepSettings(),
     )
 

@@ -46,6 +46,18 @@ def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRe
     context_of(cache, batch_size="auto").check()
 
 
+def test_accumulated_step_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
+    """A step takes the batches of all its parts."""
+    with pytest.raises(
+        WrongInput, match=r"^train.batch_size is 16, accumulated over 3 batches, but .* give at most 15, or 1 for 10 st"
+    ):
+        context_of(cache, batch_size=16, accumulate_steps=3).check()
+    context_of(cache, batch_size=15, accumulate_steps=3).check()
+    with pytest.raises(WrongInput, match=r"^train.accumulate_steps is 46, but .* 45 images, .* give at most 45$"):
+        context_of(cache, batch_size="auto", accumulate_steps=46).check()
+    context_of(cache, batch_size="auto", accumulate_steps=45).check()
+
+
 def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
     """The batches of all ranks together must fit the split, and each rank needs an image."""
 
@@ -190,6 +202,16 @@ def test_optimizer_is_fused_and_has_the_trained_parameters(cache: CacheRef, name
     assert [id(value) for value in group["params"]] == [id(value) for value in context.classifier.head.parameters()]
 
 
+def test_rate_and_schedule_are_those_of_the_accumulated_step(cache: CacheRef) -> None:
+    """Four batches of 6 images are a step of 24, with twice the rate for 6 and a quarter of the steps."""
+    made = prepare(context_of(cache, accumulate_steps=4, schedule="constant", learning_rate=0.01, max_epochs=8))
+
+    assert made.loaders[TRAIN].num_steps == 8
+    assert made.warmup_epochs == 2.0
+    # Two steps per epoch: the warm-up has four.
+    assert [made.learning_rate(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
+
+
 def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
     """The chosen size is part of the progress, so that a resumed run keeps it."""
     progress = start_progress()
@@ -208,7 +230,7 @@ def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
 def test_ranks_take_the_batch_size_of_the_one_with_the_least_memory(
     tmp_path: Path, make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a rank has no free memory, all ranks have batches of one image."""
+    """If one rank has no free memory, all ranks have batches of one image."""
     cache = make_cache({TRAIN: 400, VAL: 9, TEST: 9}, image_size=32)
     contexts = [context_of(cache, batch_size="auto") for _rank in range(2)]
     free = [1 << 40, 0]
@@ -235,12 +257,14 @@ def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
             class_weights="balanced",
             augmentation=AugmentationConfig(flip=True),
             seed=7,
+            accumulate_steps=2,
         )
     ).settings
 
     assert chosen.class_weights_K is not None
     assert chosen.augment is not None
     assert (chosen.label_smoothing, chosen.max_gradient_norm, chosen.seed) == (0.125, 0.5, 7)
+    assert chosen.accumulate_steps == 2
     assert chosen.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
     # Covers fields that are added later.
     for field in fields(StepSettings):
