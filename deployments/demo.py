@@ -82,6 +82,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "freeze_backbone": frozen,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
             "max_epochs": 20 if own else 5,
+            "train_on": "both",
             # The demo has its own tables: a new source replaces the previous one.
             "etl": {"replace_source": True},
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
@@ -235,9 +236,9 @@ def show_summary(stack: LocalStack, flow_run_id: str, stream: "StreamReport", ow
     print(f"\nas JSON       {file}")
     print(f"in the UIs    {home}make up   (server, workers and MLflow UI until Ctrl-C; it prints the login), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
-    print(
-        f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{run_location(storage, RunRef(run_id=summary.single.run_id))}"
-    )
+    assert summary.single is not None, "the demo trains on both"
+    page = run_location(storage, RunRef(run_id=summary.single.run_id))
+    print(f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{page}")
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
     home += "LAKEVISION_TRACKING_URI= " if own_tracking else ""
     command = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"

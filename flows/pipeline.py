@@ -1,4 +1,4 @@
-"""The whole DAG: etl, cache, train in this process and on the GPU pool, promote, predict."""
+"""The whole DAG: etl, cache, train in one process, with ranks on the GPU pool, or both, promote, predict."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -24,15 +24,18 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     with keep_spark():  # one JVM for all stages that need one
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
-        run_stage(check_batches_fit, config.train, etl.images, config.distributed)
+        run_stage(check_batches_fit, config.train, etl.images, config.ranks)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
         release_memory_for_training(config.spark)
-        single = stages.run(train_single, config.train, cache, storage)
-        distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
+        single = distributed = None
+        if config.trains_single:
+            single = stages.run(train_single, config.train, cache, storage, config.single)
+        if config.trains_distributed:
+            distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
         champion = stages.run(
             promote_run,
-            [single, distributed],
+            [run for run in (single, distributed) if run is not None],
             config.promote,
             storage,
             config.spark,

@@ -16,8 +16,8 @@ from tasks.storage import resolve_storage
 def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache_ref: CacheRef | None = None) -> RunRef:
     """Train a model with several ranks on `cache_ref`, or on the cache of a version of `images`."""
     storage = resolve_storage(config.storage)
-    run_stage(check_trainable, config.train, config.cache, storage)
-    if cache_ref is None:
+    if cache_ref is None:  # else the flow that submits this one has checked its input
+        run_stage(check_trainable, config.train, config.cache, storage)
         images = run_stage(choose_images, config.table_version, storage, config.spark)
         run_stage(check_batches_fit, config.train, images, config.distributed)
         cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)

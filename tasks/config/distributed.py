@@ -1,25 +1,23 @@
 """Parameters of distributed training."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
 from tasks.config.values import YEAR_SECONDS
 
+MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
+"""Former settings of this group; those of `train` with the same names apply to any number of ranks."""
+
 
 class DistributedConfig(FrozenConfig):
     """Distributed training with Horovod, submitted to a GPU work pool."""
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
-    scale_learning_rate: Literal["linear", "sqrt", "none"] = Field(
-        "linear", description="Scaling of the learning rate with the number of ranks; sqrt: with its square root"
-    )
-    warmup_epochs: float = Field(
-        1.0, ge=0.0, le=10_000.0, description="Epochs over which the learning rate rises to its scaled value"
-    )
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
         description="work_pool: submit a run to the work pool; in_place: start the ranks where the flow runs. auto: "
@@ -51,6 +49,18 @@ class DistributedConfig(FrozenConfig):
         "rank0",
         description="rank0: log the lines of rank 0 and the warnings of the others; all: log the lines of every rank",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_moved(cls, values: Any) -> Any:
+        moved = sorted(MOVED_TO_TRAIN & values.keys()) if isinstance(values, Mapping) else []
+        if moved:
+            names = " and ".join(f"train.{name}" for name in moved)
+            raise ValueError(
+                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks: give them "
+                "there, or leave them out"
+            )
+        return values
 
 
 class TrainDistributedRun(TrainRun):

@@ -1,8 +1,8 @@
 """Parameters of the whole DAG."""
 
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
 from tasks.config.distributed import DistributedConfig
@@ -11,6 +11,7 @@ from tasks.config.form import always
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
+from tasks.config.single import SingleConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig
 
 
@@ -36,12 +37,33 @@ class PipelineConfig(SparkRun):
         ),
     )
 
+    train_on: Literal["single", "distributed", "both"] = Field(
+        "single",
+        description="Training runs of the DAG. `single`: in one process. `distributed`: with the ranks of distributed. "
+        "`both`: one after the other, as the demo does; the better one is promoted",
+    )
     etl: EtlConfig = EtlConfig()
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()
+    single: SingleConfig = SingleConfig()
     distributed: DistributedConfig = DistributedConfig()
     promote: PromoteConfig = PromoteConfig()
     predict: PredictConfig = PredictConfig()
+
+    @property
+    def trains_single(self) -> bool:
+        """True if the DAG trains in one process."""
+        return self.train_on != "distributed"
+
+    @property
+    def trains_distributed(self) -> bool:
+        """True if the DAG trains with ranks."""
+        return self.train_on != "single"
+
+    @property
+    def ranks(self) -> DistributedConfig | None:
+        """Settings of the ranks; None if the DAG trains only in one process."""
+        return self.distributed if self.trains_distributed else None
 
     @model_validator(mode="after")
     def _check_prediction(self) -> Self:

@@ -43,7 +43,9 @@ class FineTunePhase(FrozenConfig):
         description="First layer to unfreeze, by torchvision's name (features.14, layer4), with all layers after it; "
         "all: every layer",
     )
-    learning_rate: float = Field(1e-4, gt=0.0, le=10.0, description="Learning rate per rank in this phase")
+    learning_rate: float = Field(
+        1e-4, gt=0.0, le=10.0, description="Learning rate in this phase, for reference_batch_size images per step"
+    )
     max_epochs: int = Field(5, ge=1, le=10_000, description="Maximum number of epochs in this phase")
 
 
@@ -68,7 +70,9 @@ class TrainConfig(FrozenConfig):
         True, description="Freeze the backbone and train only the new head; requires pretrained weights"
     )
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimizer; sgd uses momentum 0.9")
-    learning_rate: float = Field(1e-3, gt=0.0, le=10.0, description="Learning rate per rank")
+    learning_rate: float = Field(
+        1e-3, gt=0.0, le=10.0, description="Learning rate for reference_batch_size images per step over all ranks"
+    )
     schedule: Literal["cosine", "constant", "one_cycle", "plateau"] = Field(
         "cosine",
         description="Learning rate schedule. `cosine`: decay to 0 at max_epochs. `constant`: no decay. `one_cycle`: "
@@ -96,6 +100,13 @@ class TrainConfig(FrozenConfig):
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="Class weights in the training loss; balanced: inversely proportional to class frequency"
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0.0,
+        lt=1.0,
+        description="Decay per step of a moving average of the weights, such as 0.999, which is validated and logged "
+        "in place of the weights; the first steps decay faster. Empty: no average",
+    )
     augmentation: AugmentationConfig = AugmentationConfig()
     fine_tune: list[FineTunePhase] = Field(
         default_factory=list,
@@ -103,20 +114,34 @@ class TrainConfig(FrozenConfig):
         description="Phases after the training of the head, each with more trainable layers",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        32, description="Images per step on each rank; auto: the largest batch that fits into the device's memory"
+        32, description="Images per batch on each rank; auto: the largest batch that fits into the device's memory"
     )
-    scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="Scaling of the learning rate with the batch size per rank, relative to 32; sqrt: with its square "
-        "root",
+    accumulate_steps: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Batches of each rank whose gradients are accumulated to one step, for a larger step than fits "
+        "into memory; batch norm still sees single batches",
+    )
+    scale_learning_rate: Literal["auto", "none", "linear", "sqrt"] = Field(
+        "auto",
+        description="Scaling of the learning rate with the images per step, over all ranks and relative to "
+        "reference_batch_size. The rule auto is sqrt (their square root) for adam and adamw, and linear for sgd; none "
+        "leaves the rate",
+    )
+    reference_batch_size: int = Field(
+        32,
+        ge=1,
+        le=2**28,
+        description="Images per step over all ranks for which learning_rate is meant, and which leave it unscaled",
     )
     warmup_epochs: float | None = Field(
         None,
         ge=0.0,
         le=10_000.0,
-        description="Epochs of linear warm-up at the start of each phase. It begins with the unscaled learning rate if "
-        "that is scaled up, else with a hundredth. Empty: 5 epochs if the batch size scales the learning rate up, but "
-        "at most a quarter of the phase; else 0",
+        description="Epochs of linear warm-up at the start of each phase, which patience does not count. It begins "
+        "with the unscaled learning rate if that is scaled up, else with a hundredth. Empty: 5 epochs if the learning "
+        "rate is scaled up, but at most a quarter of the phase; else 0",
     )
     max_epochs: int = Field(20, ge=1, le=10_000, description="Maximum number of epochs, without those of fine_tune")
     max_seconds: int | None = Field(
@@ -132,7 +157,8 @@ class TrainConfig(FrozenConfig):
         3,
         ge=1,
         le=10_000,
-        description="Epochs without improvement after which training stops early; the best weights are restored",
+        description="Epochs without improvement, after the warm-up, after which training stops early; the best weights "
+        "are restored",
     )
     min_delta: float = Field(
         0.0, ge=0.0, le=1e9, description="Minimum change of the monitored metric that counts as an improvement"

@@ -18,6 +18,7 @@ NOT_SEARCHED = {
     "monitor": "trials are compared by it",
     "max_epochs": "pruning reduces it (tune.max_epochs limits the epochs of a trial)",
     "weights": "they belong to one model",
+    "reference_batch_size": "it only scales the learning rate, which can be searched itself",
     "augmentation": "it is a group of settings and not a number or name",
     "fine_tune": "it is a list of phases and not a number or name",
     "device": "it determines where a training run executes and not its result",

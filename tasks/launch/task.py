@@ -10,7 +10,9 @@ from prefect.logging import get_run_logger
 
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.single import SingleConfig
 from tasks.config.train import TrainConfig
+from tasks.config.tune import TrialRun
 from tasks.launch.launcher import launch_ranks
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.task import SubmittedRun, submit, where_to_run
@@ -41,14 +43,27 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 
 
 @stage("train", timeout_seconds=None, cache_key=_key)
-def train_single(train: TrainConfig, cache: CacheRef, storage: Storage) -> RunRef:
-    """Train in one process, unless the same run is already finished."""
+def train_single(
+    train: TrainConfig, cache: CacheRef, storage: Storage, single: SingleConfig = SingleConfig()
+) -> RunRef:
+    """Train in one process, here or on the work pool, unless the same run is already finished."""
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     if found := tracking.find_finished_run(storage, spec.key):
         tracking.mark_chosen(storage, found)
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
-    return train_with_artifacts(spec, "train")
+    if where_to_run(single) == "in_place":
+        return train_with_artifacts(spec, "train")
+    parameters = {
+        # The flow of trials trains in one process; without a study it is a training run of its own.
+        "config": TrialRun(storage=storage.as_config(), train=train).model_dump(),
+        "cache_ref": cache.model_dump(),
+    }
+    submitted = submit(single, "single", "training", parameters)
+    submitted.wait()
+    run = trained_on_pool(submitted, storage, spec.key)
+    publish_run(run, storage, "train")
+    return run
 
 
 def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunRef:

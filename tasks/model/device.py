@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import shutil
 from pathlib import Path
 from typing import assert_never
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from tasks.config.train import TrainConfig
+from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
 
 logger = logging.getLogger("lakevision.train")
@@ -38,6 +40,20 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def check_compiler() -> None:
+    """Check that there is a C++ compiler, which torch.compile needs on a CPU.
+
+    Raises:
+        WrongInput: There is none.
+    """
+    compiler = cxx_compiler()
+    if shutil.which(compiler) is None:
+        raise WrongInput(
+            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' was not found: install g++, "
+            "set $CXX to another compiler, or set train.compile to false"
+        )
 
 
 def processor_name(device: torch.device) -> str:

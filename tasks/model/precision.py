@@ -80,7 +80,15 @@ def precision_name(precision: torch.dtype | None, device: torch.device) -> str:
     return str(precision or torch.float32).removeprefix("torch.")
 
 
-def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ranks: int, device: torch.device) -> int:
+def largest_batch(
+    model: nn.Module,
+    example: torch.Tensor,
+    num_rows: int,
+    num_ranks: int,
+    device: torch.device,
+    *,
+    copies: int = OPTIMIZER_COPIES,
+) -> int:
     """Return the largest power of two as batch size with which a step fits into the memory of the device.
 
     Args:
@@ -89,10 +97,11 @@ def largest_batch(model: nn.Module, example: torch.Tensor, num_rows: int, num_ra
         num_rows: Number of images of the split `train`, of which an epoch has at least MIN_AUTO_STEPS steps.
         num_ranks: Number of ranks that share the images, and on a CPU the memory.
         device: Device of the model.
+        copies: Memory of optimizer and averages, as a multiple of the trained weights.
     """
     bound = max(1, min(MAX_AUTO_BATCH, num_rows // (MIN_AUTO_STEPS * num_ranks)))
     if device.type == "cuda":
-        fits = _fits_gpu(model, example, bound, device)
+        fits = _fits_gpu(model, example, bound, device, copies)
     else:
         free = free_memory() * MEMORY_SHARE / num_ranks
         fits = int(free / max(1, forward_bytes(model, example, SAMPLE) / SAMPLE))
@@ -174,24 +183,26 @@ def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> i
     return live.peak
 
 
-def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch.device) -> int:
+def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int) -> int:
     """Return the largest power of two up to `bound` as batch size with which a full step succeeds."""
     before = _buffers(model)
     model.train()
     fits = 1
     with suppress(torch.OutOfMemoryError):  # The last size that succeeded is the result.
-        for size in _sizes_that_fit(model, example, bound, device):
+        for size in _sizes_that_fit(model, example, bound, device, copies):
             fits = size
     _restore(model, before)
     torch.cuda.empty_cache()
     return fits
 
 
-def _sizes_that_fit(model: nn.Module, example: torch.Tensor, bound: int, device: torch.device) -> Iterator[int]:
+def _sizes_that_fit(
+    model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int
+) -> Iterator[int]:
     trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
     spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
     # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
-    _reserve = torch.empty(OPTIMIZER_COPIES * trained + spare, dtype=torch.uint8, device=device)
+    _reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
     size = 1
     while size <= bound:
         _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward

@@ -5,6 +5,7 @@ import logging
 import pyarrow as pa
 
 from tasks import tracking
+from tasks.config.distributed import DistributedConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
@@ -58,8 +59,13 @@ def train_rows(images: TableRef) -> int:
         return 0
 
 
-def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
+def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: bool = True) -> None:
     """Check everything that the DAG needs and that can be checked before it starts.
+
+    Args:
+        config: Settings of the DAG.
+        storage: Its storage.
+        trains_here: Whether it trains on this machine; if not, the ranks check device, precision and compiler.
 
     Raises:
         WrongInput: A check failed; the message has the setting, its value and the way out.
@@ -78,7 +84,8 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     check_splits(source.listing, config.etl)
     num_files = source.listing.num_rows
     if config.etl.deleted != "keep":  # otherwise the tables may have images that are no longer in the source
-        check_batches(config.train, config.distributed.num_ranks, num_files, "the source has {} images")
+        num_ranks = config.ranks.num_ranks if config.ranks else 1
+        check_batches(config.train, num_ranks, num_files, "the source has {} images")
     for path in (storage.table("images"), storage.table("files")):
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))
@@ -87,7 +94,9 @@ def check_pipeline(config: PipelineConfig, storage: Storage) -> None:
     if config.predict.source:
         inputs = inputs_table(config.predict.predictions or storage.table("predictions"))
         list_source(config.predict.source, inputs, storage, config.spark)
-    check_training(config.train, config.cache)
+    if config.ranks is None and config.distributed != DistributedConfig():
+        logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
+    check_training(config.train, config.cache, here=trains_here)
     check_room(config.etl, config.cache, source, storage)
     tracking.check_tracking(storage)
     logger.info(

@@ -14,9 +14,13 @@ from tasks.tracking import check_tracking
 
 @stage("preflight", timeout_seconds=1800)
 def check_inputs(config: PipelineConfig, storage: Storage) -> None:
-    """Check the input before any work, and log at once if the work pool has no worker."""
-    check_pipeline(config, storage)
-    if where_to_run(config.distributed) == "work_pool":
+    """Check the input before any work, and log at once if a work pool that trains has no worker."""
+    single = where_to_run(config.single) if config.trains_single else None
+    distributed = where_to_run(config.distributed) if config.trains_distributed else None
+    check_pipeline(config, storage, trains_here="in_place" in (single, distributed))
+    if single == "work_pool":
+        check_pool(config.single, "single", "training")
+    if distributed == "work_pool":
         check_pool(config.distributed, "distributed", "distributed training")
 
 

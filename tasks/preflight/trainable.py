@@ -3,15 +3,12 @@
 Importing this module imports torch.
 """
 
-import shutil
-
 import torch
 
 from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
-from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput
-from tasks.model.device import choose_device
+from tasks.model.device import check_compiler, choose_device
 from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision
 from tasks.train.features import ends_in_head, sample_images
@@ -46,13 +43,4 @@ def check_training(train: TrainConfig, cache_config: CacheConfig, *, here: bool 
         ) from error
     on_cpu = device is not None and device.type == "cpu"
     if on_cpu and train.compile and not (train.trains_head_only and ends_in_head(classifier, sample)):
-        _check_compiler()
-
-
-def _check_compiler() -> None:
-    compiler = cxx_compiler()
-    if shutil.which(compiler) is None:
-        raise WrongInput(
-            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' was not found: install g++, "
-            "set $CXX to another compiler, or set train.compile to false"
-        )
+        check_compiler()

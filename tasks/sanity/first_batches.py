@@ -16,7 +16,6 @@ from tasks.model.precision import choose_precision
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
 from tasks.train.phases import Phase
-from tasks.train.schedule import REFERENCE_BATCH
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
     if phase.unfreeze_from is not None:
         classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = choose_precision(train.precision, device, manifest.image_size)
-    batch_size = REFERENCE_BATCH if train.batch_size == "auto" else train.batch_size
+    batch_size = train.reference_batch_size if train.batch_size == "auto" else train.batch_size
     loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
     # Cloned: the loader reuses a batch's memory.
     batches = [

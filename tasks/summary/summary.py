@@ -35,8 +35,10 @@ class PipelineSummary(BaseModel):
     duplicates: int
     delta_version: int
     cache_rows: dict[str, int]
-    single: TrainingSummary
-    distributed: TrainingSummary
+    single: TrainingSummary | None
+    """Training in one process; None if the DAG did not train so."""
+    distributed: TrainingSummary | None
+    """Training with ranks; None if the DAG did not train so."""
     test_accuracy: float
     model: str
     version: int
@@ -61,8 +63,8 @@ def make_summary(
     storage: Storage,
     etl: EtlReport,
     cache: CacheRef,
-    single: RunRef,
-    distributed: RunRef,
+    single: RunRef | None,
+    distributed: RunRef | None,
     champion: ModelRef,
     predictions: PredictReport,
     seconds: dict[str, float],
@@ -75,8 +77,8 @@ def make_summary(
         duplicates=etl.duplicates,
         delta_version=etl.images.version,
         cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
-        single=_training(storage, single),
-        distributed=_training(storage, distributed),
+        single=None if single is None else _training(storage, single),
+        distributed=None if distributed is None else _training(storage, distributed),
         test_accuracy=_training(storage, RunRef(run_id=champion.run_id)).test_accuracy,
         model=champion.name,
         version=champion.version,
@@ -120,7 +122,12 @@ def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mappi
         for name, seconds in summary.seconds.items()
     ]
     facts = [[name, markdown_text(text)] for name, text in _facts(summary).items() if name != "stages"]
-    single, distributed = runs[summary.single.run_id], runs[summary.distributed.run_id]
+    named = {"Training in one process": summary.single, "Distributed training": summary.distributed}
+    links = [
+        f"- {name}: {markdown_link('MLflow run', runs[training.run_id])}"
+        for name, training in named.items()
+        if training
+    ]
     return "\n".join(
         [
             "## Results",
@@ -128,8 +135,7 @@ def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mappi
             markdown_table(["item", "value"], facts),
             "",
             f"- Champion: {markdown_link(f'{markdown_text(summary.model)} version {summary.version}', champion)}",
-            f"- Training in one process: {markdown_link('MLflow run', single)}",
-            f"- Distributed training: {markdown_link('MLflow run', distributed)}",
+            *links,
             f"- For programs: {markdown_code(file)}",
             "",
             "## Stages",
@@ -147,12 +153,13 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         f"{name} {seconds:.1f} s{' (skipped)' if summary.skipped[name] else ''}"
         for name, seconds in summary.seconds.items()
     )
+    trained = {"one process": summary.single, "distributed": summary.distributed}
+    accuracies = [f"{training.val_accuracy:.4f} ({name})" for name, training in trained.items() if training]
     return {
         "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates",
         "Delta": f"version {summary.delta_version}",
         "cache": f"{rows} rows",
-        "training": f"val accuracy {summary.single.val_accuracy:.4f} (one process), "
-        f"{summary.distributed.val_accuracy:.4f} (distributed)",
+        "training": f"val accuracy {', '.join(accuracies)}",
         "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
         "gate": summary.decision or "unknown",
         "inference": "nothing new to predict" if rate is None else f"{rate:.0f} images/s",

@@ -28,8 +28,8 @@ def summarize(
     storage: Storage,
     etl: EtlReport,
     cache: CacheRef,
-    single: RunRef,
-    distributed: RunRef,
+    single: RunRef | None,
+    distributed: RunRef | None,
     champion: ModelRef,
     predictions: PredictReport,
     seconds: dict[str, float],
@@ -50,6 +50,7 @@ def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelR
     pages = {
         training.run_id: mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=training.run_id)))
         for training in (summary.single, summary.distributed)
+        if training is not None
     }
     model = mlflow_page(storage.tracking, tracking.model_location(champion))
     create_markdown_artifact(

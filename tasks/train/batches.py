@@ -21,14 +21,21 @@ def check_batches(
         counted: Clause of the error that names the counted images, with `{}` for `rows`.
 
     Raises:
-        WrongInput: There are fewer images than ranks, or than a global batch. The message names the setting, its value,
+        WrongInput: There are fewer images than ranks, or than a step takes. The message names the setting, its value,
             the number of images, and the possible values.
     """
     if rows < num_ranks:
         raise WrongInput(f"distributed.num_ranks is {num_ranks}, but {counted.format(rows)}: give at most {rows}")
-    if train.batch_size != "auto" and train.batch_size * num_ranks > rows:
+    num_batches = num_ranks * train.accumulate_steps
+    if rows < num_batches:
+        raise WrongInput(
+            f"train.accumulate_steps is {train.accumulate_steps}, but {counted.format(rows)}, fewer than one step "
+            f"takes: give at most {rows // num_ranks}"
+        )
+    if train.batch_size != "auto" and train.batch_size * num_batches > rows:
         ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-        most = rows // num_ranks
+        ranks += f", accumulated over {train.accumulate_steps} batches" if train.accumulate_steps > 1 else ""
+        most = rows // num_batches
         recommended = (
             f", or {most // RECOMMENDED_STEPS} for {RECOMMENDED_STEPS} steps per epoch"
             if most >= RECOMMENDED_STEPS

@@ -21,7 +21,7 @@ logger = logging.getLogger("lakevision.train")
 
 CONTENT = (
     *("config", "classes", "model", "optimizer", "rank_buffers", "phase", "first_epoch", "next_epoch", "running"),
-    *("batch_size", "stopping", "history", "seconds", "provenance", "tags"),
+    *("batch_size", "average", "stopping", "history", "seconds", "provenance", "tags"),
 )
 """Keys of a checkpoint."""
 
@@ -80,6 +80,7 @@ class Checkpoints:
             "next_epoch": progress.next_epoch,
             "running": running,
             "batch_size": progress.batch_size,
+            "average": progress.average,
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
             "seconds": progress.seconds,
@@ -216,6 +217,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.stopping = EarlyStopping(**content["stopping"])
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
+    progress.average = content["average"]
     progress.seconds = content["seconds"]
     progress.provenance = dict(content["provenance"])
     progress.tags = content["tags"]

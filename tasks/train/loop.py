@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +21,7 @@ from tasks.metrics.evaluate import Loader, evaluate
 from tasks.model.network import copy_of_state
 from tasks.schema import TRAIN, VAL
 from tasks.system.signals import defer_signals
+from tasks.train.averaging import WeightAverage
 from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
 from tasks.train.progress import Progress, RunningEpoch
 from tasks.train.step import StepSettings, replayed_inputs, seed_step, step_seed, summed_loss
@@ -55,6 +57,12 @@ class LoopSettings:
     monitor: str
     """Metric of `EpochMetrics` for early stopping."""
     num_classes: int
+    warmup_epochs: float = 0.0
+    """Epochs of the phase's warm-up; early stopping does not count the epochs that begin in it."""
+    average: WeightAverage | None = None
+    """Average of the weights to validate in their place; None for the weights themselves."""
+    first_epoch: int = 0
+    """Number of the phase's first epoch, counted over all phases."""
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
 
@@ -103,21 +111,27 @@ def train_one_epoch(
     model.train()
     device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
-    start, first_step = running.position, running.steps
-    guard = NonFiniteGuard(model, reducer, device, epoch, loader.num_steps)
+    start, num_parts, steps_per_epoch = running.position, settings.accumulate_steps, count_steps(loader, settings)
+    first_batch = running.steps * num_parts
+    guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
     with defer_signals():  # Signals interrupt between steps, never within one.
-        for step, batch in enumerate(loader.epoch(epoch, start), first_step):
+        for number, batch in enumerate(loader.epoch(epoch, start), first_batch):
             timer.batch_arrived()
-            set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
-            # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
-            seed = step_seed(settings.seed, epoch, step, reducer.rank)
+            step, part = divmod(number, num_parts)
+            parts_end = min(loader.num_steps, (step + 1) * num_parts)
+            if part == 0:
+                set_learning_rate(optimizer, loop.learning_rate(epoch * steps_per_epoch + step))
+                optimizer.zero_grad()
+                batches = range(number - first_batch, parts_end - first_batch)
+                num_global_rows = sum(loader.num_global_rows(index, start) for index in batches)
+            # Seeded per batch, so that a run resumed here draws the same dropout as an uninterrupted one.
+            seed = step_seed(settings.seed, epoch, number, reducer.rank)
             seed_step(device, seed)
-            optimizer.zero_grad()
             guard.begin_step(step, batch.rows_B.tolist())
-            num_global_rows = loader.num_global_rows(step - first_step, start)
+            is_last_part = number == parts_end - 1
             if len(batch.labels_B):
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
@@ -125,9 +139,19 @@ def train_one_epoch(
                 total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
-                (total * reducer.num_ranks / num_global_rows).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+                loss = total * reducer.num_ranks / num_global_rows
+                if is_last_part:
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+                else:
+                    accumulate_gradients(parameters, loss)
+            if not is_last_part:
+                timer.stop()
+                timer.restart()
+                continue
             # A rank without images in this step contributes gradients of zero.
             reducer.step(optimizer, clip_gradients)
+            if loop.average is not None:
+                loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + step)
             running.position, running.steps = running.position + num_global_rows, step + 1
             timer.stop()
             is_over = loop.step_callback.after_step()
@@ -135,6 +159,25 @@ def train_one_epoch(
             if is_over:
                 break
     return reduce_epoch(running, reducer)
+
+
+def count_steps(loader: Loader, settings: StepSettings) -> int:
+    """Return the optimizer's steps per epoch; the last one may have fewer batches than the others."""
+    return math.ceil(loader.num_steps / settings.accumulate_steps)
+
+
+def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor) -> None:
+    """Add the gradients of a part of a step, before the last one, to those of its earlier parts.
+
+    Only the `backward` of the last part runs the hooks by which Horovod sends a gradient to the other ranks.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)  # in the parameter's memory format, as after `backward`
+        parameter.grad += gradient
 
 
 def _clip_gradients(
@@ -171,12 +214,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images."""
-    if reducer.num_ranks == 1:
+    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images.
+
+    Statistics that are equal on all ranks, such as those of frozen layers, stay the same in every bit.
+    """
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if reducer.num_ranks == 1 or not buffers:
         return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(reducer.sum(buffer.cpu()).div_(reducer.num_ranks))
+    own = torch.cat([buffer.flatten().cpu() for buffer in buffers])
+    first = reducer.broadcast(own)
+    # The mean of the differences from rank 0, since a sum of equal values over n ranks divided by n may be rounded.
+    mean = first + reducer.sum(own - first).div_(reducer.num_ranks)
+    for buffer, values in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))
 
 
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
@@ -209,6 +259,7 @@ def fit(
         Diverged: A loss, a gradient or the monitored metric is non-finite.
     """
     reducer, is_over = loop.reducer, loop.step_callback.is_over()
+    validated_weights = nullcontext if loop.average is None else loop.average.in_place
     # An epoch with at least one step is validated, even if the budget was used up before this process started.
     while (progress.running.steps or not is_over) and has_epochs_left(progress, loop.max_epochs):
         epoch, running = progress.next_epoch, progress.running
@@ -221,7 +272,8 @@ def fit(
                 average_buffers(model, reducer)
                 running.is_trained = True
         began = time.perf_counter()
-        validation = evaluate(model, loaders[VAL], loop.num_classes, loop.device, reducer)
+        with validated_weights():
+            validation = evaluate(model, loaders[VAL], loop.num_classes, loop.device, reducer)
         if not math.isfinite(validation.loss):
             # The last step made weights or batch norm's statistics non-finite, which no later step could detect.
             raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}: {WAY_OUT}")
@@ -243,7 +295,10 @@ def fit(
         with defer_signals():
             progress.history.append(metrics)
             if progress.stopping.update(epoch, getattr(metrics, loop.monitor)):
-                progress.best_state = copy_of_state(model)
+                with validated_weights():
+                    progress.best_state = copy_of_state(model)
+            if epoch - progress.first_epoch < loop.warmup_epochs:
+                progress.stopping.epochs_without_improvement = 0
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()
             on_epoch(metrics, progress)

@@ -46,7 +46,10 @@ class NonFiniteGuard:
         self._problem = ""
 
     def begin_step(self, step: int, rows: list[int]) -> None:
-        """Start a step on the given rows of the split `train`."""
+        """Start a step on the given rows of the split `train`, or add the rows of its next batch."""
+        if self._rows and self._rows[-1][0] == step:
+            self._rows[-1][1].extend(rows)
+            return
         self._step = step
         self._rows.append((step, rows))
         self._is_checked = should_check_finite(step, self._num_steps, self._device)

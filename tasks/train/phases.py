@@ -17,14 +17,15 @@ from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.metrics.evaluate import Loader
 from tasks.model.augmentation import make_augment
-from tasks.model.device import make_optimizer
+from tasks.model.device import check_compiler, make_optimizer
 from tasks.model.network import Classifier
-from tasks.model.precision import choose_precision, largest_batch
+from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.loop import count_steps
 from tasks.train.progress import Progress
-from tasks.train.schedule import learning_rate
+from tasks.train.schedule import learning_rate, peak_rate, scaling_rule, warmup_length
 from tasks.train.spec import TrainingSpec
 from tasks.train.step import StepSettings
 
@@ -123,14 +124,20 @@ class TrainingContext:
         """Return the images per step on each rank, the same on all ranks."""
         if self.spec.train.batch_size != "auto":
             return self.spec.train.batch_size
-        size = largest_batch(
+        own = largest_batch(
             model,
             self._example(model),
-            self.manifest.splits[TRAIN].rows,
+            self.manifest.splits[TRAIN].rows // self.spec.train.accumulate_steps,
             self.reducer.num_ranks,
             self.device,
+            copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
         )
-        return int(self.reducer.broadcast(size))
+        fits = torch.zeros(self.reducer.num_ranks, dtype=torch.int64)
+        fits[self.reducer.rank] = own
+        smallest = int(self.reducer.sum(fits).min())  # Another rank may have less free memory.
+        if self.reducer.rank == 0 and smallest < own:
+            logger.info("train.batch_size auto: %d images per step, as many as fit on every rank", smallest)
+        return smallest
 
     def _example(self, model: nn.Module) -> torch.Tensor:
         """Return a zero input of the model for one image: pixels, or features."""
@@ -149,6 +156,7 @@ class Trainable:
     loaders: dict[str, Loader]
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
+    warmup_epochs: float
     settings: StepSettings
 
 
@@ -168,25 +176,38 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
     else:
         loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
+            if context.device.type == "cpu":
+                check_compiler()
             classifier.network.compile()
-    rate = learning_rate(
-        train,
-        context.spec.distributed,
-        loaders[TRAIN].num_steps,
-        batch_size=batch_size,
-        base=phase.learning_rate,
-        max_epochs=phase.max_epochs,
-        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
-        first_epoch=progress.first_epoch,
-    )
     settings = StepSettings(
         label_smoothing=train.label_smoothing,
         max_gradient_norm=train.max_gradient_norm,
         class_weights_K=context.class_weights(),
         augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
+        accumulate_steps=train.accumulate_steps,
     )
-    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), rate, settings)
+    global_batch = batch_size * context.reducer.num_ranks * train.accumulate_steps
+    rate = learning_rate(
+        train,
+        global_batch,
+        count_steps(loaders[TRAIN], settings),
+        base=phase.learning_rate,
+        max_epochs=phase.max_epochs,
+        history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
+        first_epoch=progress.first_epoch,
+    )
+    warmup_epochs = warmup_length(train, global_batch, phase.max_epochs)
+    if (
+        context.reducer.rank == 0
+        and (peak := peak_rate(train, phase.learning_rate, global_batch)) != phase.learning_rate
+    ):
+        logger.info(
+            "learning rate %.4g: %.4g scaled (%s) from %d to %d images per step, after %g epochs of warm-up",
+            *(peak, phase.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
+        )
+    optimizer = make_optimizer(train, model, phase.learning_rate)
+    return Trainable(model, loaders, optimizer, rate, warmup_epochs, settings)
 
 
 def _takes_features(context: TrainingContext, phase: Phase) -> bool:

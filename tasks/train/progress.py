@@ -53,6 +53,8 @@ class Progress:
     history: list[EpochMetrics] = field(default_factory=list)
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the best epoch."""
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Moving average of the trained weights of the phase; empty without `train.ema_decay`, and before its start."""
     seconds: float = 0.0
     """Training and validation time of the finished epochs, over all starts."""
     classes: tuple[str, ...] = ()

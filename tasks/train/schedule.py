@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.train.early_stopping import EarlyStopping
 
@@ -58,11 +57,8 @@ def _along_cosine(begin: float, end: float, share: float) -> float:
 PLATEAU_FACTOR = 0.1
 """Factor of the learning rate on a plateau, as in torch's ReduceLROnPlateau."""
 
-REFERENCE_BATCH = 32
-"""Images per step on each rank for which `train.learning_rate` is meant: linear scaling doubles the rate for 64."""
-
 SCALED_WARMUP_EPOCHS = 5.0
-"""Default epochs of the warm-up to a rate that the batch size scales up, as in Goyal et al., who train for 90."""
+"""Default epochs of the warm-up to a rate that is scaled up, as in Goyal et al., who train for 90."""
 
 SCALED_WARMUP_SHARE = 0.25
 """Maximum share of a phase for that warm-up, so that the schedule has the rest."""
@@ -82,7 +78,8 @@ def count_plateaus(
         epochs: Epochs without improvement that make a plateau.
         higher_is_better: True for an accuracy, False for a loss.
         min_delta: Smallest change that counts as improvement.
-        first_epoch: First epoch that counts. As in early stopping, it must improve on the epochs before it.
+        first_epoch: First epoch that counts, after the warm-up. As in early stopping, it must improve on the epochs
+            before it.
     """
     stopping = EarlyStopping(patience=epochs, min_delta=min_delta, higher_is_better=higher_is_better)
     waited = plateaus = 0
@@ -96,47 +93,73 @@ def count_plateaus(
     return plateaus
 
 
-def scale_rate(rate: float, rule: Literal["none", "linear", "sqrt"], factor: float) -> float:
-    """Return the rate for `factor` times the images per step (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
-    factors: dict[str, float] = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}
-    return rate * factors[rule]
+def scaling_rule(train: TrainConfig) -> Literal["none", "linear", "sqrt"]:
+    """Return the rule by which the learning rate grows with the images per step.
+
+    Auto is linear for SGD, after Goyal et al. (2017, arXiv:1706.02677, section 2.1). For Adam, whose updates do not
+    grow with the gradients, it is the square root, after Malladi et al. (2022, arXiv:2205.10287). Their rule also
+    changes Adam's betas and epsilon, which stay at torch's defaults here.
+    """
+    if train.scale_learning_rate != "auto":
+        return train.scale_learning_rate
+    return "linear" if train.optimizer == "sgd" else "sqrt"
+
+
+def peak_rate(train: TrainConfig, base: float, global_batch: int) -> float:
+    """Return the learning rate for `global_batch` images per step over all ranks.
+
+    Args:
+        train: Training settings with the rule, and the images per step for which `base` is meant.
+        base: Unscaled learning rate.
+        global_batch: Images per step over all ranks.
+    """
+    factor = global_batch / train.reference_batch_size
+    return base * {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[scaling_rule(train)]
+
+
+def warmup_length(train: TrainConfig, global_batch: int, max_epochs: int) -> float:
+    """Return the epochs of the warm-up of a phase; early stopping does not count those that begin in it.
+
+    Args:
+        train: Training settings with the warm-up and the scaling.
+        global_batch: Images per step over all ranks.
+        max_epochs: Epochs of the phase.
+    """
+    if train.schedule == "one_cycle":
+        return 0.0
+    if train.warmup_epochs is not None:
+        return train.warmup_epochs
+    is_scaled_up = peak_rate(train, 1.0, global_batch) > 1.0
+    return min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * max_epochs) if is_scaled_up else 0.0
 
 
 def learning_rate(
     train: TrainConfig,
-    distributed: DistributedConfig | None,
+    global_batch: int,
     steps_per_epoch: int,
     *,
-    batch_size: int = REFERENCE_BATCH,
     base: float | None = None,
     max_epochs: int | None = None,
     history: Callable[[], Sequence[float]] = tuple,
     first_epoch: int = 0,
 ) -> Callable[[int], float]:
-    """Return the learning rate of a phase as a function of the step, scaled by batch size and ranks.
+    """Return the learning rate of a phase as a function of the step, scaled by the images per step.
 
-    The warm-up to a rate that is scaled up starts at the rate of REFERENCE_BATCH images on one rank (Goyal et al.
-    2017, arXiv:1706.02677, section 2.2). The warm-up to any other rate starts at WARMUP_START of it.
+    The warm-up to a rate that is scaled up starts at the unscaled rate (Goyal et al. 2017, arXiv:1706.02677, section
+    2.2). The warm-up to any other rate starts at WARMUP_START of it.
 
     Args:
         train: Training settings with schedule and scaling.
-        distributed: Settings of the ranks; None for a single process.
+        global_batch: Images per step over all ranks.
         steps_per_epoch: Steps per epoch.
-        batch_size: Images per step on each rank.
-        base: Learning rate of the phase; None: `train.learning_rate`.
+        base: Learning rate of the phase before scaling; None: `train.learning_rate`.
         max_epochs: Epochs of the phase; None: `train.max_epochs`.
         history: Returns the monitored metric of all epochs so far, including those of earlier phases.
         first_epoch: Number of the phase's first epoch, counted over all phases.
     """
     base = train.learning_rate if base is None else base
-    peak = batch_rate = scale_rate(base, train.scale_learning_rate, batch_size / REFERENCE_BATCH)
-    epochs, warmup_epochs = max_epochs or train.max_epochs, train.warmup_epochs
-    if warmup_epochs is None:
-        warmup_epochs = min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * epochs) if batch_rate > base else 0.0
-    if distributed is not None:
-        peak = scale_rate(batch_rate, distributed.scale_learning_rate, float(distributed.num_ranks))
-        if peak > max(base, batch_rate):  # No warm-up for one rank, or for a rate that ranks do not scale up.
-            warmup_epochs = max(warmup_epochs, distributed.warmup_epochs)
+    epochs = max_epochs or train.max_epochs
+    peak, warmup_epochs = peak_rate(train, base, global_batch), warmup_length(train, global_batch, epochs)
     rate = LearningRate(
         start=base if peak > base else WARMUP_START * peak,
         peak=peak,
@@ -147,11 +170,12 @@ def learning_rate(
     )
     if train.schedule != "plateau":
         return rate
+    first_counted = first_epoch + math.ceil(warmup_epochs)
 
     def on_plateaus(step: int) -> float:
         # Depends on the metrics only, so that the rate of a resumed run falls like that of an uninterrupted one.
         higher_is_better = train.monitor != "val_loss"
-        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_epoch)
+        plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_counted)
         return rate(step) * PLATEAU_FACTOR**plateaus
 
     return on_plateaus

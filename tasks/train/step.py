@@ -26,6 +26,7 @@ class StepSettings:
         class_weights_K: Class weights of the loss, float32 (K,); None for equal weights.
         augment: Augmentation of the batches; None for none.
         seed: Seed of the random numbers of a step, for dropout and augmentation.
+        accumulate_steps: Batches of each rank whose gradients make one step of the optimizer.
     """
 
     label_smoothing: float = 0.0
@@ -33,6 +34,7 @@ class StepSettings:
     class_weights_K: torch.Tensor | None = None
     augment: Augment | None = None
     seed: int = 0
+    accumulate_steps: int = 1
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:

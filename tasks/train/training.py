@@ -19,6 +19,7 @@ from tasks.refs import RunRef
 from tasks.report.image_names import name_images
 from tasks.schema import TRAIN
 from tasks.system.cores import num_cores
+from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.early_stopping import EarlyStopping
@@ -159,7 +160,7 @@ class Training:
                 # A new phase starts with the best weights so far, and counts its own patience.
                 progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
-                progress.best_state = copy_of_state(classifier)
+                progress.best_state, progress.average = copy_of_state(classifier), {}
             trainable = prepare_phase(context, phase, progress)
             if self._sender is not None and self._train.batch_size == "auto":
                 self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
@@ -196,6 +197,7 @@ class Training:
                 is_last = progress.phase == len(train.fine_tune) and not has_epochs_left(progress, max_epochs)
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
+        decay = train.ema_decay
         loop = LoopSettings(
             trainable.learning_rate,
             context.device,
@@ -203,6 +205,9 @@ class Training:
             max_epochs=max_epochs,
             monitor=train.monitor,
             num_classes=len(context.manifest.classes),
+            warmup_epochs=trainable.warmup_epochs,
+            average=None if decay is None else WeightAverage(model, decay, progress.average),
+            first_epoch=progress.first_epoch,
             step=trainable.settings,
             step_callback=step_callback,
         )

@@ -25,7 +25,8 @@ from tests.fakes.tiny_training import CPU
 
 def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
     """Return the context of a single-process run before its first phase, with cached features next to the cache."""
-    train = TrainConfig.model_validate({"model": SMALL, "batch_size": 6, "precision": "fp32"} | settings)
+    defaults = {"model": SMALL, "batch_size": 6, "reference_batch_size": 6, "precision": "fp32"}
+    train = TrainConfig.model_validate(defaults | settings)
     manifest = open_cache(cache)
     torch.manual_seed(2)
     # Random weights are a substitute for pretrained ones.

@@ -22,6 +22,7 @@ SMALL = TrainConfig(
     weights="none",
     freeze_backbone=False,
     batch_size=8,
+    reference_batch_size=8,
     max_epochs=2,
     learning_rate=1e-3,
     schedule="constant",

@@ -11,6 +11,7 @@ from flows.pipeline import pipeline
 from tasks.config.pipeline import PipelineConfig
 
 pipeline(PipelineConfig.model_validate({
+    "train_on": "both",
     "etl": {"source": sys.argv[1]},
     "train": {"model": "mobilenet_v2", "weights": sys.argv[2], "freeze_backbone": True},
 }))

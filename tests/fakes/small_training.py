@@ -12,6 +12,7 @@ from tasks.cache.loader import Batch
 from tasks.collectives import SingleProcess
 from tasks.metrics.epoch import EpochMetrics
 from tasks.schema import TRAIN, VAL
+from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
@@ -65,6 +66,8 @@ class Training:
         self.progress = Progress(EarlyStopping(patience=4, min_delta=0.0, higher_is_better=False))
         self.checkpoints = Checkpoints(folder, keep=2, config=CONFIG)
         self._checkpoint_seconds = options.get("checkpoint_seconds", 0.0)
+        self._ema_decay = options.get("ema_decay")
+        self._accumulate_steps = int(options.get("accumulate_steps", 1))
         self._budget = options.get("budget", float("inf"))
 
     def run(
@@ -94,7 +97,8 @@ class Training:
             max_epochs=MAX_EPOCHS,
             monitor="val_loss",
             num_classes=3,
-            step=StepSettings(seed=1),
+            average=None if self._ema_decay is None else WeightAverage(self.model, self._ema_decay, progress.average),
+            step=StepSettings(seed=1, accumulate_steps=self._accumulate_steps),
             step_callback=StepCallback(
                 SingleProcess(),
                 save,
@@ -142,6 +146,7 @@ def optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 def assert_same(resumed: Training, uninterrupted: Training) -> None:
     """Assert that two training runs ended in bit-identical states."""
     assert same_tensors(resumed.model.state_dict(), uninterrupted.model.state_dict())
+    assert same_tensors(resumed.progress.average, uninterrupted.progress.average)
     assert same_tensors(resumed.progress.best_state, uninterrupted.progress.best_state)
     assert same_tensors(optimizer_state(resumed), optimizer_state(uninterrupted))
     assert resumed.losses() == uninterrupted.losses()

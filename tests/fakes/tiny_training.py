@@ -10,6 +10,7 @@ from tasks.cache.loader import Batch
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.epoch import EpochMetrics
 from tasks.schema import TRAIN, VAL
+from tasks.train.averaging import WeightAverage
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import Progress
@@ -93,6 +94,8 @@ def loop_of(
     device: torch.device = CPU,
     max_epochs: int = 5,
     monitor: str = "val_accuracy",
+    warmup_epochs: float = 0.0,
+    average: WeightAverage | None = None,
 ) -> LoopSettings:
     """Return the settings of a loop with these learning rates."""
     return LoopSettings(
@@ -102,6 +105,8 @@ def loop_of(
         max_epochs=max_epochs,
         monitor=monitor,
         num_classes=NUM_CLASSES,
+        warmup_epochs=warmup_epochs,
+        average=average,
         step=step or StepSettings(),
     )
 
@@ -116,6 +121,7 @@ def fit_simply(
     monitor: str = "val_accuracy",
     rate: float = 0.1,
     reducer: Reducer | None = None,
+    warmup_epochs: float = 0.0,
     on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
 ) -> None:
     """Fit with plain SGD."""
@@ -125,7 +131,7 @@ def fit_simply(
         model,
         {TRAIN: train_loader, VAL: val_loader},
         reducer.wrap_optimizer(optimizer, model.named_parameters()),
-        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor),
+        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor, warmup_epochs=warmup_epochs),
         progress,
         on_epoch,
     )

@@ -108,6 +108,7 @@ def test_dag_runs_on_cluster_store_and_servers_at_once(
         "weights": "none",
         "freeze_backbone": False,
         "max_epochs": EPOCHS,
+        "train_on": "both",
         "train": {"batch_size": 64},
         "storage": {"tables": f"{LAKE}/tables", "cache": f"{LAKE}/cache"},
         "spark": cluster.spark_config().model_dump(),

@@ -42,7 +42,7 @@ def test_dag_completes_although_servers_and_databases_are_killed(
 ) -> None:
     """PostgreSQL is killed while both servers run, then all servers: runs, metrics, model and files are complete."""
     image_size = {"image_size": 16, "max_epochs": EPOCHS, "train": {"batch_size": 64}}
-    run = submit(servers, "pipeline", image_size)
+    run = submit(servers, "pipeline", image_size | {"train_on": "both"})
     for worker in ("worker-cpu", "worker-gpu"):
         # The interpreter may add variables of the locale.
         started = psutil.Process(servers.processes[worker].pid).environ()

@@ -72,7 +72,7 @@ def test_fewer_images_than_a_step_needs_is_an_error_before_any_image_is_read(tmp
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    options = ["--weights", "none", "--freeze_backbone", "false"]
+    options = ["--weights", "none", "--freeze_backbone", "false", "--train_on", "both"]
     completed = run_module("flows.pipeline", "--source", str(tmp_path / "photos"), *options, **folders)
     assert completed.returncode == 2
     assert (

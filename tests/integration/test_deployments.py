@@ -8,6 +8,7 @@ from prefect import Flow
 from prefect.utilities.schema_tools.validation import validate
 
 from tasks.config.distributed import DistributedConfig
+from tasks.config.single import SingleConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
@@ -126,7 +127,7 @@ def test_every_deployment_sets_the_switches_shown_first_in_its_form():
 def test_deployments_of_the_gpu_pool_are_the_defaults_of_the_settings():
     """Distributed training and trials are submitted to the deployments of the GPU pool."""
     gpu = {name for name, deployment in DEPLOYMENTS.items() if deployment["work_pool"]["name"] == "gpu"}
-    submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig())}
+    submitted = {settings.deployment for settings in (DistributedConfig(), TuneConfig(), SingleConfig())}
     assert {f"{name}/{name}" for name in gpu} == submitted
 
 

@@ -1,6 +1,7 @@
 """Training in a single process and in two ranks, and rejected settings."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+import torchvision
 
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
@@ -164,7 +166,7 @@ def test_two_ranks_count_every_image_once(finished):
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
-    assert metrics["learning_rate"] == pytest.approx(2 * SMALL.learning_rate)
+    assert metrics["learning_rate"] == pytest.approx(math.sqrt(2) * SMALL.learning_rate)
     assert rank_processes(storage.home) == []
 
 
@@ -174,6 +176,25 @@ def test_two_concurrent_calls_with_the_same_inputs_train_once(finished):
     assert len(found.runs) == 2
     assert found.runs[0] == found.runs[1]
     assert len(tracking.promotable_runs(found.storage)) == 1
+
+
+def test_ranks_that_accumulate_train_like_one_process_with_large_batches(cache, storage, tmp_path):
+    """Horovod averages the gradients of two batches of two ranks to those of a single batch, up to rounding."""
+    path = tmp_path / "weights.pth"
+    torch.save(torchvision.models.get_model("shufflenet_v2_x0_5", weights=None).state_dict(), path)
+    settings = {"model": "shufflenet_v2_x0_5", "weights": str(path), "freeze_backbone": True, "optimizer": "sgd"}
+    settings |= {"reference_batch_size": 16, "learning_rate": 0.05, "precision": "fp32"}
+    runs = [
+        train(cache, storage, None, batch_size=16, **settings),
+        train(cache, storage, 2, batch_size=4, accumulate_steps=2, **settings),
+    ]
+
+    alone, ranks = (tracking.run_metrics(storage, run) for run in runs)
+    for name in ("train_loss", "val_loss", "test_loss", "gradient_norm"):
+        assert ranks[name] == pytest.approx(alone[name], rel=1e-4), name
+    first, second = (weights(run, storage, tmp_path) for run in runs)
+    assert not torch.equal(first["network.fc.weight"], torch.zeros_like(first["network.fc.weight"]))
+    assert torch.allclose(first["network.fc.weight"], second["network.fc.weight"], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
@@ -198,8 +219,8 @@ def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
     rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
-    # Two ranks warm up to twice the rate, in each phase.
-    assert rates[2] == pytest.approx(1e-5 * (num_ranks or 1))
+    # Two ranks warm up to the rate for twice the images, in each phase.
+    assert rates[2] == pytest.approx(1e-5 * math.sqrt(num_ranks or 1))
     assert rates[3:] == pytest.approx([rate * 100 for rate in rates[:2]])
     assert metrics["best_epoch"] >= 3
     original, trained = torch.load(path, weights_only=True), weights(run, storage, tmp_path)

@@ -116,7 +116,6 @@ def test_settings_are_immutable() -> None:
         (TrainConfig, {"min_delta": float("inf")}),
         (TrainConfig, {"max_gradient_norm": float("inf")}),
         (TrainConfig, {"max_gradient_norm": float("nan")}),
-        (DistributedConfig, {"warmup_epochs": float("inf")}),
         (DistributedConfig, {"submit_timeout_seconds": 10**12}),
         (DistributedConfig, {"run_timeout_seconds": 10**30}),
         (DistributedConfig, {"stall_timeout_seconds": 10**12}),
@@ -181,6 +180,21 @@ def test_stream_reads_a_table_or_a_source_as_it_is_now() -> None:
     assert StreamRun.model_validate({"source": "/a"}).predict.source == "/a"
 
 
+@pytest.mark.parametrize(
+    ("train_on", "single", "distributed"),
+    [("single", True, False), ("distributed", False, True), ("both", True, True)],
+)
+def test_dag_trains_as_chosen(train_on: str, *, single: bool, distributed: bool) -> None:
+    """The DAG trains once by default, in one process; ranks count only where it trains with them."""
+    config = PipelineConfig.model_validate({"train_on": train_on})
+
+    assert (config.trains_single, config.trains_distributed) == (single, distributed)
+    assert config.ranks == (config.distributed if distributed else None)
+    assert PipelineConfig().train_on == "single"
+    assert PipelineConfig().single.where == "in_place"
+    assert "`single`" in PipelineConfig.model_json_schema()["properties"]["train_on"]["description"]
+
+
 def test_frozen_backbone_without_weights_is_refused() -> None:
     """A new head on random features is refused, and each way out that the message names is accepted."""
     with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to DEFAULT or a path"):
@@ -188,6 +202,15 @@ def test_frozen_backbone_without_weights_is_refused() -> None:
 
     assert TrainConfig(weights="none", freeze_backbone=False).weights == "none"
     assert TrainConfig(weights="/x.pt").freeze_backbone
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale_learning_rate", "sqrt"), ("warmup_epochs", 1.0)])
+def test_former_settings_of_ranks_are_refused_with_the_new_ones(name: str, value: str | float) -> None:
+    """Scaling and warm-up are settings of `train`, for any number of ranks."""
+    with pytest.raises(ValidationError, match=f"{name} of distributed moved to train.{name}, which apply"):
+        DistributedConfig.model_validate({"num_ranks": 2, name: value})
+
+    assert getattr(TrainConfig.model_validate({name: value}), name) == value
 
 
 def test_warmup_before_one_cycle_is_refused() -> None:

@@ -177,13 +177,15 @@ def test_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert len(lines) <= 30
     options = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert sorted(options) == sorted(["--help-all", *(f"--{name}" for name in PipelineConfig.first_screen)])
+    assert sorted(options) == sorted(
+        ["--help-all", "--train_on", *(f"--{name}" for name in PipelineConfig.first_screen)]
+    )
     assert any("--image_size int" in line and "(16 to 1024) (default: 224)" in line for line in lines)
     # Under the group of its stage; groups without such a setting follow.
     further = lines.index("further groups:")
     headings = [line.split()[0] for line in lines[:further] if line.endswith("):")]
     others = [line.split()[0] for line in lines[further + 1 :]]
-    assert headings == [name for name in PipelineConfig.model_fields if name not in others]
+    assert headings == [name for name in PipelineConfig.model_fields if name not in {*others, "train_on"}]
     assert set(headings) == {group for group, _field in PipelineConfig.first_screen.values()}
     assert lines.index(next(line for line in lines if line.startswith("cache ("))) + 1 == lines.index(
         next(line for line in lines if "--image_size" in line)

@@ -133,7 +133,7 @@ def test_only_settings_that_differ_from_the_defaults_are_shown(cache: CacheRef) 
     assert "`train.batch_size`" not in card
 
 
-@pytest.mark.parametrize("distributed", [None, DistributedConfig(num_ranks=3, warmup_epochs=0.5)])
+@pytest.mark.parametrize("distributed", [None, DistributedConfig(num_ranks=3, log_ranks="all")])
 def test_command_has_the_settings_of_the_training_run(cache: CacheRef, distributed: DistributedConfig | None) -> None:
     """Parsed by the flow, the command gives the same settings and the same version of the data."""
     train = TrainConfig(weights="/my weights/a'b.pth", max_gradient_norm=1.5, freeze_backbone=False, monitor="val_loss")

@@ -91,6 +91,17 @@ def test_artifact_has_rows_for_facts_and_stages_and_links_to_the_results(summary
     assert "/home/summary.json" in text
 
 
+def test_only_the_training_that_ran_is_shown(summary: PipelineSummary) -> None:
+    """A DAG that trains in one process has neither accuracy nor link of distributed training."""
+    alone = summary.model_copy(update={"distributed": None})
+    text = summary_markdown(alone, None, {"a": "http://mlflow/a"}, Path("/home/summary.json"))
+
+    assert "training      val accuracy 0.9000 (one process)" in summary_lines(alone)
+    assert "- Training in one process: [MLflow run](http://mlflow/a)" in text
+    assert "istributed" not in text
+    assert PipelineSummary.model_validate_json(alone.model_dump_json()) == alone
+
+
 def test_run_without_new_images_has_no_rate(summary: PipelineSummary) -> None:
     """A run without predictions has "nothing new to predict" instead of a rate of zero images per second."""
     nothing = summary.model_copy(update={"predictions": 0, "predict_images_per_second": None})

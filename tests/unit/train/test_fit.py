@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
+from tasks.model.network import build_classifier
 from tasks.train.loop import average_buffers
 from tasks.train.progress import Progress
+from tests.builders.small_network import SMALL
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import (
     NUM_CLASSES,
@@ -80,6 +82,46 @@ def test_batch_norm_statistics_are_averaged_over_ranks() -> None:
         assert norm.num_batches_tracked.item() == 5
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+def test_statistics_that_are_equal_on_all_ranks_keep_every_bit(num_ranks: int) -> None:
+    """Statistics of frozen layers stay as they are, although a sum over three ranks divided by 3 may be rounded."""
+    frozen = torch.randn(10_000, generator=torch.Generator().manual_seed(1))
+    assert not torch.equal(torch.stack([frozen] * 3).sum(dim=0) / 3, frozen)
+
+    def rank_main(reducer: ThreadReducer) -> tuple[torch.Tensor, torch.Tensor]:
+        model = nn.Sequential(nn.BatchNorm1d(10_000), nn.BatchNorm1d(1))
+        model[0].running_mean.copy_(frozen)
+        model[1].running_mean.fill_(float(reducer.rank))
+        average_buffers(model, reducer)
+        return model[0].running_mean, model[1].running_mean
+
+    for kept, averaged in ThreadRanks(num_ranks).run(rank_main):
+        assert torch.equal(kept, frozen)
+        assert averaged.tolist() == pytest.approx([(num_ranks - 1) / 2])
+
+
+def test_frozen_layers_are_unchanged_by_epochs_on_three_ranks() -> None:
+    """A frozen backbone has the same statistics in every bit after training on ranks, and the trained ones move."""
+    labels = torch.arange(12) % NUM_CLASSES
+    networks = [build_classifier(SMALL, "none", NUM_CLASSES, freeze_backbone=True) for _rank in range(3)]
+    for network in networks:
+        network.load_state_dict(networks[0].state_dict())
+        network.unfreeze_from("conv5")
+    images = torch.randint(0, 256, (12, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    before = {name: value.clone() for name, value in networks[0].named_buffers()}
+
+    def rank_main(reducer: ThreadReducer) -> dict[str, torch.Tensor]:
+        network = networks[reducer.rank]
+        share = TensorLoader(images, labels, [list(range(reducer.rank * 4, reducer.rank * 4 + 4))], [12])
+        fit_simply(network, share, share, new_progress(), max_epochs=2, reducer=reducer)
+        return dict(network.named_buffers())
+
+    for buffers in ThreadRanks(3).run(rank_main):
+        changed = {name for name, value in buffers.items() if not torch.equal(value, before[name])}
+        assert changed
+        assert all(name.startswith("network.conv5.") for name in changed)
+
+
 def test_ranks_validate_with_the_same_batch_norm_statistics() -> None:
     """After each epoch all ranks have the mean of the statistics of their own images."""
     inputs, labels = separable(12)
@@ -134,6 +176,25 @@ def test_training_stops_early_and_restores_the_best_weights() -> None:
     assert [metrics.epoch for metrics in progress.history] == [0, 1, 2, 3, 4]
     assert torch.equal(model.weight, weights[2])
     assert not torch.equal(model.weight, weights[4])
+
+
+def test_patience_does_not_count_during_the_warmup() -> None:
+    """The loss rises from the start: with 2.5 epochs of warm-up, the two epochs of patience begin after epoch 2."""
+    inputs, labels = separable()
+    progress = new_progress(patience=2, higher_is_better=False)
+
+    fit_simply(
+        linear(),
+        TensorLoader(inputs, labels, steps_of(30, 8)),
+        DegradingLoader(inputs, labels, num_correct=1),
+        progress,
+        max_epochs=50,
+        monitor="val_loss",
+        warmup_epochs=2.5,
+    )
+
+    assert progress.stopping.best_epoch == 0
+    assert [metrics.epoch for metrics in progress.history] == [0, 1, 2, 3, 4]
 
 
 def test_training_ends_at_max_epochs() -> None:

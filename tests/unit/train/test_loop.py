@@ -1,6 +1,7 @@
 """Epochs of the training loop with tiny networks, tensor loaders, and ranks as threads."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.evaluate import evaluate
-from tasks.train.loop import train_one_epoch
+from tasks.train.loop import accumulate_gradients, train_one_epoch
 from tasks.train.step import StepSettings
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import (
@@ -97,6 +98,69 @@ def test_ranks_clip_their_averaged_gradients() -> None:
     for found, its_norm in ThreadRanks(2).run(rank_main):
         assert torch.allclose(found, weights)
         assert its_norm == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("num_parts", [2, 3, 8])
+def test_accumulated_batches_train_like_one_large_batch(num_parts: int, max_norm: float | None) -> None:
+    """SGD with momentum gets the weights, metrics and rates of batches that are as large as a step, the last too."""
+    inputs, labels = separable(30)
+    whole, recorder = linear(), Recorder()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.0, momentum=0.9)
+    loader = TensorLoader(inputs, labels, steps_of(30, 4 * num_parts))
+    settings = StepSettings(max_gradient_norm=max_norm)
+    expected = [train_one_epoch(whole, loader, optimizer, loop_of(recorder, step=settings), epoch) for epoch in (0, 1)]
+
+    parts, recorder_of_parts = linear(), Recorder()
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.0, momentum=0.9)
+    loader = TensorLoader(inputs, labels, steps_of(30, 4))
+    loop = loop_of(recorder_of_parts, step=replace(settings, accumulate_steps=num_parts))
+    trained = [train_one_epoch(parts, loader, optimizer, loop, epoch) for epoch in (0, 1)]
+
+    assert torch.allclose(parts.weight, whole.weight, rtol=1e-12)
+    assert recorder_of_parts.steps == recorder.steps
+    for one, other in zip(trained, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-12)
+        assert one.accuracy == other.accuracy
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-12)
+    assert not torch.equal(parts.weight, linear().weight)
+
+
+def test_ranks_accumulate_unequal_and_empty_batches_like_one_process() -> None:
+    """Every image of a step has the same weight, on whatever rank and in whatever batch it is."""
+    inputs, labels = separable(20)
+    shares = [
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []],
+        [[10, 11, 12, 13], [14], [], [15]],
+    ]
+    combined = [shares[0][0] + shares[1][0] + shares[0][1] + shares[1][1], [8, 9, 15]]
+    single = linear()
+    optimizer = torch.optim.SGD(single.parameters(), lr=0.0)
+    train_one_epoch(single, TensorLoader(inputs, labels, combined), optimizer, loop_of(Recorder()), 0)
+    models = [linear(), linear()]
+
+    def rank_main(reducer: ThreadReducer) -> nn.Linear:
+        model = models[reducer.rank]
+        loader = TensorLoader(inputs, labels, shares[reducer.rank], [8, 5, 2, 1])
+        loop = loop_of(Recorder(), reducer, StepSettings(accumulate_steps=2))
+        train_one_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.0), loop, 0)
+        return model
+
+    for model in ThreadRanks(2).run(rank_main):
+        assert torch.allclose(model.weight, single.weight, rtol=1e-12)
+
+
+def test_accumulated_gradients_have_the_memory_format_of_their_parameters() -> None:
+    """Horovod takes contiguous gradients only, and a convolution of channels-last images returns others."""
+    convolution = nn.Conv2d(3, 4, 3)
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+    accumulate_gradients(list(convolution.parameters()), convolution(images).square().sum())
+
+    assert convolution.weight.grad is not None
+    assert convolution.weight.grad.is_contiguous()
+    whole = convolution.weight.grad.clone()
+    accumulate_gradients(list(convolution.parameters()), convolution(images).square().sum())
+    assert torch.allclose(convolution.weight.grad, 2 * whole)
 
 
 def test_label_smoothing_applies_to_training_and_not_to_evaluation() -> None:

@@ -44,6 +44,22 @@ def test_non_finite_loss_is_raised_with_its_layer_and_rows(weight: float, bias: 
     assert diverged.value.rows == [3, 0, 4]
 
 
+def test_non_finite_loss_of_an_accumulated_step_has_the_rows_of_the_step() -> None:
+    """The error is raised with the step, after its last batch, and before any weight changes."""
+    inputs, labels = separable(8)
+    inputs[5, 0] = float("nan")
+    model = nn.Sequential(linear())
+    before = model[0].weight.detach().clone()
+    loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5], [6, 7]])
+    loop = loop_of(Recorder(0.0), step=StepSettings(accumulate_steps=2))
+
+    with pytest.raises(Diverged, match=r"epoch 0, step 1 is nan.*\(non-finite inputs\)") as diverged:
+        train_one_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.0), loop, 0)
+
+    assert diverged.value.rows == [4, 5, 6, 7]
+    assert torch.equal(model[0].weight, before)
+
+
 def test_non_finite_input_is_named() -> None:
     """The error is raised in the step of the input, before any weight changes."""
     inputs, labels = separable(6)

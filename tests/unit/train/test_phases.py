@@ -1,5 +1,6 @@
 """Model, batches, optimizer and settings of a phase, and the checks before it."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.step import StepSettings
 from tests.builders.finished_training import history_of
 from tests.builders.phases import context_of, labelled_cache, prepare, start_progress
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import loop_of
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
@@ -42,6 +44,18 @@ def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRe
 
     context_of(cache, batch_size=45).check()
     context_of(cache, batch_size="auto").check()
+
+
+def test_accumulated_step_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
+    """A step takes the batches of all its parts."""
+    with pytest.raises(
+        WrongInput, match=r"^train.batch_size is 16, accumulated over 3 batches, but .* give at most 15, or 1 for 10 st"
+    ):
+        context_of(cache, batch_size=16, accumulate_steps=3).check()
+    context_of(cache, batch_size=15, accumulate_steps=3).check()
+    with pytest.raises(WrongInput, match=r"^train.accumulate_steps is 46, but .* 45 images, .* give at most 45$"):
+        context_of(cache, batch_size="auto", accumulate_steps=46).check()
+    context_of(cache, batch_size="auto", accumulate_steps=45).check()
 
 
 def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
@@ -188,6 +202,16 @@ def test_optimizer_is_fused_and_has_the_trained_parameters(cache: CacheRef, name
     assert [id(value) for value in group["params"]] == [id(value) for value in context.classifier.head.parameters()]
 
 
+def test_rate_and_schedule_are_those_of_the_accumulated_step(cache: CacheRef) -> None:
+    """Four batches of 6 images are a step of 24, with twice the rate for 6 and a quarter of the steps."""
+    made = prepare(context_of(cache, accumulate_steps=4, schedule="constant", learning_rate=0.01, max_epochs=8))
+
+    assert made.loaders[TRAIN].num_steps == 8
+    assert made.warmup_epochs == 2.0
+    # Two steps per epoch: the warm-up has four.
+    assert [made.learning_rate(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
+
+
 def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
     """The chosen size is part of the progress, so that a resumed run keeps it."""
     progress = start_progress()
@@ -203,6 +227,25 @@ def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
     assert len(next(iter(resumed.loaders[TRAIN].epoch(0))).labels_B) == 5
 
 
+def test_ranks_take_the_batch_size_of_the_one_with_the_least_memory(
+    tmp_path: Path, make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one rank has no free memory, all ranks have batches of one image."""
+    cache = make_cache({TRAIN: 400, VAL: 9, TEST: 9}, image_size=32)
+    contexts = [context_of(cache, batch_size="auto") for _rank in range(2)]
+    free = [1 << 40, 0]
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: free[threading.current_thread().name == "poor"])
+
+    def rank_main(reducer: ThreadReducer) -> int:
+        threading.current_thread().name = "poor" if reducer.rank == 1 else "rich"
+        context = replace(contexts[reducer.rank], reducer=reducer)
+        return context.batch_size(context.classifier.head)
+
+    assert ThreadRanks(2).run(rank_main) == [1, 1]
+    free[1] = 1 << 40
+    assert ThreadRanks(2).run(rank_main) == [8, 8]
+
+
 def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
     """No field of StepSettings keeps its default when the settings change it."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
@@ -214,12 +257,14 @@ def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
             class_weights="balanced",
             augmentation=AugmentationConfig(flip=True),
             seed=7,
+            accumulate_steps=2,
         )
     ).settings
 
     assert chosen.class_weights_K is not None
     assert chosen.augment is not None
     assert (chosen.label_smoothing, chosen.max_gradient_norm, chosen.seed) == (0.125, 0.5, 7)
+    assert chosen.accumulate_steps == 2
     assert chosen.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
     # Covers fields that are added later.
     for field in fields(StepSettings):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tasks.system.signals import interrupt_on
 from tests.fakes.small_training import (
@@ -36,6 +37,63 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, optimizer: str, ep
     assert_same(resumed, uninterrupted)
     # It resumed with the batch after the last step in the checkpoint.
     assert seen[:1] == ([divmod(epoch * NUM_STEPS + step + 1, NUM_STEPS)] if (epoch, step) != LAST else [])
+
+
+@pytest.mark.parametrize("batch", range(NUM_STEPS))
+@pytest.mark.parametrize("accumulate_steps", [2, 4])
+def test_run_that_accumulates_resumes_at_the_first_batch_of_a_step(
+    tmp_path: Path, accumulate_steps: int, batch: int
+) -> None:
+    """Batches whose step was not taken are trained on again, and the result is bit-identical."""
+    uninterrupted = Training(tmp_path / "uninterrupted", accumulate_steps=accumulate_steps)
+    uninterrupted.run()
+    with pytest.raises(Killed):
+        Training(tmp_path / "killed", accumulate_steps=accumulate_steps).run(kill_at(1, batch))
+
+    resumed = Training(tmp_path / "killed", accumulate_steps=accumulate_steps)
+    seen: list[tuple[int, int]] = []
+    resumed.run(lambda *now: seen.append(now))
+
+    assert_same(resumed, uninterrupted)
+    is_taken = (batch + 1) % accumulate_steps == 0 or batch == NUM_STEPS - 1
+    first = batch + 1 if is_taken else batch - batch % accumulate_steps
+    assert seen[0] == divmod(NUM_STEPS + first, NUM_STEPS)
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 0), (1, 2), (2, 5)])
+def test_resumed_run_has_the_same_average_of_the_weights(tmp_path: Path, epoch: int, step: int) -> None:
+    """The average of a resumed run is bit-identical, and so are the weights that are trained."""
+    uninterrupted = Training(tmp_path / "uninterrupted", ema_decay=0.9)
+    uninterrupted.run()
+    with pytest.raises(Killed):
+        Training(tmp_path / "killed", ema_decay=0.9).run(kill_at(epoch, step))
+
+    resumed = Training(tmp_path / "killed", ema_decay=0.9)
+    resumed.run()
+
+    assert resumed.progress.average
+    assert_same(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("step", [0, NUM_STEPS - 1])
+def test_run_killed_in_a_validation_of_the_average_keeps_its_own_weights(tmp_path: Path, step: int) -> None:
+    """The validation uses the average, but a checkpoint that it interrupts has the weights that are trained."""
+    uninterrupted = Training(tmp_path / "uninterrupted", ema_decay=0.9)
+    uninterrupted.run()
+
+    def kill(_epoch: int, validated: int) -> None:
+        if validated == step:
+            raise Killed
+
+    killed = Training(tmp_path / "killed", ema_decay=0.9)
+    with pytest.raises(Killed):
+        killed.run(after_validated_batch=kill)
+    weight = killed.model[0].weight
+    assert not torch.equal(weight, killed.progress.average["0.weight"])
+
+    resumed = Training(tmp_path / "killed", ema_decay=0.9)
+    resumed.run()
+    assert_same(resumed, uninterrupted)
 
 
 def test_run_resumed_from_a_checkpoint_between_epochs_equals_uninterrupted_run(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_key_does_not_depend_on_cache_location_or_work_pool() -> None:
 
 
 def test_key_depends_on_everything_that_decides_the_result() -> None:
-    """Seed, batch size, cache, number of ranks and their warm-up each change the key, as do ranks themselves."""
+    """Seed, batch size, cache, number of ranks, scaling and warm-up each change the key."""
     keys = {
         run_key(TrainConfig(), CACHE, None),
         run_key(TrainConfig(seed=2), CACHE, None),
@@ -34,10 +34,12 @@ def test_key_depends_on_everything_that_decides_the_result() -> None:
         run_key(TrainConfig(), CacheRef(url="/caches/a", digest="e" * 64), None),
         run_key(TrainConfig(), CACHE, DistributedConfig(num_ranks=2)),
         run_key(TrainConfig(), CACHE, DistributedConfig(num_ranks=3)),
-        run_key(TrainConfig(), CACHE, DistributedConfig(num_ranks=3, warmup_epochs=2.0)),
+        run_key(TrainConfig(scale_learning_rate="linear"), CACHE, None),
+        run_key(TrainConfig(reference_batch_size=64), CACHE, None),
+        run_key(TrainConfig(warmup_epochs=2.0), CACHE, None),
     }
 
-    assert len(keys) == 7
+    assert len(keys) == 9
 
 
 def test_key_depends_on_the_content_of_weights_and_not_on_their_path(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.train.early_stopping import EarlyStopping
-from tasks.train.schedule import LearningRate, count_plateaus, learning_rate
+from tasks.train.schedule import LearningRate, count_plateaus, learning_rate, warmup_length
 
 
 @pytest.mark.parametrize(
@@ -41,33 +40,44 @@ def test_rate_starts_at_the_peak_without_warmup() -> None:
     assert LearningRate(0.1, 0.4, warmup_steps=0, total_steps=10, schedule="cosine")(0) == 0.4
 
 
-@pytest.mark.parametrize(("scale", "reached"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
-def test_rate_of_ranks_rises_to_the_scaled_value(scale: str, reached: float) -> None:
-    """With four ranks and 1.5 epochs of ten steps, the rate rises from that of one rank to the scaled one in 15 steps.
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "factor"),
+    [("sgd", "auto", 64), ("adam", "auto", 8), ("adamw", "auto", 8), ("adam", "linear", 64), ("sgd", "none", 1)],
+)
+def test_rate_of_many_ranks_follows_the_rule_of_the_optimizer(optimizer: str, rule: str, factor: float) -> None:
+    """For 64 ranks of 32 images the rate is 64 times as high with SGD, and 8 times with Adam."""
+    train = TrainConfig(optimizer=optimizer, scale_learning_rate=rule, schedule="constant", learning_rate=0.001)
 
-    A rate that ranks do not scale is constant.
-    """
-    distributed = DistributedConfig(num_ranks=4, scale_learning_rate=scale, warmup_epochs=1.5)
+    rate = learning_rate(train, 64 * 32, steps_per_epoch=10)
 
-    rate = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), distributed, steps_per_epoch=10)
+    assert rate(0) == pytest.approx(0.001)
+    assert rate(199) == pytest.approx(0.001 * factor)
 
-    assert rate(0) == pytest.approx(0.1)
-    assert rate(15) == rate(99) == pytest.approx(reached)
+
+@pytest.mark.parametrize(("reference", "peak"), [(32, 0.2), (128, 0.1), (512, 0.05)])
+def test_rate_is_that_of_the_reference_batch(reference: int, peak: float) -> None:
+    """The rate is unscaled for the reference batch, lower for a smaller batch, and higher for a larger one."""
+    train = TrainConfig(reference_batch_size=reference, schedule="constant", learning_rate=0.1)
+    assert learning_rate(train, 128, 10)(199) == pytest.approx(peak)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant", "one_cycle"])
-def test_one_rank_has_the_rate_of_a_single_process(schedule: str) -> None:
-    """One rank has no warm-up, so that its schedule equals that of a single process."""
-    train = TrainConfig(schedule=schedule, max_epochs=3)
-    single, one_rank = (learning_rate(train, ranks, 10) for ranks in (None, DistributedConfig(num_ranks=1)))
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_reference_batch_has_the_rate_of_no_scaling(schedule: str, optimizer: str) -> None:
+    """By default the reference batch has exactly the configured rate, and no warm-up."""
+    train = TrainConfig(schedule=schedule, optimizer=optimizer, max_epochs=3)
+    scaled, unscaled = (
+        learning_rate(train.model_copy(update={"scale_learning_rate": rule}), 32, 10) for rule in ("auto", "none")
+    )
 
-    assert [single(step) for step in range(30)] == [one_rank(step) for step in range(30)]
+    assert [scaled(step) for step in range(30)] == [unscaled(step) for step in range(30)]
+    assert warmup_length(train, 32, 3) == 0.0
 
 
 def test_single_process_starts_at_the_configured_rate() -> None:
     """A single process has no warm-up by default."""
-    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), None, steps_per_epoch=10)
-    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), None, steps_per_epoch=10)
+    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), 32, steps_per_epoch=10)
+    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), 32, steps_per_epoch=10)
 
     assert {constant(step) for step in (0, 5, 500)} == {0.1}
     assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
@@ -114,7 +124,7 @@ def test_rate_of_a_later_phase_falls_before_early_stopping(seed: int) -> None:
 
     epoch, rates = 2, []
     while not stopping.should_stop:
-        rates.append(learning_rate(train, None, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(20))
+        rates.append(learning_rate(train, 32, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(20))
         stopping.update(epoch, values[epoch])
         epoch += 1
 
@@ -128,7 +138,7 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
     """The rate depends only on the metrics so far, so that a resumed run has the same."""
     history = [0.5, 0.6]
     train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1)
-    rate = learning_rate(train, None, 10, history=lambda: history)
+    rate = learning_rate(train, 32, 10, history=lambda: history)
 
     assert rate(20) == pytest.approx(0.1)
     history += [0.6, 0.6]
@@ -136,7 +146,7 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "batch_size", "first", "peak"),
+    ("rule", "global_batch", "first", "peak"),
     [
         ("linear", 128, 0.1, 0.4),
         ("sqrt", 128, 0.1, 0.2),
@@ -145,10 +155,10 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
         ("linear", 8, 0.00025, 0.025),
     ],
 )
-def test_rate_rises_in_the_configured_warmup(rule: str, batch_size: int, first: float, peak: float) -> None:
+def test_rate_rises_in_the_configured_warmup(rule: str, global_batch: int, first: float, peak: float) -> None:
     """A rate that is scaled up rises from the rate for 32 images, any other from a hundredth of it."""
     train = TrainConfig(schedule="constant", scale_learning_rate=rule, warmup_epochs=2.0, learning_rate=0.1)
-    rate = learning_rate(train, None, 5, batch_size=batch_size)
+    rate = learning_rate(train, global_batch, 5)
 
     assert rate(0) == pytest.approx(first)
     assert rate(5) == pytest.approx((first + peak) / 2)
@@ -157,13 +167,13 @@ def test_rate_rises_in_the_configured_warmup(rule: str, batch_size: int, first: 
 
 def test_schedule_covers_the_epochs_after_the_warmup() -> None:
     """Of five epochs, one is the warm-up, and the cosine covers four."""
-    rate = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), None, 10)
+    rate = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), 32, 10)
 
     assert [rate(step) for step in (0, 10, 30, 50)] == pytest.approx([0.001, 0.1, 0.05, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("rule", "batch_size", "max_epochs", "epochs"),
+    ("rule", "global_batch", "max_epochs", "epochs"),
     [
         ("linear", 128, 40, 5),
         ("linear", 128, 20, 5),
@@ -173,32 +183,34 @@ def test_schedule_covers_the_epochs_after_the_warmup() -> None:
         ("linear", 8, 20, 0),
     ],
 )
-def test_rate_that_is_scaled_up_has_a_default_warmup(rule: str, batch_size: int, max_epochs: int, epochs: int) -> None:
+def test_rate_that_is_scaled_up_has_a_default_warmup(
+    rule: str, global_batch: int, max_epochs: int, epochs: int
+) -> None:
     """The default warm-up has five epochs, at most a quarter of all; other rates have none, and 0 disables it."""
     train = TrainConfig(schedule="constant", scale_learning_rate=rule, max_epochs=max_epochs, learning_rate=0.1)
-    rate = learning_rate(train, None, 10, batch_size=batch_size)
+    rate = learning_rate(train, global_batch, 10)
 
     rising = [step for step in range(10 * max_epochs) if rate(step) < rate(step + 1)]
     assert rising == list(range(10 * epochs))
     assert rate(0) == pytest.approx(0.1 if epochs else rate(10 * max_epochs))
-    without_warmup = learning_rate(train.model_copy(update={"warmup_epochs": 0.0}), None, 10, batch_size=batch_size)
+    without_warmup = learning_rate(train.model_copy(update={"warmup_epochs": 0.0}), global_batch, 10)
     assert without_warmup(0) == without_warmup(99) == rate(10 * max_epochs)
 
 
-def test_scaling_by_ranks_and_batch_size_multiply() -> None:
-    """Two ranks with 64 images each have the rate for 128, and the longer of the two warm-ups counts."""
-    train = TrainConfig(schedule="constant", scale_learning_rate="linear", learning_rate=0.1)
-    for warmup_epochs, epochs in ((None, 5), (0.0, 1), (3.0, 3)):
-        settings = train.model_copy(update={"warmup_epochs": warmup_epochs})
-        rate = learning_rate(settings, DistributedConfig(num_ranks=2, warmup_epochs=1.0), 5, batch_size=64)
+def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
+    """Epochs of the warm-up do not count: the rate is still rising."""
+    train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1, warmup_epochs=2.5)
+    worse = [0.6, 0.5, 0.5, 0.5, 0.5]
 
-        assert rate(0) == pytest.approx(0.1)
-        assert rate(5 * epochs - 1) < rate(5 * epochs) == pytest.approx(0.4)
+    rates = [learning_rate(train, 32, 10, history=lambda seen=seen: worse[:seen])(10 * seen) for seen in range(6)]
+
+    # The epochs 0 to 2 begin in the warm-up; 3 and 4 are the first that count.
+    assert rates == pytest.approx([0.001, 0.0406, 0.0802, 0.1, 0.1, 0.01])
 
 
 def test_phase_has_its_own_rate_and_length() -> None:
     """The cosine starts at the rate of the phase and ends with it."""
-    rate = learning_rate(TrainConfig(learning_rate=0.1), None, 5, base=0.01, max_epochs=4)
+    rate = learning_rate(TrainConfig(learning_rate=0.1), 32, 5, base=0.01, max_epochs=4)
 
     assert rate(0) == pytest.approx(0.01)
     assert rate(10) == pytest.approx(0.005)

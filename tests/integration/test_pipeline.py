@@ -1,0 +1,69 @@
+"""The DAG with training in one process or with ranks, under Prefect's test harness."""
+
+import pytest
+import torch
+
+from flows.pipeline import pipeline
+from tasks.config.pipeline import PipelineConfig
+from tasks.errors import WrongInput
+from tasks.preflight.check import check_pipeline
+
+SETTINGS = {
+    "model": "squeezenet1_1",
+    "weights": "none",
+    "freeze_backbone": False,
+    "image_size": 32,
+    "max_epochs": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def _server(prefect_harness):
+    """Run all tests of this module against the harness."""
+
+
+def settings(storage, source, **others):
+    """Return the settings of a short run of the DAG."""
+    etl = {"source": str(source), "val_fraction": 0.2, "test_fraction": 0.2}
+    return PipelineConfig.model_validate(
+        {**SETTINGS, "etl": etl, "storage": {"home": storage.home}, "train": {"batch_size": 8}, **others}
+    )
+
+
+def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, quick_trial):
+    """By default the DAG trains once; a pool for ranks that the server does not have is not asked for."""
+    config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
+
+    summary = pipeline(config)
+
+    assert summary.single is not None
+    assert summary.distributed is None
+    assert summary.test_accuracy == summary.single.test_accuracy
+    assert list(summary.seconds) == ["preflight", "etl", "cache", "train", "promote", "predict"]
+    assert (summary.images, summary.predictions) == (60, 60)
+    with pytest.raises(WrongInput, match="work_pool is 'nowhere', |distributed.deployment is"):
+        pipeline(settings(storage, source, train_on="both", distributed=config.distributed.model_dump()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_device_is_checked_where_the_training_happens(storage, source):
+    """A DAG whose training is on a pool may ask for a GPU that this machine does not have."""
+    config = settings(storage, source, train_on="distributed", device="cuda")
+
+    check_pipeline(config, storage, trains_here=False)
+    with pytest.raises(WrongInput, match="train.device is 'cuda' and torch sees no GPU"):
+        check_pipeline(config, storage, trains_here=True)
+
+
+def test_settings_of_ranks_that_do_not_train_are_warned_about(storage, source, messages_of):
+    """The number of ranks alone does not let the DAG train with them."""
+    check_pipeline(settings(storage, source, distributed={"num_ranks": 3}), storage)
+    assert any("train_on is 'single'" in line for line in messages_of("lakevision.preflight"))
+
+
+def test_batches_of_ranks_count_only_where_ranks_train(storage, source):
+    """Sixty images are enough for one process, and not for twenty ranks."""
+    ranks = {"num_ranks": 20}
+    check_pipeline(settings(storage, source, distributed=ranks), storage)
+    with pytest.raises(WrongInput, match="train.batch_size is 8 on each of 20 ranks"):
+        check_pipeline(settings(storage, source, distributed=ranks, train_on="distributed"), storage)
