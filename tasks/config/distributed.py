@@ -8,6 +8,7 @@ from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
 from tasks.config.values import YEAR_SECONDS
+from tasks.credentials import JobVariables
 
 
 class DistributedConfig(FrozenConfig):
@@ -31,11 +32,30 @@ class DistributedConfig(FrozenConfig):
         pattern=r"^[^/]+/[^/]+$",
         description="Deployment to submit, as flow/deployment",
     )
+    job_variables: JobVariables = Field(
+        default_factory=dict,
+        description="Job variables of the submitted run, in place of those of the work pool: for a process pool such "
+        'as {"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}, for Docker and Kubernetes also image, memory and GPUs',
+    )
     submit_timeout_seconds: int = Field(
         300,
         ge=1,
         le=YEAR_SECONDS,
         description="Maximum time that the submitted run waits while no worker polls the pool, in seconds",
+    )
+    start_timeout_seconds: int = Field(
+        1800,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="Maximum time from the moment a worker takes the submitted run until its process begins, "
+        "including the pull of an image, in seconds",
+    )
+    heartbeat_timeout_seconds: int = Field(
+        900,
+        ge=60,
+        le=YEAR_SECONDS,
+        description="Time without a heartbeat of the submitted run after which it counts as lost, in seconds; Prefect "
+        "sends one every 180 s, or every $PREFECT_FLOWS_HEARTBEAT_FREQUENCY seconds of the worker",
     )
     run_timeout_seconds: int = Field(
         86_400, ge=1, le=YEAR_SECONDS, description="Timeout of the submitted run, in seconds"

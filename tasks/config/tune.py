@@ -12,6 +12,7 @@ from tasks.config.form import Schema, always, when, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
+from tasks.credentials import JobVariables
 from tasks.errors import explain
 
 NOT_SEARCHED = {
@@ -130,11 +131,30 @@ class TuneConfig(FrozenConfig):
     deployment: str = Field(
         "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, as flow/deployment"
     )
+    job_variables: JobVariables = Field(
+        default_factory=dict,
+        description="Job variables of a submitted trial, in place of those of the work pool: for a process pool such "
+        'as {"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}, for Docker and Kubernetes also image, memory and GPUs',
+    )
     submit_timeout_seconds: int = Field(
         300,
         ge=1,
         le=YEAR_SECONDS,
         description="Maximum time that a submitted trial waits while no worker polls the pool, in seconds",
+    )
+    start_timeout_seconds: int = Field(
+        1800,
+        ge=1,
+        le=YEAR_SECONDS,
+        description="Maximum time from the moment a worker takes a submitted trial until its process begins, "
+        "including the pull of an image, in seconds",
+    )
+    heartbeat_timeout_seconds: int = Field(
+        900,
+        ge=60,
+        le=YEAR_SECONDS,
+        description="Time without a heartbeat of a submitted trial after which it counts as lost, in seconds; Prefect "
+        "sends one every 180 s, or every $PREFECT_FLOWS_HEARTBEAT_FREQUENCY seconds of the worker",
     )
     run_timeout_seconds: int = Field(
         86_400, ge=1, le=YEAR_SECONDS, description="Timeout of a submitted trial, in seconds"
