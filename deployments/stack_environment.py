@@ -39,6 +39,8 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # A run starts within 2 s of its submission, not within the default of 10 s: the server is local.
         "PREFECT_WORKER_QUERY_SECONDS": "2",
+        # The shortest interval, so that a run whose process is gone is found soon.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         # On disk, like the concurrency slots: leases in memory die with a killed server, and their slots stay taken.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "DO_NOT_TRACK": "1",

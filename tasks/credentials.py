@@ -157,6 +157,30 @@ def check_settings(settings: dict[str, str]) -> dict[str, str]:
     return settings
 
 
+JobVariable = bool | int | float | str | list[str] | dict[str, str]
+"""A value of a job variable; dicts are those of environment variables, labels and the like."""
+
+
+def check_job_variables(variables: dict[str, JobVariable]) -> dict[str, JobVariable]:
+    """Return the job variables of a submitted run unchanged if none of them is a credential or has one in its value.
+
+    Raises:
+        ValueError: One is or has; the message names the variable and does not repeat its value.
+    """
+    for name, value in variables.items():
+        for inner, text in (value if isinstance(value, dict) else {"": value}).items():
+            shown = f"{name}.{inner}" if inner else name
+            if is_secret(name) or is_secret(inner) or without_credentials(str(text)) != str(text):
+                raise ValueError(
+                    f"{shown} is or has a credential, which the form and logs would show: give it in the "
+                    "environment of the worker, or in the base job template of the pool"
+                )
+    return variables
+
+
+JobVariables = Annotated[dict[str, JobVariable], AfterValidator(check_job_variables)]
+"""Job variables without credentials, as a type for settings."""
+
 Url = Annotated[str, AfterValidator(check_url)]
 """A path or URL without credentials, as a type for settings."""
 

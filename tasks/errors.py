@@ -19,7 +19,12 @@ class UserError(Exception):
     """An error for users, whose message is one line even if it contains external names or values.
 
     A terminal shows the message without a traceback, and ranks and submitted runs pass it to their launcher.
+
+    Attributes:
+        was_retried: Whether the run that raised it has used its own retries; its submitter does not repeat them.
     """
+
+    was_retried: bool = False
 
     def __init__(self, message: object = "") -> None:
         super().__init__(loggable(message))
@@ -55,6 +60,14 @@ class Diverged(WrongInput):
 
 class SubmittedRunCancelled(WrongInput):
     """A submitted run was cancelled by a user; its submitter does not start it again."""
+
+
+class SubmittedRunFailed(NotRetried, RuntimeError):
+    """A submitted run failed with an error that has no class here, after the retries of its own stages."""
+
+
+class SubmittedRunLost(UserError, RuntimeError):
+    """A submitted run crashed, or its worker or machine is gone. Retried: it is submitted again, and resumes."""
 
 
 class DiskFull(UserError, RuntimeError):
@@ -94,6 +107,8 @@ USER_ERRORS: dict[str, type[UserError]] = {
         Diverged,
         TimeLimitExceeded,
         WrongInput,
+        SubmittedRunFailed,
+        SubmittedRunLost,
         DiskFull,
         QueryTooLarge,
         TrackingUnavailable,
@@ -106,6 +121,16 @@ USER_ERRORS: dict[str, type[UserError]] = {
 
 _NAMED_ERROR = re.compile(rf"(.*) \(({'|'.join(USER_ERRORS)})\)", re.DOTALL)
 """Message of a state as `tasks.orchestration.failure.state_message` writes it: the error's message, then its name."""
+
+
+def is_retried(error: BaseException) -> bool:
+    """Return whether the stage that raised an error is retried: the only place that decides it.
+
+    Errors without a class here may be transient: a lost executor, a server that restarts.
+    """
+    if isinstance(error, UserError):
+        return not (isinstance(error, NotRetried) or error.was_retried)
+    return True
 
 
 def parse_user_error(message: str) -> UserError | None:

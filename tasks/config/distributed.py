@@ -7,6 +7,14 @@ from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig
+from tasks.config.submitted import (
+    Deployment,
+    HeartbeatTimeout,
+    RunJobVariables,
+    RunTimeout,
+    StartTimeout,
+    SubmitTimeout,
+)
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
 from tasks.config.values import YEAR_SECONDS
 
@@ -24,20 +32,12 @@ class DistributedConfig(FrozenConfig):
         "work_pool if a Prefect server is configured, else in_place",
     )
     work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose worker runs the ranks")
-    deployment: str = Field(
-        "train-distributed/train-distributed",
-        pattern=r"^[^/]+/[^/]+$",
-        description="Deployment to submit, as flow/deployment",
-    )
-    submit_timeout_seconds: int = Field(
-        300,
-        ge=1,
-        le=YEAR_SECONDS,
-        description="Maximum time that the submitted run waits while no worker polls the pool, in seconds",
-    )
-    run_timeout_seconds: int = Field(
-        86_400, ge=1, le=YEAR_SECONDS, description="Timeout of the submitted run, in seconds"
-    )
+    deployment: Deployment = "train-distributed/train-distributed"
+    job_variables: RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: SubmitTimeout = 300
+    start_timeout_seconds: StartTimeout = 1800
+    heartbeat_timeout_seconds: HeartbeatTimeout = 900
+    run_timeout_seconds: RunTimeout = 86_400
     stall_timeout_seconds: int = Field(
         600,
         ge=61,

@@ -5,7 +5,14 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
-from tasks.config.values import YEAR_SECONDS
+from tasks.config.submitted import (
+    Deployment,
+    HeartbeatTimeout,
+    RunJobVariables,
+    RunTimeout,
+    StartTimeout,
+    SubmitTimeout,
+)
 
 
 class SingleConfig(FrozenConfig):
@@ -17,15 +24,9 @@ class SingleConfig(FrozenConfig):
         "a Prefect server is configured, else in_place",
     )
     work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose worker trains")
-    deployment: str = Field(
-        "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment to submit, as flow/deployment"
-    )
-    submit_timeout_seconds: int = Field(
-        300,
-        ge=1,
-        le=YEAR_SECONDS,
-        description="Maximum time that the submitted run waits while no worker polls the pool, in seconds",
-    )
-    run_timeout_seconds: int = Field(
-        86_400, ge=1, le=YEAR_SECONDS, description="Timeout of the submitted run, in seconds"
-    )
+    deployment: Deployment = "train-trial/train-trial"
+    job_variables: RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: SubmitTimeout = 300
+    start_timeout_seconds: StartTimeout = 1800
+    heartbeat_timeout_seconds: HeartbeatTimeout = 900
+    run_timeout_seconds: RunTimeout = 86_400

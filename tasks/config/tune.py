@@ -10,6 +10,14 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, always, when, when_given
 from tasks.config.frozen import FrozenConfig
+from tasks.config.submitted import (
+    Deployment,
+    HeartbeatTimeout,
+    RunJobVariables,
+    RunTimeout,
+    StartTimeout,
+    SubmitTimeout,
+)
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
@@ -128,18 +136,12 @@ class TuneConfig(FrozenConfig):
         "if a Prefect server is configured, else in_place",
     )
     work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose workers run the trials")
-    deployment: str = Field(
-        "train-trial/train-trial", pattern=r"^[^/]+/[^/]+$", description="Deployment of a trial, as flow/deployment"
-    )
-    submit_timeout_seconds: int = Field(
-        300,
-        ge=1,
-        le=YEAR_SECONDS,
-        description="Maximum time that a submitted trial waits while no worker polls the pool, in seconds",
-    )
-    run_timeout_seconds: int = Field(
-        86_400, ge=1, le=YEAR_SECONDS, description="Timeout of a submitted trial, in seconds"
-    )
+    deployment: Deployment = "train-trial/train-trial"
+    job_variables: RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: SubmitTimeout = 300
+    start_timeout_seconds: StartTimeout = 1800
+    heartbeat_timeout_seconds: HeartbeatTimeout = 900
+    run_timeout_seconds: RunTimeout = 86_400
 
     @property
     def space(self) -> dict[str, Space]:

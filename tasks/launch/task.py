@@ -15,11 +15,12 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.launch.launcher import launch_ranks
 from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.pool.task import SubmittedRun, submit, where_to_run
+from tasks.pool.task import where_to_run
 from tasks.progress.epochs import EpochProgress
 from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
+from tasks.submission.task import SubmittedRun, submit
 from tasks.train.identity import run_key
 from tasks.train.spec import TrainingSpec
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,21 +10,24 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from httpx import HTTPError
 from prefect import Task
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
+from prefect.task_engine import TaskRunTimeoutError
 from prefect.tasks import exponential_backoff
 from prefect.transactions import get_transaction
 from prefect.utilities.urls import url_for
 
 from tasks.cancellation.task import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.credentials import without_credentials
-from tasks.errors import NotRetried, UserError
+from tasks.errors import UserError, is_retried
 from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_message, without_secrets
 from tasks.progress.task import progress_artifacts
 from tasks.server_lock.task import server_locks
@@ -36,18 +40,21 @@ logger = logging.getLogger("lakevision.home")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+HOST_LABEL = "lakevision.host"
+"""Label of a flow run with the name of the machine that runs it."""
+
 SKIPPED = "Skipped"
 """Name of the state of a stage whose work was already done."""
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a retry may succeed: not after wrong input, nor after a time limit was used up."""
+    """Return whether a failed stage is retried, by its error; a retry after its time limit would take as long again."""
     try:
         await state.aresult()
-    except NotRetried:
+    except TaskRunTimeoutError:
         return False
-    except Exception:  # Other errors may be transient: a lost executor, a full disk, a server that restarts.
-        return True
+    except Exception as error:
+        return is_retried(error)
     return True
 
 
@@ -189,7 +196,7 @@ def stage(
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
     """Return a decorator that makes a Prefect task with retries, the run's log, and results stored as JSON.
 
-    Retries have exponential backoff and jitter; there is none after wrong input.
+    Retries have exponential backoff and jitter; `tasks.errors.is_retried` decides which errors are retried.
 
     Args:
         name: Name of the stage.
@@ -222,6 +229,18 @@ def stage(
         return created
 
     return decorate
+
+
+def note_host() -> None:
+    """Label the current flow run with this machine's name if a worker runs it, for the next worker here."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.work_pool_name is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(context.flow_run.id, {HOST_LABEL: socket.gethostname()})
+    except HTTPError as error:
+        get_run_logger().warning("the run has no label %s: %s", HOST_LABEL, error)
 
 
 def flow_run_tags() -> dict[str, str]:

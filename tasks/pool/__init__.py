@@ -1,1 +1,1 @@
-"""Flow runs that a run submits to a work pool: submitted, awaited, and cancelled with their parent."""
+"""Work pools: their limits, workers and deployments, and the runs that hold their slots."""

@@ -1,7 +1,9 @@
 """Settings of work that may run on a work pool, the command of its workers, and runs per worker."""
 
 import math
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from tasks.errors import WrongInput
 
 
 class PoolSettings(Protocol):
@@ -20,8 +22,20 @@ class PoolSettings(Protocol):
         """Deployment to submit, as flow/deployment."""
 
     @property
+    def job_variables(self) -> dict[str, Any]:
+        """Job variables of the submitted run, in place of the pool's own."""
+
+    @property
     def submit_timeout_seconds(self) -> int:
         """Maximum time that a run waits while no worker polls the pool."""
+
+    @property
+    def start_timeout_seconds(self) -> int:
+        """Maximum time from the moment a worker takes a run until its process begins."""
+
+    @property
+    def heartbeat_timeout_seconds(self) -> int:
+        """Maximum time between two heartbeats of a run."""
 
     @property
     def run_timeout_seconds(self) -> int:
@@ -31,6 +45,36 @@ class PoolSettings(Protocol):
 def worker_command(pool: str) -> str:
     """Return the command that starts a worker."""
     return f"prefect worker start --pool {pool}"
+
+
+def check_slots(pool: str, limit: int | None, own_pool: str | None, group: str, what: str) -> str | None:
+    """Check that a pool has a slot for runs that are submitted by a run on the same pool.
+
+    Args:
+        pool: Name of the pool that the runs are submitted to.
+        limit: Its concurrency limit; None for no limit.
+        own_pool: Name of the pool that the submitting run is on; None if no worker runs it.
+        group: Group of settings that names the pool, for messages.
+        what: Name of the submitted work, for messages.
+
+    Returns:
+        A warning if several such runs could wait for each other, else None.
+
+    Raises:
+        WrongInput: The submitting run has the only slot.
+    """
+    if own_pool != pool or limit is None:
+        return None
+    if limit <= 1:
+        raise WrongInput(
+            f"{group}.work_pool is '{pool}', on which this run has the only slot (its concurrency limit is {limit}), "
+            f"so that {what} would never begin: raise the limit of the pool, give another pool, or set "
+            f"{group}.where to in_place"
+        )
+    return (
+        f"this run and {what} share the work pool '{pool}' with {limit} slots: {limit} such runs at once would wait "
+        "for each other without end; give them a pool of their own, or limit the deployment of this run"
+    )
 
 
 def runs_per_worker(wanted: int, limit: int | None, num_workers: int) -> int:

@@ -5,6 +5,7 @@ from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
+from tasks.tracking.lost import EndStatus, end_lost_runs
 from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.models import (
     PREVIOUS_TAG,
@@ -88,6 +89,7 @@ __all__ = [
     "TABLE_ID_TAG",
     "TABLE_TAGS",
     "TRIAL_TAG",
+    "EndStatus",
     "EvaluatedRun",
     "LoggedTraining",
     "MetricSender",
@@ -102,6 +104,7 @@ __all__ = [
     "describe_version",
     "download_weights",
     "end_abandoned_runs",
+    "end_lost_runs",
     "evaluated_run",
     "evaluated_version",
     "evaluation_tags",

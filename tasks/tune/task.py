@@ -14,9 +14,10 @@ from tasks.launch.launcher import launch_ranks
 from tasks.launch.task import trained_on_pool
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
-from tasks.pool.task import SubmittedRun, check_pool, read_pool, submit, where_to_run
+from tasks.pool.task import check_pool, read_pool, where_to_run
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
+from tasks.submission.task import SubmittedRun, submit
 from tasks.system.cores import gpu_names, take_slot
 from tasks.text.markup import in_cells
 from tasks.train.identity import run_key

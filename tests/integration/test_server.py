@@ -115,7 +115,8 @@ from prefect.client.orchestration import get_client
 from tasks.config.distributed import DistributedConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
-from tasks.pool.task import check_pool, submit
+from tasks.pool.task import check_pool
+from tasks.submission.task import submit
 
 with get_client(sync_client=True) as client:
     flow_id = client.read_deployment_by_name("train-trial/train-trial").flow_id

@@ -43,6 +43,30 @@ def test_stage_ends_at_the_time_limit_of_its_setting():
     assert both() == ("TimedOut", "done")
 
 
+def test_stage_that_exceeds_its_time_limit_is_not_retried():
+    """A retry would take as long again; a stage that fails for another reason is retried."""
+    attempts = []
+
+    @stage("slow", timeout_seconds=0.5)
+    def slow() -> None:
+        attempts.append("slow")
+        while True:
+            time.sleep(0.05)
+
+    @stage("fails")
+    def fails() -> None:
+        attempts.append("fails")
+        raise OSError("the disk is busy")
+
+    @flow
+    def both() -> None:
+        for each in (slow, fails.with_options(retry_delay_seconds=0)):
+            each(return_state=True)
+
+    both()
+    assert attempts == ["slow", "fails", "fails", "fails"]
+
+
 @pytest.mark.parametrize(
     "long_stage", [ingest, materialize, predict_images, promote_run, maintain], ids=lambda s: s.name
 )

@@ -12,7 +12,7 @@ from tasks.config.promotion_run import PromoteRun
 from tasks.config.storage import SparkConfig
 from tasks.config.train import RepeatRun
 from tasks.config.tune import TrialRun, TuneRun
-from tasks.credentials import without_credentials
+from tasks.credentials import check_job_variables, without_credentials
 from tasks.errors import WrongInput, explain
 
 
@@ -247,3 +247,25 @@ def test_log_line_without_credentials_is_unchanged(text: str) -> None:
 def test_time_is_linear_in_the_length_of_a_line(text: str) -> None:
     """Long lines are processed without backtracking, which would exceed the test's timeout."""
     assert without_credentials(text) == text
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"password": "hidden"},
+        {"env": {"AWS_SECRET_ACCESS_KEY": "hidden"}},
+        {"env": {"INDEX": "https://me:hidden@host/simple"}},
+        {"volumes": ["https://me:hidden@host/share"]},
+    ],
+)
+def test_job_variable_with_a_credential_is_refused(variables: dict[str, Any]) -> None:
+    """The message names the variable, and does not repeat its value."""
+    with pytest.raises(ValueError, match="is or has a credential, which the form and logs would show") as raised:
+        check_job_variables(variables)
+    assert "hidden" not in str(raised.value)
+
+
+def test_job_variables_without_credentials_are_unchanged() -> None:
+    """Numbers, lists and environment variables are job variables."""
+    given = {"gpus": 4, "networks": ["a"], "env": {"CUDA_VISIBLE_DEVICES": "0,1"}, "stream_output": False}
+    assert check_job_variables(given) == given

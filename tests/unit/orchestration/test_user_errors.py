@@ -6,15 +6,30 @@ from tasks.errors import (
     DiskFull,
     Diverged,
     RunDeleted,
+    SubmittedRunCancelled,
+    SubmittedRunFailed,
+    SubmittedRunLost,
     TimeLimitExceeded,
     TrackingUnavailable,
     WrongInput,
+    is_retried,
     parse_user_error,
 )
 from tasks.orchestration.failure import state_message
 
+RESTORED = [
+    Diverged,
+    WrongInput,
+    TimeLimitExceeded,
+    DiskFull,
+    TrackingUnavailable,
+    RunDeleted,
+    SubmittedRunFailed,
+    SubmittedRunLost,
+]
 
-@pytest.mark.parametrize("kind", [Diverged, WrongInput, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted])
+
+@pytest.mark.parametrize("kind", RESTORED)
 def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
     """It has the same type, which decides about retries, and the same sentence, whatever its content."""
     restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
@@ -29,3 +44,28 @@ def test_other_failures_are_not_restored_as_user_errors() -> None:
     assert parse_user_error("Flow run encountered an exception: RuntimeError: WrongInput") is None
     assert parse_user_error(state_message(RuntimeError("WrongInput"))) is None
     assert parse_user_error("") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (WrongInput("a"), False),
+        (TimeLimitExceeded("a"), False),
+        (SubmittedRunFailed("a"), False),  # its own stages were retried
+        (SubmittedRunCancelled("a"), False),
+        (SubmittedRunLost("a"), True),  # it had no chance to retry
+        (DiskFull("a"), True),
+        (MemoryError("a"), True),
+    ],
+)
+def test_one_function_decides_which_errors_are_retried(error: Exception, expected: bool) -> None:
+    """A time limit and a failed submitted run are not, an error that may be transient is."""
+    assert is_retried(error) == expected
+
+
+def test_error_that_a_submitted_run_has_retried_is_not_retried_again() -> None:
+    """Otherwise a full disk would be met nine times: three times in each of three submitted runs."""
+    restored = parse_user_error(state_message(DiskFull("the disk is full")))
+    assert restored is not None
+    restored.was_retried = True
+    assert not is_retried(restored)

@@ -1,8 +1,9 @@
-"""Tests of the number of concurrent runs per worker of a pool."""
+"""Tests of the slots of a pool, and of the number of concurrent runs per worker."""
 
 import pytest
 
-from tasks.pool.settings import runs_per_worker
+from tasks.errors import WrongInput
+from tasks.pool.settings import check_slots, runs_per_worker
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,26 @@ def test_concurrent_runs_are_spread_over_the_workers(
 ) -> None:
     """The number is bounded by the wanted runs and by the pool's limit, and at least 1."""
     assert runs_per_worker(wanted, limit, num_workers) == expected
+
+
+def test_run_that_holds_the_only_slot_of_its_pool_may_not_submit_to_it() -> None:
+    """It would wait for itself without end; the message has the setting and three ways out."""
+    with pytest.raises(
+        WrongInput, match="distributed.work_pool is 'gpu', on which this run has the only slot"
+    ) as raised:
+        check_slots("gpu", 1, "gpu", "distributed", "distributed training")
+    assert str(raised.value).endswith(
+        "raise the limit of the pool, give another pool, or set distributed.where to in_place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "own_pool", "warned"), [(2, "gpu", True), (None, "gpu", False), (1, "cpu", False), (1, None, False)]
+)
+def test_run_that_shares_its_pool_is_warned_about_only_where_runs_may_wait_for_each_other(
+    limit: int | None, own_pool: str | None, warned: bool
+) -> None:
+    """Two parents in two slots wait for each other; a pool without a limit or another pool is safe."""
+    warning = check_slots("gpu", limit, own_pool, "distributed", "distributed training")
+    assert (warning is not None) == warned
+    assert warning is None or "share the work pool 'gpu' with 2 slots: 2 such runs at once would wait" in warning

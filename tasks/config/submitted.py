@@ -1,0 +1,51 @@
+"""Settings of runs that are submitted to a work pool, as types: the same for training, search and single processes."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.config.values import YEAR_SECONDS
+from tasks.credentials import JobVariables
+
+Deployment = Annotated[
+    str, Field(pattern=r"^[^/]+/[^/]+$", description="Deployment of the submitted runs, as flow/deployment")
+]
+
+RunJobVariables = Annotated[
+    JobVariables,
+    Field(
+        description="Job variables of a submitted run, in place of those of the work pool: for a process pool such as "
+        '{"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}, for Docker and Kubernetes also image, memory and GPUs'
+    ),
+]
+
+SubmitTimeout = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=YEAR_SECONDS,
+        description="Maximum time that a submitted run waits while no worker polls the pool, in seconds",
+    ),
+]
+
+StartTimeout = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=YEAR_SECONDS,
+        description="Maximum time from the moment a worker takes a submitted run until its process begins, including "
+        "the pull of an image, in seconds",
+    ),
+]
+
+HeartbeatTimeout = Annotated[
+    int,
+    Field(
+        ge=60,
+        le=YEAR_SECONDS,
+        description="Time without a heartbeat of a submitted run after which it counts as lost, in seconds; Prefect "
+        "sends one every 180 s, or every $PREFECT_FLOWS_HEARTBEAT_FREQUENCY seconds of the worker",
+    ),
+]
+
+RunTimeout = Annotated[int, Field(ge=1, le=YEAR_SECONDS, description="Timeout of a submitted run, in seconds")]

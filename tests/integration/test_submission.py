@@ -1,0 +1,208 @@
+"""Runs that are submitted to a work pool, while server, worker and machine fail."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.stack_processes import LocalStack
+from tests.builders.submissions import (
+    WAIT_SECONDS,
+    end_worker,
+    kill_server,
+    process_of,
+    restart_server,
+    run_code,
+    running_server,
+    start_submitter,
+    start_worker,
+    states,
+    submitted_name,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Return a server with pools and the waiting deployment, without workers."""
+    with running_server(tmp_path_factory.mktemp("submission") / "home") as running:
+        yield running
+
+
+def test_outage_of_the_server_is_waited_out(stack: LocalStack, tmp_path: Path) -> None:
+    """The submitted run completes, and was submitted once; the outage has one warning, and a line at its end."""
+    worker = start_worker(stack)
+    submitter = start_submitter(stack, tmp_path / "outage", 40, client_retries=0)
+    process_of(tmp_path / "outage")
+    kill_server(stack)
+    time.sleep(10)
+    restart_server(stack)
+    printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
+    end_worker(stack, worker)
+    assert submitter.returncode == 0, printed
+    assert printed.splitlines()[-1] == "completed"
+    assert printed.count("the Prefect server does not answer") == 1
+    assert printed.count("the Prefect server answers again") == 1
+    assert "could not be cancelled" not in printed
+    assert states(stack) == {submitted_name(printed): "COMPLETED"}
+
+
+@pytest.mark.timeout(900)
+def test_run_whose_worker_and_process_are_killed_is_lost_and_frees_its_slot(stack: LocalStack, tmp_path: Path) -> None:
+    """The error names the run and why; the pool's only slot goes to the next run."""
+    worker = start_worker(stack)
+    submitter = start_submitter(stack, tmp_path / "lost", 3600, heartbeat_timeout_seconds=60)
+    process = process_of(tmp_path / "lost")
+    time.sleep(5)  # the first heartbeat is on its way to the server
+    os.killpg(worker.pid, signal.SIGKILL)
+    end_worker(stack, worker)
+    if process.is_running():
+        process.kill()
+    printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
+    name = submitted_name(printed)
+    assert submitter.returncode != 0
+    assert f"the submitted training '{name}' has sent no heartbeat for " in printed
+    assert "its process, worker or machine is gone; run again, training resumes from its checkpoint" in printed
+    assert states(stack)[name] == "CRASHED"
+
+    worker = start_worker(stack)
+    following = start_submitter(stack, tmp_path / "next", 1)
+    printed, _ = following.communicate(timeout=WAIT_SECONDS)
+    end_worker(stack, worker)
+    assert following.returncode == 0, printed
+
+
+def test_run_that_is_left_pending_is_lost_although_a_worker_polls(stack: LocalStack, tmp_path: Path) -> None:
+    """A run that a dead worker had taken is given up after `start_timeout_seconds`, and frees its slot."""
+    submitter = start_submitter(stack, tmp_path / "pending", 1, start_timeout_seconds=5, submit_timeout_seconds=200)
+    wait_until(lambda: "SCHEDULED" in states(stack).values())
+    take = """
+from prefect.client.orchestration import get_client
+from prefect.states import Pending
+with get_client(sync_client=True) as client:
+    for run in client.read_flow_runs():
+        if run.deployment_id and run.state.is_scheduled():
+            client.set_flow_run_state(run.id, Pending(), force=True)
+"""
+    run_code(stack, take)
+    worker = start_worker(stack)
+    printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
+    end_worker(stack, worker)
+    assert submitter.returncode != 0
+    assert "which has not begun within distributed.start_timeout_seconds 5: its worker is gone" in printed
+    assert states(stack)[submitted_name(printed)] in {"CRASHED", "CANCELLED"}
+    assert not set(states(stack).values()) & {"PENDING", "RUNNING", "CANCELLING"}
+
+
+def test_submission_is_found_again_and_has_tags_and_job_variables(stack: LocalStack) -> None:
+    """A retry takes the run that is alive, also in another task, and submits another one after its end."""
+    code = """
+from prefect import flow, tags
+from prefect.client.orchestration import get_client
+from prefect.states import Crashed
+from tasks.config.distributed import DistributedConfig
+from tasks.errors import WrongInput
+from tasks.orchestration.task import stage
+from tasks.submission.task import submit
+
+settings = DistributedConfig(deployment="waiting/waiting", job_variables={"env": {"GPU": "1"}, "stream_output": False})
+
+@stage("submit", retries=0)
+def submit_once(seconds, attempt):  # the result of a task is cached by its arguments
+    return str(submit(settings, "distributed", "training", {"folder": "/", "seconds": seconds})._id)
+
+@stage("refused", retries=0)
+def refused():
+    wrong = settings.model_copy(update={"job_variables": {"stream_output": "sometimes"}})
+    submit(wrong, "distributed", "training", {"folder": "/", "seconds": 3})
+
+@flow
+def submits():
+    with get_client(sync_client=True) as client:
+        first, again, other = submit_once(1, 1), submit_once(1, 2), submit_once(2, 1)
+        print(first == again, first == other)
+        run = client.read_flow_run(first)
+        print(sorted(run.tags), run.job_variables)
+        client.set_flow_run_state(run.id, Crashed(), force=True)
+        print(submit_once(1, 3) == first)
+    try:
+        refused()
+    except WrongInput as error:
+        print(error)
+
+with tags("nightly"):
+    submits()
+"""
+    found, described, resubmitted, refused = run_code(stack, code)
+    assert found == "True False"
+    assert described == "['nightly', 'of-deployment'] {'env': {'GPU': '1'}, 'stream_output': False}"
+    assert resubmitted == "False"
+    assert refused.startswith("distributed.job_variables or other settings do not fit distributed.deployment 'waiting")
+
+
+def test_runs_that_hold_all_slots_and_wait_for_their_pool_are_found(stack: LocalStack) -> None:
+    """They are named only while each of them waits for another run of the same pool."""
+    code = """
+from prefect import task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.states import Cancelled, Running, Scheduled
+from tasks.pool.task import blocking_runs, read_pool
+
+@task
+def nothing():
+    pass
+
+with get_client(sync_client=True) as client:
+    for run in client.read_flow_runs():
+        if not run.state.is_final():
+            client.set_flow_run_state(run.id, Cancelled(), force=True)
+    deployment = client.read_deployment_by_name("waiting/waiting")
+    parents = [client.create_flow_run_from_deployment(deployment.id, name=name) for name in ("one", "two")]
+    for parent in parents:
+        client.set_flow_run_state(parent.id, Running(), force=True)
+        within = client.create_task_run(nothing, parent.id, "0")
+        print(sorted(blocking_runs(client, "gpu")))
+        client.create_flow_run_from_deployment(deployment.id, parent_task_run_id=within.id, state=Scheduled())
+        print(sorted(blocking_runs(client, "gpu")))
+    print(read_pool("gpu", "distributed"))
+"""
+    *blocking, pool = run_code(stack, code)
+    assert blocking == ["[]", "['one']", "[]", "['one', 'two']"]
+    assert pool.startswith("(1, ")
+
+
+def test_work_that_a_run_submits_to_its_own_pool_with_one_slot_is_refused(stack: LocalStack) -> None:
+    """The check runs within a flow run of the pool, whose slot is the only one."""
+    code = """
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.flow_engine import run_flow
+from prefect.states import Pending
+from tasks.config.distributed import DistributedConfig
+from tasks.errors import WrongInput
+from tasks.pool.task import check_pool
+
+@flow
+def checks():
+    check_pool(DistributedConfig(deployment="waiting/waiting"), "distributed", "distributed training")
+
+checks()
+with get_client(sync_client=True) as client:
+    deployment = client.read_deployment_by_name("waiting/waiting")
+    run = client.create_flow_run_from_deployment(deployment.id)
+    client.set_flow_run_state(run.id, Pending(), force=True)
+    run = client.read_flow_run(run.id)
+try:
+    run_flow(checks, flow_run=run)
+except WrongInput as error:
+    print(error)
+"""
+    assert run_code(stack, code) == [
+        "distributed.work_pool is 'gpu', on which this run has the only slot (its concurrency limit is 1), so that "
+        "distributed training would never begin: raise the limit of the pool, give another pool, or set "
+        "distributed.where to in_place"
+    ]
