@@ -18,6 +18,7 @@ from tasks.predict.batch import predict_batch
 from tasks.refs import PredictReport
 from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
+from tests.builders.delta_rows import delta_rows
 from tests.builders.killed_runs import EndedRun, StartedRun, end_run, kill_after
 from tests.builders.processes import ROOT, plain_environment
 
@@ -75,7 +76,7 @@ def predicted(predictions: Path) -> list[tuple[str, int, str, float]]:
     if not (predictions / "_delta_log").is_dir():
         return []
     try:
-        rows = deltalake.DeltaTable(predictions).to_pyarrow_table().to_pylist()
+        rows = delta_rows(deltalake.DeltaTable(predictions)).to_pylist()
     except deltalake.exceptions.TableNotFoundError:
         return []
     return sorted((row["sha256"], row["model_version"], row["label"], round(row["probability"], 4)) for row in rows)

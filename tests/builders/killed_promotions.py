@@ -27,6 +27,7 @@ from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.tables.snapshots import latest
+from tests.builders.delta_rows import delta_rows
 from tests.builders.processes import ROOT, plain_environment
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
@@ -137,7 +138,7 @@ def state_of(storage: Storage) -> dict[str, Any]:
         versions[str(number)] = (version.run_id, tags)
         number += 1
     rows = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().sort_by("decided_at").to_pylist()
-    predictions = deltalake.DeltaTable(storage.table("predictions")).to_pyarrow_table().to_pylist()
+    predictions = delta_rows(deltalake.DeltaTable(storage.table("predictions"))).to_pylist()
     aliases = {name: tracking.model_with_alias(storage, NAME, name) for name in (CHAMPION, CHALLENGER, PREVIOUS)}
     return {
         "aliases": {name: None if found is None else found.version for name, found in aliases.items()},

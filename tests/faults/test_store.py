@@ -17,6 +17,7 @@ from tasks.object_store import file_system, has_conditional_puts, list_names
 from tasks.refs import TableRef
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
+from tests.builders.delta_rows import delta_rows
 from tests.builders.object_store import ObjectStore, build_minio, serve_minio
 from tests.builders.processes import ROOT, plain_environment
 from tests.builders.store_run import make_storage
@@ -88,7 +89,7 @@ def opened(storage: Storage, name: str) -> deltalake.DeltaTable:
 
 def rows(storage: Storage, name: str, *columns: str) -> list[tuple[str, ...]]:
     """Return the sorted rows of a table, read without Spark and without this project's code."""
-    found = opened(storage, name).to_pyarrow_table(columns=list(columns))
+    found = delta_rows(opened(storage, name), *columns)
     return sorted(zip(*(found[column].to_pylist() for column in columns), strict=True))
 
 

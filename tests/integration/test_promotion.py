@@ -40,6 +40,7 @@ from tasks.registry.task import promote_run
 from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.tables.snapshots import newest_snapshot
+from tests.builders.delta_rows import delta_rows
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
 
@@ -152,7 +153,7 @@ def removed_files(table: TableRef) -> list[Path]:
 
 def predicted_rows(storage) -> list[dict]:
     """Return the rows of the table `predictions`."""
-    return deltalake.DeltaTable(storage.table("predictions")).to_pyarrow_table().to_pylist()
+    return delta_rows(deltalake.DeltaTable(storage.table("predictions"))).to_pylist()
 
 
 def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_path):

@@ -23,6 +23,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.registry.promote import promote_best
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
@@ -541,7 +542,7 @@ with get_client(sync_client=True) as client:
     # The batch of the cancelled run, unless it ended before it was cancelled.
     assert report.batches in {0, 1}
     assert report.files_behind == 0
-    rows = DeltaTable(storage.table("predictions")).to_pyarrow_table(columns=["sha256"])
+    rows = delta_rows(DeltaTable(storage.table("predictions")), "sha256")
     assert (len(rows), len(set(rows["sha256"].to_pylist()))) == (82, 82)
 
 
