@@ -8,6 +8,7 @@ overtaken by another writer can no longer write, however long it waits ("databas
 """
 
 import argparse
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -22,6 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from deployments.outage import OutageResponse
 from deployments.serving import add_address, host_names, listening_socket, serve
+from deployments.triggers import wait_anew_for_heartbeats
 from tasks.errors import WrongInput
 
 
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"prefect_server: {error}", file=sys.stderr)
         return 2
     with write_lock_first():
+        asyncio.run(wait_anew_for_heartbeats())
         serve(
             guarded_app(host_names(options)),
             listening,
