@@ -8,20 +8,22 @@ overtaken by another writer can no longer write, however long it waits ("databas
 """
 
 import argparse
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from fastapi import FastAPI
 from prefect.server.api.server import create_app, is_client_retryable_exception
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import temporary_database_config
 from prefect.settings import get_current_settings
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
 from deployments.outage import OutageResponse
 from deployments.serving import add_address, host_names, listening_socket, serve
+from deployments.triggers import wait_anew_for_heartbeats
 from tasks.errors import WrongInput
 
 
@@ -48,15 +50,15 @@ def write_lock_first() -> Iterator[None]:
         yield
 
 
-def guarded_app(hosts: Sequence[str]) -> FastAPI:
+def guarded_app(hosts: Sequence[str]) -> ASGIApp:
     """Return Prefect's server, UI and background services as an app that refuses requests for other hosts.
 
     While a database does not answer, clients are told to repeat their requests.
     """
     app = create_app(final=True)
     app.add_middleware(OutageResponse, is_retryable=is_client_retryable_exception)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return app
+    # Around the app and not within it: the actions of automations call the app in this process, by a host of their own.
+    return TrustedHostMiddleware(app, allowed_hosts=list(hosts), www_redirect=False)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"prefect_server: {error}", file=sys.stderr)
         return 2
     with write_lock_first():
+        asyncio.run(wait_anew_for_heartbeats())
         serve(
             guarded_app(host_names(options)),
             listening,

@@ -1,4 +1,4 @@
-"""One process that creates the work pools and registers the deployments on the server of $PREFECT_API_URL.
+"""One process that creates the work pools and the automation, and registers the deployments on a Prefect server.
 
 Each of Prefect's commands takes seconds to start, and a stack would need five of them before it can run anything.
 This process starts beside the server and waits for it.
@@ -24,7 +24,10 @@ from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, TypeAdapter
 
+from deployments.heartbeats import crash_silent_runs
+from tasks.config.storage import StorageConfig
 from tasks.environment import lakevision_home
+from tasks.storage import resolve_storage
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
 """Default concurrency limit of each work pool: two training runs on the GPU of one machine would share its memory."""
@@ -163,7 +166,7 @@ def deploy_all() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Create the pools, and deploy; the user's edits are kept.
+    """Create pools and automation, and deploy; the user's edits are kept.
 
     Args:
         arguments: Empty, or the start of a stack (ISO 8601), before which all runs of its predecessor are ended.
@@ -176,6 +179,7 @@ def main(arguments: Sequence[str]) -> None:
             end_abandoned_runs(client, began)
             cancel_orphans(client, began)
         create_pools(client)
+        crash_silent_runs(client)
         record = lakevision_home() / "prefect" / "deployed.json"
         last = Deployed.validate_json(record.read_bytes()) if record.exists() else {}
         before = read_deployed(client)
@@ -185,6 +189,10 @@ def main(arguments: Sequence[str]) -> None:
         restore_edits(client, before, last)
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_bytes(Deployed.dump_json(deployed))
+        if arguments:
+            from deployments.reconcile import end_mlflow_runs  # Here: it loads MLflow, whose import takes seconds.
+
+            end_mlflow_runs(client, resolve_storage(StorageConfig()))
 
 
 if __name__ == "__main__":

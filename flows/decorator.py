@@ -20,7 +20,7 @@ from tasks.cancellation.task import causing_signal, finish_cancellation, is_bein
 from tasks.config.storage import StorageConfig
 from tasks.errors import UserError, WrongInput, explain
 from tasks.orchestration.failure import shorten_logs, without_secrets
-from tasks.orchestration.task import explain_failure, failed_state
+from tasks.orchestration.task import explain_failure, failed_state, note_host
 from tasks.storage import resolve_storage
 from tasks.system.home import PRIVATE_FOLDER, make_home, make_private_file
 
@@ -110,6 +110,7 @@ def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Ca
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         shorten_logs(is_being_cancelled)  # Nothing of this project runs earlier in the run's process.
         try:
+            note_host()
             # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
             validated = wrapped_flow.validate_parameters(get_call_parameters(function, args, kwargs))
             return function(**validated)  # type: ignore[call-arg]  # P does not name its parameters

@@ -1,0 +1,87 @@
+"""The truth about runs whose process is gone: their states on the Prefect server, and their MLflow runs."""
+
+import socket
+from collections.abc import Iterator
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Crashed
+
+from tasks import tracking
+from tasks.errors import TrackingUnavailable
+from tasks.orchestration.task import HOST_LABEL
+from tasks.pool.task import HOLDING
+from tasks.storage import Storage
+
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Environment variable by which Prefect tells a process its flow run; the processes that it starts inherit it."""
+
+
+def runs_here() -> tuple[set[str], set[str]]:
+    """Return the ids of the flow runs that have a process on this machine, and the ids of unreadable processes."""
+    found, unreadable = set(), set()
+    for process in psutil.process_iter():
+        try:
+            found.add(process.environ().get(RUN_VARIABLE, ""))
+        except psutil.AccessDenied:
+            unreadable.add(str(process.pid))  # of another user, who may have a worker, too
+        except psutil.Error:
+            continue  # it has ended meanwhile
+    return found - {""}, unreadable
+
+
+def lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> Iterator[FlowRun]:
+    """Yield the unfinished runs of a pool that have no process any more, as far as this machine can know it.
+
+    A run names the machine on which its process began. A run that never began belongs to a worker that is gone if no
+    other worker polls the pool. All others are left to their heartbeats.
+
+    Args:
+        client: Client of the server.
+        pool: Name of the pool.
+        worker: Name of the worker that is about to start here.
+    """
+    alive, unreadable = runs_here()
+    unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": HOLDING}}})
+    on_pool = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
+    found = client.read_flow_runs(flow_run_filter=unfinished, work_pool_filter=on_pool)
+    workers = client.read_workers_for_work_pool(pool) if found else []
+    alone = not any(other.status == WorkerStatus.ONLINE and other.name != worker for other in workers)
+    for run in found:
+        host = run.labels.get(HOST_LABEL)
+        is_own = alone and run.start_time is None if host is None else host == socket.gethostname()
+        if is_own and str(run.id) not in alive and run.infrastructure_pid not in unreadable:
+            yield run
+
+
+def end_lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> None:
+    """End the runs of `lost_runs`, which frees their slots: as crashed, or cancelled if they were being cancelled."""
+    for run in lost_runs(client, pool, worker):
+        ended = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
+        client.set_flow_run_state(run.id, ended(message="its worker ended before it"), force=True)
+        print(f"the run '{run.name}' has no process any more: marked as {ended().name}", flush=True)
+
+
+def end_mlflow_runs(client: SyncPrefectClient, storage: Storage) -> None:
+    """End the MLflow runs that are still running although their flow run has ended, if the tracking server answers."""
+
+    def status(flow_run: str) -> tracking.EndStatus | None:
+        try:
+            state = client.read_flow_run(UUID(flow_run)).state
+        except ObjectNotFound:
+            return None  # of another server
+        if state is None or not state.is_final():
+            return None
+        return "KILLED" if state.is_cancelled() else "FAILED"
+
+    try:
+        ended = tracking.end_lost_runs(storage, status)
+    except TrackingUnavailable as error:  # Flows that do not track can run meanwhile.
+        print(f"MLflow runs of ended flow runs are not looked for: {error}", flush=True)
+        return
+    for run in ended:
+        print(f"the MLflow run {run} is still running, but its flow run has ended: marked as ended", flush=True)

@@ -1,0 +1,132 @@
+"""Runs whose process is gone: the automation on a real server, and the worker that starts after them."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from deployments.stack_processes import LocalStack
+from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.storage import resolve_storage
+from tests.builders.submissions import kill_server, restart_server, run_code, running_server
+
+SILENCE = 20
+"""Seconds without a heartbeat; Prefect refuses less than 10."""
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[LocalStack]:
+    """Return a server with pools and the waiting deployment, without workers."""
+    with running_server(tmp_path / "home") as running:
+        yield running
+
+
+def state_of(stack: LocalStack, run: str) -> list[str]:
+    """Return type and message of the state of a run."""
+    code = f"""
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    state = client.read_flow_run("{run}").state
+    print(state.type.value)
+    print(state.message)
+"""
+    return run_code(stack, code)
+
+
+def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
+    """After an outage longer than the silence, the automation waits for heartbeats anew."""
+    code = f"""
+from datetime import timedelta
+from deployments.heartbeats import HEARTBEAT, crash_silent_runs
+from prefect.client.orchestration import get_client
+from prefect.events import emit_event
+from prefect.states import Running
+with get_client(sync_client=True) as client:
+    for _ in range(2):  # the second call finds it
+        crash_silent_runs(client, timedelta(seconds={SILENCE}))
+    print(len(client.read_automations()))
+    run = client.create_flow_run_from_deployment(client.read_deployment_by_name("waiting/waiting").id)
+    client.set_flow_run_state(run.id, Running(), force=True)
+    emit_event(HEARTBEAT, {{"prefect.resource.id": f"prefect.flow-run.{{run.id}}"}})
+    print(run.id)
+"""
+    num_automations, run = run_code(stack, code)
+    assert num_automations == "1"
+    time.sleep(5)  # the event is on its way to the automation
+    kill_server(stack)
+    time.sleep(SILENCE + 5)
+    began = time.monotonic()
+    restart_server(stack)
+    while time.monotonic() - began < SILENCE - 5:
+        assert state_of(stack, run)[0] == "RUNNING"
+    deadline = time.monotonic() + 120
+    while (found := state_of(stack, run))[0] == "RUNNING":
+        assert time.monotonic() < deadline
+    assert found == ["CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone."]
+
+
+def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:
+    """Runs with a process here, on another machine, or of a pool with another worker stay as they are."""
+    make = """
+import socket
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelling, Pending, Running
+from tasks.orchestration.task import HOST_LABEL
+
+with get_client(sync_client=True) as client:
+    deployment = client.read_deployment_by_name("waiting/waiting")
+    for states, host in (
+        ([Running()], socket.gethostname()),
+        ([Running(), Cancelling()], socket.gethostname()),
+        ([Pending()], None),
+        ([Running()], "another-machine"),
+        ([Running()], None),
+        ([Running()], socket.gethostname()),
+    ):
+        run = client.create_flow_run_from_deployment(deployment.id)
+        for state in states:
+            client.set_flow_run_state(run.id, state, force=True)
+        if host:
+            client.update_flow_run_labels(run.id, {HOST_LABEL: host})
+        print(run.id)
+"""
+    runs = run_code(stack, make)
+    crashed, cancelled, pending, elsewhere, unknown, alive = runs
+    storage = resolve_storage(StorageConfig(home=str(stack.home)))
+    experiment = tracking.prepare_tracking(storage)
+    client = mlflow.MlflowClient(storage.tracking)
+    tracked = {
+        run: client.create_run(experiment, tags={tracking.FLOW_RUN_TAG: run}).info.run_id
+        for run in [*runs, "00000000-0000-0000-0000-000000000000"]
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env=stack.environment | {"PREFECT__FLOW_RUN_ID": alive},
+    )
+    try:
+        stack.start("worker-gpu", [sys.executable, "-m", "deployments.worker", "--pool", "gpu"])
+        deadline = time.monotonic() + 120
+        log = stack.log_file("worker-gpu")
+        while "started!" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
+    states = {run: state_of(stack, run)[0] for run in runs}
+    assert states == {
+        crashed: "CRASHED",
+        cancelled: "CANCELLED",
+        pending: "CRASHED",
+        elsewhere: "RUNNING",
+        unknown: "RUNNING",
+        alive: "RUNNING",
+    }
+    statuses = {run: client.get_run(run_id).info.status for run, run_id in tracked.items()}
+    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
+    assert list(statuses.values())[-1] == "RUNNING"  # its flow run is on another server
