@@ -5,6 +5,7 @@ import pytest
 from tasks.errors import (
     DiskFull,
     Diverged,
+    RankStalled,
     RunDeleted,
     TimeLimitExceeded,
     TrackingUnavailable,
@@ -14,7 +15,9 @@ from tasks.errors import (
 from tasks.orchestration.failure import state_message
 
 
-@pytest.mark.parametrize("kind", [Diverged, WrongInput, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted])
+@pytest.mark.parametrize(
+    "kind", [Diverged, WrongInput, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted, RankStalled]
+)
 def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
     """It has the same type, which decides about retries, and the same sentence, whatever its content."""
     restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
@@ -29,3 +32,18 @@ def test_other_failures_are_not_restored_as_user_errors() -> None:
     assert parse_user_error("Flow run encountered an exception: RuntimeError: WrongInput") is None
     assert parse_user_error(state_message(RuntimeError("WrongInput"))) is None
     assert parse_user_error("") is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rank 1 ended with status 1; its last lines:\nWrongInput: train.lr is 1 (WrongInput)",
+        "Flow run encountered an exception: RankFailed: rank 1 ended; its last lines:\nit is 1 (WrongInput)",
+        "Flow run encountered an exception: RuntimeError: WrongInput: it is 1 (WrongInput)",
+        "Task run encountered an exception RuntimeError: WrongInput: it is 1 (WrongInput)",
+    ],
+)
+def test_error_that_another_one_quotes_is_not_restored(message: str) -> None:
+    """A failed rank's last lines may end as the message of a user error does, and the rank is started again."""
+    assert parse_user_error(message) is None
+    assert parse_user_error(f"{message} (RankFailed)") is None
