@@ -176,10 +176,12 @@ def _train(
     ):
         spec_path = Path(scratch, "spec.json")
         spec_path.write_text(spec.model_dump_json())
-        common = rank_environment() | {
+        common = rank_environment(spec.train.environment) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, num_cores() // (num_ranks * spec.num_slots))),
         }
+        if unset := [name for name in spec.train.environment if name not in common]:
+            logger.warning("train.environment names '%s', which is not set where the ranks start", "', '".join(unset))
         if spec.num_slots > 1:
             common |= share_of_gpus(spec.slot)
         if spec.distributed:

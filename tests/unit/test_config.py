@@ -109,6 +109,7 @@ def test_settings_are_immutable() -> None:
         (PredictConfig, {"table_version": -1}),
         (PredictConfig, {"source": "s3a://key:secret@bucket/x"}),
         (TrainConfig, {"num_threads": 10**12}),
+        (TrainConfig, {"environment": ["NAME=value"]}),
         (TrainConfig, {"timeout_seconds": 10**30}),
         (TrainConfig, {"timeout_seconds": 10**10}),
         (TrainConfig, {"max_seconds": 10**12}),
