@@ -139,7 +139,8 @@ class SubmittedRun:
             SubmittedRunCancelled: A user cancelled it, but not its parent run.
             WrongInput: The parent run was cancelled too, no worker picked it up within `submit_timeout_seconds`, or
                 its input was wrong.
-            Diverged, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted: It ended with this error.
+            Diverged, TimeLimitExceeded, DiskFull, TrackingUnavailable, RunDeleted, RankStalled: It ended with this
+                error.
             TimeoutError: It took longer than `run_timeout_seconds`.
             RuntimeError: It failed or crashed.
         """

@@ -18,6 +18,7 @@ from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import Loader, evaluate
 from tasks.model.network import copy_of_state
+from tasks.progress.activity import stepping
 from tasks.schema import TRAIN, VAL
 from tasks.system.signals import defer_signals
 from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
@@ -108,9 +109,11 @@ def train_one_epoch(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
-    with defer_signals():  # Signals interrupt between steps, never within one.
+    # Signals interrupt between steps, never within one.
+    with defer_signals(), stepping("training", epoch) as begin_step:
         for step, batch in enumerate(loader.epoch(epoch, start), first_step):
             timer.batch_arrived()
+            begin_step(step)
             set_learning_rate(optimizer, loop.learning_rate(epoch * loader.num_steps + step))
             # Seeded per step, so that a run resumed here draws the same dropout as an uninterrupted one.
             seed = step_seed(settings.seed, epoch, step, reducer.rank)
