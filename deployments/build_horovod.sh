@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Build a patched Horovod wheel once, keep it in the user's cache, and install it into .venv.
-# The last release (0.28.1) does not compile with torch >= 2.1 (horovod#3998: C++17), hence the patch.
+# The patches of the last release (0.28.1) are in deployments/patch_horovod.py.
 # HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs (needs nvcc); without it the wheel is for CPU tensors over Gloo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deployments/step.sh
 
 version=0.28.1
+# Part of the wheel's key: increment it with each change of the patches, so that older wheels are built again.
+patch=2
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 python=$PWD/.venv/bin/python
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
@@ -20,7 +22,7 @@ variant=$(echo "${HOROVOD_GPU_OPERATIONS:-cpu}" | tr '[:upper:]' '[:lower:]')
 key=$("$python" - <<PY
 import platform, sys
 from importlib.metadata import version
-print(f"horovod-$version-torch-{version('torch')}-cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}-$variant")
+print(f"horovod-$version-patch$patch-torch-{version('torch')}-cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}-$variant")
 PY
 )
 wheels=$cache/wheels/$key
@@ -47,8 +49,7 @@ build_wheel() {
     "$python" -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: --require-hashes \
         -r "$work/requirements.txt" -d "$work"
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
-    sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
-        "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
+    "$python" deployments/patch_horovod.py "$work/horovod-$version"
     # GCC 13 no longer includes cstdint implicitly (horovod#3957).
     PATH=$PWD/.venv/bin:$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc) CXXFLAGS="-include cstdint ${CXXFLAGS:-}" \

@@ -45,7 +45,8 @@ other_uv() { uv_on_path && ! [[ $(command -v uv) -ef $cache/uv/bin/uv ]]; }
 has_uv() { other_uv || [ -e "$own_uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
-wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
+horovod_patch=$(sed -n 's/^patch=//p' deployments/build_horovod.sh)
+wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
 
 missing=()
 has_java || missing+=(openjdk-17-jre-headless)

@@ -2,7 +2,10 @@
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
+
+from tasks.credentials import is_secret
 
 MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
@@ -90,33 +93,27 @@ def visible_gpus() -> list[str]:
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
-# Variables that a rank or a JVM needs from its parent; others (credentials of other services, tokens) are withheld.
+# Variables that a rank needs from its parent; others (credentials of other services, tokens) are withheld.
 _RANK_NAMES = frozenset(
     {
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LANG",
-            "LC_ALL",
-            "TZ",
-            "TMPDIR",
-            "LD_LIBRARY_PATH",
-            "PYTHONPATH",
-            "VIRTUAL_ENV",
-            "DO_NOT_TRACK",
-            "GLIBC_TUNABLES",
-            "CUBLAS_WORKSPACE_CONFIG",
-            "CXX",
-        ),
-        *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CUDA_VISIBLE_DEVICES", "XDG_CACHE_HOME"),
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+        *("VIRTUAL_ENV", "DO_NOT_TRACK", "GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG", "CXX", "XDG_CACHE_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        # Of file systems and databases: HDFS, Kerberos, PostgreSQL.
+        *("JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
     }
 )
 _RANK_PREFIXES = (
-    *("LAKEVISION_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
-    *("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "GIT_PYTHON_"),
+    *("LAKEVISION_", "HOROVOD_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
+    # Of tracking and storage; these include credentials, without which a rank can neither read nor log.
+    *("MLFLOW_", "DATABRICKS_", "AWS_", "AZURE_", "GOOGLE_", "FSSPEC_", "GIT_PYTHON_"),
 )
+_LIBRARY_PREFIXES = (
+    *("CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_"),
+    *("KMP_", "GOMP_", "ONEDNN_", "DNNL_", "HF_"),
+)
+"""Prefixes of libraries' settings; tokens among them, such as HF_TOKEN, are of services that no rank uses."""
 
 
 MALLOC = "glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
@@ -135,11 +132,20 @@ CUBLAS_WORKSPACE = ":4096:8"
 streams: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility."""
 
 
-def rank_environment() -> dict[str, str]:
-    """Return the environment of a rank: the variables that it needs, and the settings of glibc's malloc and cuBLAS."""
-    return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | {
-        name: value for name, value in os.environ.items() if name in _RANK_NAMES or name.startswith(_RANK_PREFIXES)
-    }
+def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
+    """Return the environment of a rank: the variables that it needs, and the settings of glibc's malloc and cuBLAS.
+
+    Args:
+        further: Names of further variables, `train.environment`.
+    """
+
+    def is_passed(name: str) -> bool:
+        if name in _RANK_NAMES or name in further or name.startswith(_RANK_PREFIXES):
+            return True
+        return name.startswith(_LIBRARY_PREFIXES) and not is_secret(name)
+
+    given = {name: value for name, value in os.environ.items() if is_passed(name)}
+    return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | given
 
 
 def tracking_uri() -> str | None:

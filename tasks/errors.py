@@ -101,6 +101,13 @@ class RunDeleted(UserError, RuntimeError):
     """The MLflow run was deleted during training; run again, the training run resumes in a new MLflow run."""
 
 
+class RankStalled(UserError, RuntimeError):
+    """A rank was stopped or hung, and all ranks were ended; the message names rank and step.
+
+    Retried, since it may not happen again: training resumes from the last checkpoint.
+    """
+
+
 USER_ERRORS: dict[str, type[UserError]] = {
     kind.__name__: kind
     for kind in (
@@ -115,12 +122,15 @@ USER_ERRORS: dict[str, type[UserError]] = {
         ClusterUnavailable,
         TableInUse,
         RunDeleted,
+        RankStalled,
     )
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 
-_NAMED_ERROR = re.compile(rf"(.*) \(({'|'.join(USER_ERRORS)})\)", re.DOTALL)
-"""Message of a state as `tasks.orchestration.failure.state_message` writes it: the error's message, then its name."""
+_NAMED_ERROR = re.compile(rf"(?!(?:Flow|Task) run encountered an exception)(.*) \(({'|'.join(USER_ERRORS)})\)")
+"""Message of a state as `tasks.orchestration.failure.state_message` writes it: the error's message, then its name.
+
+It has one line. Several lines, or a message by Prefect, may end alike with a text that another error quotes."""
 
 
 def is_retried(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from tasks.cache.reader import open_reader
 from tasks.cache.worker import Work
 from tasks.errors import WrongInput
 from tasks.paths import local_path
+from tasks.progress.activity import progressed
 
 
 class Batch(NamedTuple):
@@ -166,6 +167,7 @@ class CacheLoader:
             for step in range(share.num_steps):
                 for _group in islice(reader, max(0, int(share.whole_after[step]) - num_read)):
                     num_read += 1
+                    progressed()
                 assert num_read >= share.whole_after[step], f"step {step} lacks row groups after {num_read}"
                 content, labels, rows = assembly.take(step)
                 yield Batch(content.view(self._dtype).view(-1, *self._shape), labels, rows)

@@ -40,10 +40,10 @@ class DistributedConfig(FrozenConfig):
     run_timeout_seconds: RunTimeout = 86_400
     stall_timeout_seconds: int = Field(
         600,
-        ge=61,
+        ge=10,
         le=YEAR_SECONDS,
-        description="Time that a rank waits for another before all ranks are shut down, in seconds; Horovod warns "
-        "after 60",
+        description="Time without progress of a rank after which all ranks are ended, in seconds. Longer than any "
+        "training step; work of unknown length, such as compiling or logging the model, may take an hour",
     )
     log_ranks: Literal["rank0", "all"] = Field(
         "rank0",

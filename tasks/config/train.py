@@ -8,7 +8,7 @@ from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.form import Schema, must_be, unless_given, when
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import SparkRun
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
 
 
 class AugmentationConfig(FrozenConfig):
@@ -206,6 +206,12 @@ class TrainConfig(FrozenConfig):
         le=MAX_THREADS,
         description="Compute threads per rank; 0: divide the available cores among the ranks and concurrent trials",
     )
+    environment: list[VariableName] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Names of environment variables that ranks get in addition to those of torch, storage and "
+        "tracking; their values are those of the process that starts the ranks",
+    )
 
     @model_validator(mode="after")
     def _check_frozen_backbone(self) -> Self:
@@ -259,9 +265,9 @@ class TrainConfig(FrozenConfig):
         return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the result: all except which checkpoints are kept, and the timeout."""
+        """Return the settings that determine the result: all except the checkpoints kept, timeout and environment."""
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
-        return self.model_dump(exclude=kept | {"timeout_seconds"})
+        return self.model_dump(exclude=kept | {"timeout_seconds", "environment"})
 
 
 NETWORK = {

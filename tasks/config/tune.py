@@ -31,6 +31,7 @@ NOT_SEARCHED = {
     "fine_tune": "it is a list of phases and not a number or name",
     "device": "it determines where a training run executes and not its result",
     "num_threads": "it determines the speed of a training run and not its result",
+    "environment": "it is a list of names and not a number or name",
     "timeout_seconds": "it determines when a training run is stopped and not its result",
     "max_seconds": "it would make a trial's result depend on the load of the machine",
     "checkpoint_seconds": "it determines the checkpoints of a training run and not its result",

@@ -137,3 +137,6 @@ TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 
 RunId = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]*$")]
 """The id of an MLflow run, by MLflow's own rule."""
+
+VariableName = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]
+"""The name of an environment variable, without its value, which may be a credential."""

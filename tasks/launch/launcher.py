@@ -1,34 +1,33 @@
 """Launcher of the ranks of a training run on this machine, which end together."""
 
-import json
 import logging
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import filelock
 
+from tasks import tracking
 from tasks.cache.manifest import read_manifest
 from tasks.environment import rank_environment
-from tasks.errors import USER_ERRORS, TimeLimitExceeded
-from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED
+from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
+from tasks.launch.protocol import EXIT_ENDED
+from tasks.launch.rank_process import Message, RankProcess, first_failed, start, terminate
 from tasks.launch.rendezvous import ranks_environments
+from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
 from tasks.system.cores import num_cores, share_of_gpus
 from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import launch_lock
+from tasks.train.sweep import launch_lock, training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -43,8 +42,14 @@ FAILED_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 """Seconds between two checks of `stop`."""
 
-LAST_LINES = 30
-"""Lines of a failed rank's output in its error."""
+FAILED_SECONDS = 1.0
+"""Seconds between the first failure of a rank and the end of all, in which its cause may show in another rank."""
+
+STACK_SECONDS = 1.0
+"""Seconds in which a rank that has stalled prints its stack."""
+
+TRACKING_SECONDS = 5.0
+"""Maximum seconds for setting the state of a killed rank's MLflow run; the tracking server may not answer."""
 
 
 class RankFailed(RuntimeError):
@@ -53,54 +58,6 @@ class RankFailed(RuntimeError):
 
 class Stopped(RuntimeError):
     """The training run was stopped by its caller; run again to resume from the last checkpoint."""
-
-
-@dataclass
-class _Rank:
-    number: int
-    process: "subprocess.Popen[str]"
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-
-
-def _start(number: int, spec_path: Path, environment: dict[str, str]) -> _Rank:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "tasks.launch.start_rank", str(spec_path)],
-        # Never written to: the pipe closes when this process ends, and then the rank exits.
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        # Its own session, so that Ctrl-C on the terminal reaches the ranks only through this process.
-        start_new_session=True,
-    )
-    return _Rank(number, process)
-
-
-def _read_lines(rank: _Rank, lines: "queue.Queue[tuple[_Rank, str | None]]") -> None:
-    assert rank.process.stdout is not None
-    with rank.process.stdout as output:
-        for line in output:
-            lines.put((rank, line.rstrip("\n")))
-    lines.put((rank, None))
-
-
-def _terminate(ranks: list[_Rank], grace_seconds: float) -> None:
-    """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended."""
-    running = [rank for rank in ranks if rank.process.poll() is None]
-    for rank in running:
-        rank.process.terminate()
-    deadline = time.monotonic() + grace_seconds
-    for rank in running:
-        try:
-            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.process.kill()
-            rank.process.wait()
-    for rank in ranks:
-        assert rank.process.stdin is not None
-        rank.process.stdin.close()
 
 
 def launch_ranks(
@@ -124,6 +81,7 @@ def launch_ranks(
         DiskFull: A disk is full.
         TrackingUnavailable, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
         RankFailed: A rank failed for another reason; the message has its last lines.
+        RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`.
         TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
     """
@@ -166,71 +124,147 @@ def _check_stop(stop: threading.Event | None) -> None:
 def _train(
     spec: TrainingSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None
 ) -> RunRef:
-    num_ranks = spec.num_ranks
-    lines: queue.Queue[tuple[_Rank, str | None]] = queue.Queue()
-    ranks: list[_Rank] = []
+    num_ranks, timeout_seconds = spec.num_ranks, spec.train.timeout_seconds
+    messages: queue.Queue[Message] = queue.Queue()
+    ranks: list[RankProcess] = []
     run_id: str | None = None
+    stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     with (
         TemporaryDirectory() as scratch,
-        ranks_environments(num_ranks) as environments,
+        ranks_environments(num_ranks, stall_seconds) as environments,
     ):
         spec_path = Path(scratch, "spec.json")
         spec_path.write_text(spec.model_dump_json())
-        common = rank_environment() | {
+        common = rank_environment(spec.train.environment) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, num_cores() // (num_ranks * spec.num_slots))),
         }
+        if unset := [name for name in spec.train.environment if name not in common]:
+            logger.warning("train.environment names '%s', which is not set where the ranks start", "', '".join(unset))
         if spec.num_slots > 1:
             common |= share_of_gpus(spec.slot)
-        if spec.distributed:
-            common["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(spec.distributed.stall_timeout_seconds)
+        watchdog = Watchdog(num_ranks, stall_seconds)
         try:
             for number, environment in enumerate(environments):
-                ranks.append(_start(number, spec_path, common | environment))
-                threading.Thread(target=_read_lines, args=(ranks[-1], lines), daemon=True).start()
-            running = len(ranks)
-            deadline = time.monotonic() + spec.train.timeout_seconds
-            while running:
-                rank, line = _next_line(lines, deadline, spec.train.timeout_seconds, stop)
-                if line is None:
-                    running -= 1
-                    _check_exit(rank)
-                elif line.startswith(EVENT_MARK):
-                    event = json.loads(line.removeprefix(EVENT_MARK))
-                    if "failed" in event:
-                        raise USER_ERRORS[event["failed"]](event["message"])
-                    if "step" in event:
-                        publish(StepProgress(**event))
-                    run_id = event.get("run_id", run_id)
-                    if on_event is not None and "epoch" in event:
-                        on_event(event)
-                else:
-                    rank.lines.append(line)
-                    logger.info("rank %d: %s", rank.number, line)
+                ranks.append(start(number, spec_path, common | environment, messages, watchdog.heard))
+            deadline = time.monotonic() + timeout_seconds
+            while not all(rank.has_ended() for rank in ranks) or not messages.empty():
+                _check_deadline(deadline, timeout_seconds)
+                _check_stop(stop)
+                received = None
+                with suppress(queue.Empty):
+                    received = messages.get(timeout=POLL_SECONDS)
+                if received is not None:
+                    rank, message = received
+                    if isinstance(message, dict):
+                        run_id = _handle_event(rank, message, on_event) or run_id
+                    else:
+                        _handle_line(rank, message)
+                _check_ends(ranks, watchdog)
+                if (stall := watchdog.find_stall()) is not None:
+                    for rank in ranks:
+                        if rank.number in stall.ranks:
+                            rank.show_stack()
+                    _log_lines(messages, STACK_SECONDS)
+                    raise RankStalled(
+                        f"{stall.sentence}; distributed.stall_timeout_seconds is {stall_seconds}, and all ranks were "
+                        "ended: run again to resume from the last checkpoint, with a higher limit if a step may take "
+                        "as long"
+                    )
+            _check_ends(ranks, watchdog, wait=False)
         finally:
             # If no rank has failed, they write a checkpoint together and exit.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
-            _terminate(ranks, FAILED_GRACE_SECONDS if failed else SHUTDOWN_GRACE_SECONDS)
+            stalled = isinstance(sys.exception(), RankStalled)
+            terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
+            if any(rank.process.returncode < 0 for rank in ranks):
+                _end_killed_run(spec)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
 
 
-def _next_line(
-    lines: "queue.Queue[tuple[_Rank, str | None]]", deadline: float, timeout_seconds: int, stop: threading.Event | None
-) -> tuple[_Rank, str | None]:
-    while (remaining := deadline - time.monotonic()) > 0:
-        _check_stop(stop)
-        with suppress(queue.Empty):
-            return lines.get(timeout=min(remaining, POLL_SECONDS))
-    raise TimeLimitExceeded(
-        f"training took longer than train.timeout_seconds {timeout_seconds} and was stopped: "
-        "run again to resume from the last checkpoint"
-    )
+def _check_deadline(deadline: float, timeout_seconds: int) -> None:
+    if time.monotonic() > deadline:
+        raise TimeLimitExceeded(
+            f"training took longer than train.timeout_seconds {timeout_seconds} and was stopped: "
+            "run again to resume from the last checkpoint"
+        )
 
 
-def _check_exit(rank: _Rank) -> None:
-    status = rank.process.wait()
-    if status != 0:
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise RankFailed(f"rank {rank.number} {how}; its last lines:\n" + "\n".join(rank.lines))
+def _handle_event(
+    rank: RankProcess, event: dict[str, Any], on_event: Callable[[dict[str, Any]], None] | None
+) -> str | None:
+    """Handle an event of a rank; return the id of the MLflow run, if it is in the event."""
+    if "failed" in event:
+        rank.failure = USER_ERRORS[event["failed"]](event["message"])
+    if "step" in event:
+        publish(StepProgress(**event))
+    if on_event is not None and "epoch" in event:
+        on_event(event)
+    return event.get("run_id")
+
+
+def _handle_line(rank: RankProcess, line: str | None) -> None:
+    if line is None:
+        rank.open_pipes -= 1
+        return
+    rank.lines.append(line)
+    logger.info("rank %d: %s", rank.number, line)
+
+
+def _log_lines(messages: "queue.Queue[Message]", seconds: float) -> None:
+    """Log the lines that the ranks write within the given time."""
+    until = time.monotonic() + seconds
+    with suppress(queue.Empty):
+        while (left := until - time.monotonic()) > 0:
+            rank, message = messages.get(timeout=left)
+            if not isinstance(message, dict):
+                _handle_line(rank, message)
+
+
+def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = True) -> None:
+    """Check that no rank has failed; with `wait`, a first failure waits for those of other ranks.
+
+    Raises:
+        UserError: The error that a rank reported.
+        RankFailed: A rank failed for another reason.
+    """
+    for rank in ranks:
+        if rank.has_ended():
+            watchdog.ended(rank.number)
+    failed = first_failed(ranks)
+    if failed is None:
+        return
+    first = min(rank.ended_at for rank in ranks if rank.ended_at is not None and rank.process.returncode != 0)
+    if wait and (time.monotonic() - first < FAILED_SECONDS or not failed.has_ended()):
+        return
+    if failed.failure is not None:
+        raise failed.failure
+    status = failed.process.returncode
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    raise RankFailed(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
+
+
+def _end_killed_run(spec: TrainingSpec) -> None:
+    """Set the state of the MLflow run that killed ranks left as running; the caller holds the launch lock.
+
+    An outage of the tracking server neither delays the end nor hides its cause: the next start of the training run
+    sets the state.
+    """
+
+    def end() -> None:
+        lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
+        try:
+            with lock.acquire(timeout=0):
+                tracking.end_abandoned_runs(spec.storage, spec.key, keep=None)
+        except filelock.Timeout:
+            logger.info("the MLflow run stays as it is: another process trains the same run")
+        except Exception as error:
+            logger.warning("the MLflow run is left as running: %s", loggable(error))
+
+    thread = threading.Thread(target=end, name="end-killed-run", daemon=True)
+    thread.start()
+    thread.join(TRACKING_SECONDS)
+    if thread.is_alive():
+        logger.warning("the MLflow run is left as running: '%s' does not answer", spec.storage.tracking_shown)

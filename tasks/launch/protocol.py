@@ -1,7 +1,10 @@
-"""The protocol between a rank and its launcher: events on stdout, and exit statuses."""
+"""The protocol between a rank and its launcher: events as lines of JSON on a pipe of their own, and exit statuses."""
 
-EVENT_MARK = "@lakevision "
-"""Prefix of the lines on stdout that are events for the launcher, as JSON."""
+ACTIVITY = "activity"
+"""Key of the event with the fields of a rank's `Activity`; every rank sends it, once per BEAT_SECONDS."""
+
+BEAT_SECONDS = 0.5
+"""Seconds between two activities of a rank."""
 
 EXIT_FAILED = 1
 EXIT_WRONG_INPUT = 2

@@ -4,7 +4,6 @@ The command `tasks.launch.start_rank` runs it. Horovod's own launcher of pickled
 second core busy, and unpickles code.
 """
 
-import json
 import logging
 import signal
 import sys
@@ -19,7 +18,8 @@ from torch import nn
 from tasks.collectives import Reducer, SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import UserError, WrongInput, user_error_name
-from tasks.launch.protocol import EVENT_MARK, EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
+from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
+from tasks.progress.activity import waiting_for_ranks, working
 from tasks.progress.count import listener
 from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import SingleLineFilter
@@ -63,7 +63,8 @@ class HorovodReducer:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks."""
-        summed: torch.Tensor = self._hvd.allreduce(values.contiguous(), op=self._hvd.Sum)
+        with waiting_for_ranks():
+            summed: torch.Tensor = self._hvd.allreduce(values.contiguous(), op=self._hvd.Sum)
         return summed
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -71,11 +72,15 @@ class HorovodReducer:
         # By default Horovod names the operation after the value's type, which often differs between the root and the
         # other ranks. Ranks that wait under different names deadlock.
         self._num_broadcasts += 1
-        return self._hvd.broadcast_object(value, root_rank=root, name=f"lakevision.broadcast.{self._num_broadcasts}")
+        with waiting_for_ranks():
+            return self._hvd.broadcast_object(
+                value, root_rank=root, name=f"lakevision.broadcast.{self._num_broadcasts}"
+            )
 
     def broadcast_model(self, model: nn.Module) -> None:
         """Copy the parameters and buffers of rank 0 to every rank."""
-        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        with waiting_for_ranks():
+            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
@@ -97,17 +102,15 @@ class HorovodReducer:
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Wait for the averaged gradients, call `see_gradients`, which may change them, and step."""
         averaging: Any = optimizer
-        averaging.synchronize()
+        with waiting_for_ranks():
+            averaging.synchronize()
         see_gradients()
         with averaging.skip_synchronize():
             averaging.step()
 
 
-def emit(event: dict[str, Any]) -> None:
-    """Send an event to the process that started this rank."""
-    # A single write: print writes the newline separately, and output of a thread or of Horovod may come between.
-    sys.stdout.write(f"{EVENT_MARK}{json.dumps(event)}\n")
-    sys.stdout.flush()
+Emit = Callable[[dict[str, Any]], None]
+"""A function that sends an event to the process that started this rank."""
 
 
 def make_reducer(num_ranks: int) -> Reducer:
@@ -116,7 +119,8 @@ def make_reducer(num_ranks: int) -> Reducer:
         return SingleProcess()
     import horovod.torch as hvd
 
-    hvd.init()
+    with waiting_for_ranks():
+        hvd.init()
     return HorovodReducer()
 
 
@@ -124,10 +128,11 @@ def shut_down_horovod() -> None:
     """Shut Horovod down; without it, the exit of this rank raises an uncaught exception in the other ranks."""
     import horovod.torch as hvd
 
-    hvd.shutdown()
+    with waiting_for_ranks():
+        hvd.shutdown()
 
 
-def run_rank(spec: TrainingSpec, reducer: Reducer) -> None:
+def run_rank(spec: TrainingSpec, reducer: Reducer, emit: Emit) -> None:
     """Train; rank 0 emits an event after each epoch, and the id of the MLflow run at the end."""
 
     def on_epoch(metrics: ReportedEpoch) -> None:
@@ -147,8 +152,8 @@ def run_rank(spec: TrainingSpec, reducer: Reducer) -> None:
         emit({"run_id": run.run_id})
 
 
-def main(spec_path: str) -> int:
-    """Run one rank; return the process's exit status."""
+def main(spec_path: str, emit: Emit) -> int:
+    """Run one rank, which sends its events with `emit`; return the process's exit status."""
     # SIGTERM raises an exception, so that the MLflow run does not stay in the state RUNNING. Only the first one does:
     # at a shutdown of the machine a rank gets a second one from its parent, which would interrupt the checkpoint.
     interrupt_on(signal.SIGTERM, once=True)
@@ -170,12 +175,13 @@ def main(spec_path: str) -> int:
     # No warning about a missing git: the commit is known from another source then.
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
-        reducer = make_reducer(spec.num_ranks)
-        logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
-        with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
-            run_rank(spec, reducer)
-        if reducer.num_ranks > 1:
-            shut_down_horovod()
+        with working("preparing"):
+            reducer = make_reducer(spec.num_ranks)
+            logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
+            with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
+                run_rank(spec, reducer, emit)
+            if reducer.num_ranks > 1:
+                shut_down_horovod()
     except UserError as error:
         emit({"failed": user_error_name(error), "message": str(error)})
         return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED

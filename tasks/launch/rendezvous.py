@@ -5,12 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer
 
+from tasks.launch.watchdog import START_SECONDS
+
+GLOO_MARGIN_SECONDS = 60
+"""Seconds from the watchdog's limit to Gloo's."""
+
 
 @contextmanager
-def ranks_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
+def ranks_environments(num_ranks: int, stall_seconds: float) -> Iterator[list[dict[str, str]]]:
     """Run Horovod's rendezvous server; yield the environment variables of each rank.
 
-    A single process needs no server and no variables.
+    A single process needs no server and no variables. After `stall_seconds`, Horovod warns of ranks that others wait
+    for. It does not end them: unlike the watchdog, it cannot tell slow ranks from stalled ones.
 
     Horovod's own launcher binds the server to all interfaces, passes the environment on a command line, which `ps`
     shows, and starts each rank in its own session. Here the server listens only on the loopback interface.
@@ -34,8 +40,9 @@ def ranks_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
-        # Ranks load data and weights before they first connect, which may exceed Gloo's default of 30 s.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(int(stall_seconds)),
+        # After the watchdog, which names the rank that is missing: Gloo only knows that one is.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(max(stall_seconds, START_SECONDS) + GLOO_MARGIN_SECONDS)),
     }
     try:
         yield [shared | create_slot_env_vars(assignment) for assignment in assignments]

@@ -1,14 +1,18 @@
-"""The command that starts a rank, `python -m tasks.launch.start_rank SPEC`.
+"""The command that starts a rank, `python -m tasks.launch.start_rank DESCRIPTOR SPEC`; events go to the descriptor.
 
 It imports only the standard library at first, so that from the beginning the rank exits with its parent. The imports of
 a rank run without the garbage collector, whose repeated scans of long-lived objects take a fifth of the time (LOG.md).
 """
 
+import faulthandler
 import gc
 import os
+import signal
 import sys
 import threading
 import traceback
+
+from tasks.launch.reporter import Reporter
 
 EXIT_ORPHANED = 3
 
@@ -26,7 +30,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-def start_rank(spec_path: str) -> int:
+def start_rank(reporter: Reporter, spec_path: str) -> int:
     """Import the modules of a rank and run it; return the exit status of the process."""
     gc.disable()
     from tasks.launch.rank import main
@@ -34,13 +38,16 @@ def start_rank(spec_path: str) -> int:
     # Excludes the imported objects, which stay until the end, from all later collections.
     gc.freeze()
     gc.enable()
-    return main(spec_path)
+    return main(spec_path, reporter.send)
 
 
 if __name__ == "__main__":
     end_with_parent()
+    faulthandler.register(signal.SIGUSR1, file=sys.stdout)
+    own = Reporter(int(sys.argv[1]))
+    own.start()
     try:
-        status = start_rank(sys.argv[1])
+        status = start_rank(own, sys.argv[2])
     except BaseException:  # Also of the imports: the parent shows the last lines of a failed rank.
         traceback.print_exc(file=sys.stdout)
         status = 1

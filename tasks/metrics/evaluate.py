@@ -12,6 +12,7 @@ from tasks.cache.loader import Batch
 from tasks.collectives import Reducer
 from tasks.metrics.calibration import Calibration, CalibrationSums
 from tasks.metrics.mistakes import Mistake, WorstMistakes
+from tasks.progress.activity import stepping
 
 
 class Loader(Protocol):
@@ -99,11 +100,13 @@ def logits_of(
 ) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
     """Yield every non-empty batch, with its labels (B,) and logits (B, K) on the device."""
     model.eval()
-    for batch in loader.epoch(0):
-        if len(batch.labels_B):
-            inputs = batch.inputs.to(device, non_blocking=True)
-            labels_B = batch.labels_B.to(device, non_blocking=True)
-            yield batch, labels_B, model(inputs)
+    with stepping("evaluating") as begin_step:
+        for step, batch in enumerate(loader.epoch(0)):
+            begin_step(step)
+            if len(batch.labels_B):
+                inputs = batch.inputs.to(device, non_blocking=True)
+                labels_B = batch.labels_B.to(device, non_blocking=True)
+                yield batch, labels_B, model(inputs)
 
 
 def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer) -> Evaluation:

@@ -13,6 +13,7 @@ from tasks.cache.sizes import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.cache.write import RowFileWriter
 from tasks.collectives import Reducer
 from tasks.model_package.network import ImageNetwork
+from tasks.progress.activity import stepping
 from tasks.progress.count import advance
 from tasks.schema import cache_schema
 
@@ -69,8 +70,13 @@ def write_share(
     writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
     began = logged_at = time.monotonic()
     try:
-        with head_inputs(backbone) as vectors, torch.inference_mode():
-            for batch in loader.epoch(0, begin):
+        with (
+            head_inputs(backbone) as vectors,
+            torch.inference_mode(),
+            stepping(f"computing features of '{split}'") as begin_step,
+        ):
+            for step, batch in enumerate(loader.epoch(0, begin)):
+                begin_step(step)
                 backbone(batch.inputs.to(device, non_blocking=True))
                 features = torch.cat(vectors).float().cpu().numpy()  # Of each pass over a part of the batch.
                 vectors.clear()

@@ -27,6 +27,7 @@ from tasks.model.precision import precision_name
 from tasks.model_package.serving import serving_network
 from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
+from tasks.progress.activity import waiting_for_process
 from tasks.progress.count import counted
 from tasks.refs import CacheRef
 from tasks.system.disk import translate_disk_full
@@ -126,7 +127,8 @@ def materialize_features(
     with translate_disk_full(folder), ExitStack() as stack:
 
         def find_existing() -> CacheManifest | None:
-            stack.enter_context(exclusive_lock(url))  # Another training run may be computing them.
+            with waiting_for_process("waiting for a training run that computes the same features"):
+                stack.enter_context(exclusive_lock(url))
             return _complete_features(url, settings)
 
         found = run_on_rank_zero(reducer, find_existing)

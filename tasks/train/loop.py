@@ -19,6 +19,7 @@ from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import Loader, evaluate
 from tasks.model.network import copy_of_state
+from tasks.progress.activity import stepping
 from tasks.schema import TRAIN, VAL
 from tasks.system.signals import defer_signals
 from tasks.train.averaging import WeightAverage
@@ -117,10 +118,12 @@ def train_one_epoch(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
-    with defer_signals():  # Signals interrupt between steps, never within one.
+    # Signals interrupt between steps, never within one.
+    with defer_signals(), stepping("training", epoch) as begin_step:
         for number, batch in enumerate(loader.epoch(epoch, start), first_batch):
             timer.batch_arrived()
             step, part = divmod(number, num_parts)
+            begin_step(step)
             parts_end = min(loader.num_steps, (step + 1) * num_parts)
             if part == 0:
                 set_learning_rate(optimizer, loop.learning_rate(epoch * steps_per_epoch + step))

@@ -20,6 +20,7 @@ from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
 from tasks.model.network import Classifier
 from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
+from tasks.progress.activity import expect_slow_steps
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
@@ -167,6 +168,8 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = context.precision
     takes_features = _takes_features(context, phase)
+    # The network is compiled in the first steps.
+    expect_slow_steps(slow=train.compile and not takes_features)
     model = classifier.head if takes_features else classifier
     # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
     batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)

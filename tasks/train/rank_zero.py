@@ -1,4 +1,4 @@
-"""Work on rank 0 that may take longer than Horovod's timeout, while the other ranks wait."""
+"""Work on rank 0 that may take long, while the other ranks wait."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tasks.collectives import Reducer
 T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 5.0
-"""Seconds between two heartbeats of rank 0; Horovod ends ranks that wait for another rank for minutes."""
+"""Seconds between two heartbeats of rank 0, without which Horovod warns that it is missing."""
 
 
 def run_on_rank_zero(reducer: Reducer, work: Callable[[], T]) -> T:

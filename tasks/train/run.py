@@ -7,6 +7,7 @@ import filelock
 
 from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
+from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.progress import ReportedEpoch, ResumePoint
@@ -44,7 +45,8 @@ def train_model(
             training.folder.mkdir(parents=True, exist_ok=True)
             # Of two processes with the same run, one trains; the other waits and finds it finished. Launchers have a
             # lock of their own; this one is for direct calls, and for a rank that outlives its launcher.
-            stack.enter_context(filelock.FileLock(training_lock(training.folder)))
+            with waiting_for_process("waiting for another process with the same training run"):
+                stack.enter_context(filelock.FileLock(training_lock(training.folder)))
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
             with tracking.translate_outage(spec.storage):
                 return _find_resume_point(training, spec)

@@ -15,6 +15,7 @@ from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
 from tasks.model.device import choose_device, make_deterministic
 from tasks.model.network import build_classifier, copy_of_state
+from tasks.progress.activity import expect_slow_steps, working
 from tasks.refs import RunRef
 from tasks.report.image_names import name_images
 from tasks.schema import TRAIN
@@ -128,9 +129,10 @@ class Training:
     def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: ServingEvaluation) -> RunRef:
         """Send the remaining metrics and log the results, on rank 0."""
         assert self._sender is not None, "a run has a sender"
-        self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
-        self._sender.close()
-        log_results(run, context, self.progress, test)
+        with working("logging the results"):
+            self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
+            self._sender.close()
+            log_results(run, context, self.progress, test)
         return RunRef(run_id=run.run_id)
 
     def _prepare(self) -> TrainingContext:
@@ -175,10 +177,11 @@ class Training:
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
 
         def save() -> None:
-            content = self.checkpoints.collect(model, optimizer, progress, reducer)
-            # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
-            if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
-                self._send_epochs()
+            with working("writing a checkpoint"):
+                content = self.checkpoints.collect(model, optimizer, progress, reducer)
+                # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
+                if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
+                    self._send_epochs()
 
         def seconds_left() -> float:
             return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
@@ -190,6 +193,7 @@ class Training:
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
             step_callback.saved()
+            expect_slow_steps(slow=False)
             if reducer.rank != 0:  # Only this rank's own figures: rank 0 logs the metrics, which are over all ranks.
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)

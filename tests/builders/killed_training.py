@@ -1,16 +1,19 @@
-"""Training runs whose ranks are killed, and readers of the results that they log."""
+"""Training runs whose ranks are killed or stopped, and readers of the results that they log."""
 
 import os
 import random
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import mlflow
 import psutil
 
+from tasks import tracking
 from tasks.config.train import TrainConfig
+from tasks.errors import RankStalled
 from tasks.launch.launcher import RankFailed, launch_ranks
 from tasks.refs import RunRef
 from tasks.storage import Storage
@@ -41,20 +44,39 @@ def own_ranks() -> list[psutil.Process]:
     return found
 
 
-def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | None = None) -> str:
-    """Train, and kill a rank with SIGKILL in a step, a checkpoint or a validation.
+@dataclass
+class Victim:
+    """A rank that got a signal, and the end of its training run."""
+
+    rank: int | None = None
+    """Number of the rank; None where the training run ended before the signal."""
+    message: str = ""
+    """First line of the error."""
+    seconds: float = 0.0
+    """Seconds from the signal to the end of all ranks."""
+
+
+def launch_and_kill(
+    spec: TrainingSpec,
+    draw: random.Random,
+    seconds: float | None = None,
+    *,
+    number: signal.Signals = signal.SIGKILL,
+    rank: int | None = None,
+) -> Victim:
+    """Train, and kill or stop a rank in a step, a checkpoint or a validation.
 
     Args:
         spec: The training run to launch.
         draw: Chooses the moment and the rank.
-        seconds: The time from the start to the kill. By default the kill follows the second or third epoch of this
+        seconds: The time from the start to the signal. By default the signal follows the second or third epoch of this
             launch, within the duration of that epoch: this is in time even where a machine's speed varies.
-
-    Returns:
-        The first line of the error, empty where the training run ended before the kill.
+        number: The signal.
+        rank: Number of the rank; None for any.
     """
     started, over = threading.Event(), threading.Event()
     events: list[float] = []
+    victim, sent_at = Victim(), [time.monotonic()]
     wanted, fraction = draw.choice((2, 3)), draw.random()
     if seconds is not None:
         started.set()
@@ -63,7 +85,10 @@ def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | No
         started.wait()
         wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
         if not over.wait(wait) and (ranks := own_ranks()):
-            os.kill(draw.choice(ranks).pid, signal.SIGKILL)
+            numbered = {int(process.environ().get("HOROVOD_RANK", "0")): process.pid for process in ranks}
+            victim.rank = draw.choice(sorted(numbered)) if rank is None else rank
+            sent_at[0] = time.monotonic()
+            os.kill(numbered[victim.rank], number)
 
     def on_event(_event: dict[str, Any]) -> None:
         if len(events) < wanted:
@@ -75,22 +100,28 @@ def launch_and_kill(spec: TrainingSpec, draw: random.Random, seconds: float | No
     thread.start()
     try:
         launch_ranks(spec, on_event)
-    except RankFailed as failed:
-        message = str(failed).splitlines()[0]
+    except (RankFailed, RankStalled) as failed:
+        victim.seconds = time.monotonic() - sent_at[0]
+        victim.message = str(failed).splitlines()[0]
         moment = f"{fraction:.2f} of an epoch after epoch {wanted}" if seconds is None else f"after {seconds:.2f} s"
-        print(f"killed {moment}: {message}")
-        return message
+        print(f"{number.name} {moment}, the end after {victim.seconds:.1f} s: {victim.message}")
     finally:
         over.set()
         started.set()
         thread.join()
-    return ""
+    return victim
 
 
 def logged_epochs(run: RunRef, storage: Storage) -> list[int]:
     """Return the epochs of the validation losses that the run logged."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     return [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")]
+
+
+def runs_in(storage: Storage) -> list[tuple[str, str]]:
+    """Return id and status of every MLflow run of the training experiment."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    return [(run.info.run_id, run.info.status) for run in client.search_runs([tracking.prepare_tracking(storage)])]
 
 
 def runs_beside(run: RunRef, storage: Storage) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Training runs that are killed at random moments, and training runs on a full disk."""
 
+import signal
 import time
 
 import pytest
@@ -16,11 +17,13 @@ from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.disks import fill, mounted_disk
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside
+from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside, runs_in
 from tests.builders.processes import rank_processes
 from tests.builders.training_runs import weights
 
 MOMENTS = 3
+ROUNDS = 20
+STALL_SECONDS = 10
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
     took = time.monotonic() - began
     spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
-    assert "was ended by signal 9" in launch_and_kill(spec, draw)
+    assert "was ended by signal 9" in launch_and_kill(spec, draw).message
     for _ in range(1, MOMENTS):
         launch_and_kill(spec, draw, draw.uniform(0.3, 0.8) * took)
     run = launch_ranks(spec)
@@ -48,6 +51,32 @@ def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp
     assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
     assert not list(storage.checkpoints.glob("*/*.pt"))
     assert own_ranks() == []
+
+
+@pytest.mark.timeout(3600)
+def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw):
+    """Whatever rank at whatever moment: no rank is left, the MLflow run has ended, and a resumed run is the same."""
+    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=STALL_SECONDS)
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
+    expected = weights(undisturbed, other, tmp_path)
+    for number in range(ROUNDS):
+        own = resolve_storage(StorageConfig(home=str(tmp_path / f"round-{number}")))
+        spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=own)
+        stops = number % 2 == 0
+        sent = signal.SIGSTOP if stops else signal.SIGKILL
+
+        victim = launch_and_kill(spec, draw, number=sent, rank=number // 2 % 2)
+
+        assert own_ranks() == []
+        how = "has reported nothing for" if stops else "was ended by signal 9"
+        assert f"rank {victim.rank} {how}" in victim.message
+        assert victim.seconds < 15 + (STALL_SECONDS if stops else 0)
+        assert [status for _run_id, status in runs_in(own)] in (["KILLED"], ["FAILED"])
+        run = launch_ranks(spec)
+        resumed = weights(run, own, tmp_path)
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+        assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
 
 
 def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path):

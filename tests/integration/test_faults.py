@@ -1,5 +1,6 @@
 """The faults of tests/faults in their cheapest form: one moment each, on few images."""
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,10 +12,12 @@ import torch
 
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
+from tasks.config.distributed import DistributedConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
 from tasks.errors import DiskFull, TrackingUnavailable, WrongInput
 from tasks.etl.ingest import ingest_images
+from tasks.launch.launcher import launch_ranks
 from tasks.predict import batch
 from tasks.refs import TableRef
 from tasks.registry.aliases import CHAMPION
@@ -42,7 +45,7 @@ from tests.builders.killed_runs import (
     run_to_end,
     run_undisturbed,
 )
-from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside
+from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside, runs_in
 from tests.builders.tracking_server import TrackingServer
 from tests.builders.training_runs import weights
 from tests.builders.untrained_model import log_run, predict
@@ -230,7 +233,7 @@ def test_run_killed_at_a_random_moment_equals_undisturbed_run(cache, storage, tm
     undisturbed = train_model(TrainingSpec(train=TRAIN, cache=cache, storage=other))
     spec = TrainingSpec(train=TRAIN, distributed=None, cache=cache, storage=storage)
 
-    assert "was ended by signal 9" in launch_and_kill(spec, draw_for(request.node.name))
+    assert "was ended by signal 9" in launch_and_kill(spec, draw_for(request.node.name)).message
     epochs: list[int] = []
     resumed_run = train_model(
         TrainingSpec(train=TRAIN, cache=cache, storage=storage), on_epoch=lambda metrics: epochs.append(metrics.epoch)
@@ -243,3 +246,35 @@ def test_run_killed_at_a_random_moment_equals_undisturbed_run(cache, storage, tm
     assert runs_beside(resumed_run, storage) == [(resumed_run.run_id, "FINISHED")]
     assert not list(storage.checkpoints.glob("*/*.pt"))
     assert own_ranks() == []
+
+
+def test_stopped_or_killed_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_one(
+    cache, storage, tmp_path, request
+) -> None:
+    """The error names the rank, and the MLflow run has ended; the other ranks and moments are in tests/faults."""
+    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=10)
+    spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
+    expected = weights(launch_ranks(spec), storage, tmp_path)
+    draw = draw_for(request.node.name)
+
+    for sent, rank, message, seconds in (
+        (signal.SIGKILL, 0, r"^rank 0 was ended by signal 9", 15),
+        (
+            signal.SIGSTOP,
+            1,
+            r"^rank 1 has reported nothing for 1. s, since .*; distributed.stall_timeout_seconds is 10",
+            25,
+        ),
+    ):
+        own = make_storage(tmp_path / sent.name)
+        again = spec.model_copy(update={"storage": own})
+        victim = launch_and_kill(again, draw, number=sent, rank=rank)
+
+        assert re.search(message, victim.message)
+        assert victim.seconds < seconds
+        assert own_ranks() == []
+        assert [status for _run_id, status in runs_in(own)] in (["KILLED"], ["FAILED"])
+        run = launch_ranks(again)
+        resumed = weights(run, own, tmp_path)
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+        assert runs_beside(run, own) == [(run.run_id, "FINISHED")]

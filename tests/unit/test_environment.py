@@ -86,9 +86,38 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
         "NCCL_DEBUG": "INFO",
         "CXX": "clang++",
         "MLFLOW_TRACKING_TOKEN": "t",
+        "DATABRICKS_TOKEN": "t",
         "AWS_ACCESS_KEY_ID": "k",
+        "FSSPEC_S3_ENDPOINT_URL": "http://store",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TORCHINDUCTOR_CACHE_DIR": "/inductor",
+        "TRITON_CACHE_DIR": "/triton",
+        "KMP_AFFINITY": "compact",
+        "GOMP_CPU_AFFINITY": "0-3",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "LD_PRELOAD": "/lib/libtcmalloc.so",
+        "HADOOP_CONF_DIR": "/hadoop",
+        "JAVA_HOME": "/java",
+        "KRB5CCNAME": "/tmp/krb5",
+        "PGPASSFILE": "/pgpass",
+        "UCX_TLS": "tcp",
+        "FI_PROVIDER": "efa",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "HF_HOME": "/hf",
+        "SSL_CERT_DIR": "/certs",
+        "ALL_PROXY": "socks5://proxy",
+        "all_proxy": "socks5://proxy",
     }
-    withheld = {"PREFECT_API_KEY": "secret", "GITHUB_TOKEN": "secret", "DATABASE_URL": "secret", "MY_PATH": "x"}
+    withheld = {
+        "PREFECT_API_KEY": "secret",
+        "GITHUB_TOKEN": "secret",
+        "DATABASE_URL": "secret",
+        "HF_TOKEN": "secret",
+        "NVIDIA_API_KEY": "secret",
+        "MY_PATH": "x",
+    }
     for name, value in (passed | withheld).items():
         monkeypatch.setenv(name, value)
 
@@ -104,6 +133,7 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
         assert rank_environment()[name] == own
     assert not withheld.keys() & environment.keys()
     assert "secret" not in environment.values()
+    assert rank_environment(["MY_PATH", "NOT_SET"]) == rank_environment() | {"MY_PATH": "x"}
 
 
 def test_links_lead_to_mlflows_ui(monkeypatch: pytest.MonkeyPatch) -> None:

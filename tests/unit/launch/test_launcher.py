@@ -1,6 +1,5 @@
 """Checks before ranks start, and their environment and events."""
 
-import json
 import os
 import sys
 import threading
@@ -9,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import filelock
+import psutil
 import pytest
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import TimeLimitExceeded, WrongInput
-from tasks.launch.launcher import Stopped, launch_ranks
-from tasks.launch.protocol import EVENT_MARK
+from tasks.errors import RankStalled, TimeLimitExceeded, WrongInput
+from tasks.launch.launcher import RankFailed, Stopped, launch_ranks
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
@@ -66,10 +65,21 @@ def test_waiting_for_the_same_run_times_out(storage: Storage) -> None:
             launch_ranks(spec, stop=stop)
 
 
-# A rank that reports its environment instead of training.
-RANK = f"""#!/bin/sh
-echo '{EVENT_MARK}{{"run_id": "'$OMP_NUM_THREADS threads, $CUDA_VISIBLE_DEVICES'"}}'
-"""
+def fake_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let launchers start a program instead of training, in which `send` sends an event."""
+    rank = folder / "rank"
+    rank.write_text(f"""#!{sys.executable}
+import json, os, signal, sys, time
+from dataclasses import asdict
+descriptor, number = int(sys.argv[4]), int(os.environ.get("HOROVOD_RANK", "0"))
+def send(event):
+    os.write(descriptor, f"{{json.dumps(event)}}\\n".encode())
+def step(number):
+    send({{"activity": ["training", "step", 2, number, number]}})
+{program}
+""")
+    rank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(rank))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +95,8 @@ def test_concurrent_runs_share_cores_and_gpus(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: int, num_slots: int, resources: str
 ) -> None:
     """Concurrent runs share the cores and get the GPUs round-robin, and a single run has them all."""
-    rank = tmp_path / "rank"
-    rank.write_text(RANK)
-    rank.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(rank))
+    resources_of_rank = 'f\'{os.environ["OMP_NUM_THREADS"]} threads, {os.environ["CUDA_VISIBLE_DEVICES"]}\''
+    fake_ranks(tmp_path, monkeypatch, f'send({{"run_id": {resources_of_rank}}})')
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "none")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
@@ -107,11 +115,7 @@ def test_progress_of_ranks_is_reported_in_this_process(
 ) -> None:
     """Progress events of a rank reach the listeners in the launcher's process."""
     progress = StepProgress("features", 64, 150, 2.0)
-    rank = tmp_path / "rank"
-    events = (asdict(progress), {"run_id": "r"})
-    rank.write_text("#!/bin/sh\n" + "".join(f"echo '{EVENT_MARK}{json.dumps(event)}'\n" for event in events))
-    rank.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(rank))
+    fake_ranks(tmp_path, monkeypatch, f"send({asdict(progress)})\nsend({{'run_id': 'r'}})")
     train = TrainConfig(weights="none", freeze_backbone=False)
     reports: list[StepProgress] = []
 
@@ -119,3 +123,85 @@ def test_progress_of_ranks_is_reported_in_this_process(
         launch_ranks(spec_of(train, CacheRef(url="cache", digest="digest"), storage))
 
     assert reports == [progress]
+
+
+FAKE_CACHE = CacheRef(url="cache", digest="digest")
+
+
+def launch_two(storage: Storage) -> str:
+    """Launch two ranks with the least limit; return the id of the run."""
+    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=10)
+    train = TrainConfig(weights="none", freeze_backbone=False)
+    return launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=FAKE_CACHE, storage=storage)).run_id
+
+
+def test_event_after_an_unfinished_line_is_not_lost(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Output and events have a pipe each."""
+    fake_ranks(tmp_path, monkeypatch, "print('half a line', end='', flush=True)\nsend({'run_id': 'r'})")
+    with caplog.at_level("INFO", "lakevision.ranks"):
+        run = launch_ranks(spec_of(TrainConfig(weights="none", freeze_backbone=False), FAKE_CACHE, storage))
+    assert run.run_id == "r"
+    assert caplog.messages == ["rank 0: half a line"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("hang", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "has reported nothing for 1. s, since"),
+        ("while True: step(14); time.sleep(0.5)", "has made no progress for 1. s, in"),
+    ],
+)
+def test_stopped_or_endless_rank_ends_all_ranks(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: str, message: str
+) -> None:
+    """The error names the rank and its step, and no process is left."""
+    program = f"""
+step(14)
+open({str(tmp_path)!r} + f"/pid-{{number}}", "w").write(str(os.getpid()))
+if number == 1:
+    {hang}
+for seconds in range(1000):
+    send({{"activity": ["training", "ranks", 2, 14, 15]}})
+    time.sleep(0.5)
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+    with pytest.raises(RankStalled, match=rf"^rank 1 {message} step 14 of epoch 2 \(training\); distributed.stall_tim"):
+        launch_two(storage)
+    assert [path.name for path in sorted(tmp_path.glob("pid-*")) if psutil.pid_exists(int(path.read_text()))] == []
+
+
+@pytest.mark.timeout(120)
+def test_killed_rank_is_named_and_not_the_one_that_failed_for_it(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank may end first, with an error about a closed connection."""
+    program = """
+if number == 0:
+    sys.exit("connection closed by peer")
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+    with pytest.raises(RankFailed, match=r"^rank 1 was ended by signal 9; its last lines:\n$"):
+        launch_two(storage)
+
+
+@pytest.mark.timeout(120)
+def test_error_of_a_rank_is_raised_after_its_last_lines_are_logged(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Events come by another pipe than output, and may arrive before it."""
+    program = """
+send({"failed": "WrongInput", "message": "train.lr is 1"})
+if number == 0:
+    print("the last line", flush=True)
+    os._exit(2)
+time.sleep(60)
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+    with caplog.at_level("INFO", "lakevision.ranks"), pytest.raises(WrongInput, match=r"^train.lr is 1$"):
+        launch_two(storage)
+    assert "rank 0: the last line" in caplog.messages

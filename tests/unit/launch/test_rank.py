@@ -1,9 +1,11 @@
-"""Rank processes: exit with the parent, events on stdout, logging and specification."""
+"""Rank processes: exit with the parent, events on their own pipe, logging and specification."""
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -13,9 +15,11 @@ from pydantic import ValidationError
 from tasks.collectives import SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.launch.protocol import EVENT_MARK
-from tasks.launch.rank import emit, gpu_obstacle, log_level, make_reducer
+from tasks.launch.protocol import ACTIVITY
+from tasks.launch.rank import gpu_obstacle, log_level, make_reducer
+from tasks.launch.reporter import Reporter
 from tasks.launch.start_rank import EXIT_ORPHANED
+from tasks.progress.activity import Activity
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.identity import run_key
@@ -37,21 +41,19 @@ time.sleep(300)
 """
 
 
-# A rank whose thread logs while it sends events, as the thread that sends metrics does.
+# A rank that sends events while its activity and unfinished lines of output are written, and then stops.
 LOUD_RANK = """
-import logging, sys, threading
-from tasks.launch.rank import emit
-logging.basicConfig(stream=sys.stderr, format="%(message)s")
-def log():
-    while not over.is_set():
-        logging.warning("a line of a log")
-over = threading.Event()
-thread = threading.Thread(target=log)
-thread.start()
-for number in range(3000):
-    emit({"number": number})
-over.set()
-thread.join()
+import os, sys, time
+from tasks.launch.reporter import Reporter
+from tasks.progress.activity import stepping
+reporter = Reporter(int(sys.argv[1]))
+reporter.start()
+with stepping("training", 2) as begin_step:
+    for number in range(3000):
+        begin_step(number)
+        sys.stdout.write("an unfinished line")
+        reporter.send({"number": number, "text": "zwei\\nZeilen" * 30})
+    time.sleep(1.5)
 """
 
 
@@ -109,26 +111,30 @@ def test_orphaned_rank_has_its_own_exit_status() -> None:
         assert rank.wait(timeout=30) == EXIT_ORPHANED
 
 
-def test_event_is_one_line_with_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:
-    """An event is JSON after EVENT_MARK on one line, even if a value has a newline."""
-    event = {"epoch": 1, "val_accuracy": 0.5, "text": "zwei\nZeilen"}
+@pytest.mark.timeout(60)
+def test_events_and_activity_are_whole_lines_apart_from_the_output() -> None:
+    """All events arrive in order, also while the pipe is full, and the last activity is that of the last step."""
+    events, to_events = os.pipe()
+    rank = subprocess.Popen(
+        [sys.executable, "-c", LOUD_RANK, str(to_events)], stdout=subprocess.DEVNULL, pass_fds=(to_events,)
+    )
+    os.close(to_events)
+    with os.fdopen(events) as pipe:
+        time.sleep(1)  # The events fill the pipe meanwhile.
+        received = [json.loads(line) for line in pipe]
+    assert rank.wait() == 0
+    sent = [event for event in received if ACTIVITY not in event]
+    assert sent == [{"number": number, "text": "zwei\nZeilen" * 30} for number in range(3000)]
+    activities = [Activity(*event[ACTIVITY]) for event in received if ACTIVITY in event]
+    assert activities[-1].place == "step 2999 of epoch 2 (training)"
 
-    emit(event)
 
-    line = capsys.readouterr().out
-    assert line.startswith(EVENT_MARK)
-    assert line.count("\n") == 1
-    assert json.loads(line.removeprefix(EVENT_MARK)) == event
-
-
-def test_events_are_intact_while_threads_log() -> None:
-    """Events stay on their own lines while a thread logs to the same unbuffered pipe."""
-    command = [sys.executable, "-u", "-c", LOUD_RANK]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
-    lines = finished.stdout.splitlines()
-    events = [json.loads(line.removeprefix(EVENT_MARK)) for line in lines if line.startswith(EVENT_MARK)]
-    assert events == [{"number": number} for number in range(3000)]
-    assert {line for line in lines if not line.startswith(EVENT_MARK)} == {"a line of a log"}
+def test_rank_reports_until_its_launcher_has_ended() -> None:
+    """An event that nobody reads raises nothing: the rank exits with its launcher."""
+    events, to_events = os.pipe()
+    os.close(events)
+    Reporter(to_events).send({"epoch": 1})
+    os.close(to_events)
 
 
 def test_spec_is_unchanged_after_serialization(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from tasks.errors import (
     DiskFull,
     Diverged,
+    RankStalled,
     RunDeleted,
     SubmittedRunCancelled,
     SubmittedRunFailed,
@@ -24,6 +25,7 @@ RESTORED = [
     DiskFull,
     TrackingUnavailable,
     RunDeleted,
+    RankStalled,
     SubmittedRunFailed,
     SubmittedRunLost,
 ]
@@ -69,3 +71,18 @@ def test_error_that_a_submitted_run_has_retried_is_not_retried_again() -> None:
     assert restored is not None
     restored.was_retried = True
     assert not is_retried(restored)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rank 1 ended with status 1; its last lines:\nWrongInput: train.lr is 1 (WrongInput)",
+        "Flow run encountered an exception: RankFailed: rank 1 ended; its last lines:\nit is 1 (WrongInput)",
+        "Flow run encountered an exception: RuntimeError: WrongInput: it is 1 (WrongInput)",
+        "Task run encountered an exception RuntimeError: WrongInput: it is 1 (WrongInput)",
+    ],
+)
+def test_error_that_another_one_quotes_is_not_restored(message: str) -> None:
+    """A failed rank's last lines may end as the message of a user error does, and the rank is started again."""
+    assert parse_user_error(message) is None
+    assert parse_user_error(f"{message} (RankFailed)") is None

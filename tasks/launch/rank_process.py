@@ -1,0 +1,143 @@
+"""The process of a rank: its start, its output and events, and its end."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.launch.protocol import ACTIVITY, EXIT_ENDED
+from tasks.progress.activity import Activity
+
+LAST_LINES = 30
+"""Lines of a failed rank's output in its error."""
+
+DRAIN_SECONDS = 2.0
+"""Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
+
+
+@dataclass
+class RankProcess:
+    """A rank, started by this process."""
+
+    number: int
+    process: "subprocess.Popen[str]"
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    open_pipes: int = 2
+    """Pipes that may hold more: output and events."""
+    failure: Exception | None = None
+    """The user error that the rank reported."""
+    ended_at: float | None = None
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, and all that it wrote is read."""
+        if self.ended_at is None:
+            # A process that has closed both pipes is about to end.
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=0.0 if self.open_pipes else 0.1)
+                self.ended_at = time.monotonic()
+        return self.ended_at is not None and (self.open_pipes == 0 or time.monotonic() - self.ended_at > DRAIN_SECONDS)
+
+    def show_stack(self) -> None:
+        """Let the process print the Python stacks of its threads, if it runs."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)
+
+
+Message = tuple[RankProcess, str | dict[str, Any] | None]
+"""A rank with a line of its output, an event, or None at the end of one of the two."""
+
+
+def start(
+    number: int,
+    spec_path: Path,
+    environment: dict[str, str],
+    messages: "queue.Queue[Message]",
+    heard: Callable[[int, Activity], None],
+) -> RankProcess:
+    """Start a rank, and the threads that read its output and events into `messages`, and its activity into `heard`."""
+    events, to_events = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "tasks.launch.start_rank", str(to_events), str(spec_path)],
+            # Never written to: the pipe closes when this process ends, and then the rank exits.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(to_events,),
+            text=True,
+            errors="replace",
+            env=environment,
+            # Its own session, so that Ctrl-C on the terminal reaches the ranks only through this process.
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(events)
+        raise
+    finally:
+        os.close(to_events)
+    rank = RankProcess(number, process)
+
+    def read_output() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                messages.put((rank, line.rstrip("\n")))
+        messages.put((rank, None))
+
+    def read_events() -> None:
+        with os.fdopen(events) as lines:
+            for line in lines:
+                if not line.endswith("\n"):
+                    break  # The rank was killed while it wrote this line.
+                event = json.loads(line)
+                if ACTIVITY in event:
+                    heard(number, Activity(*event[ACTIVITY]))
+                else:
+                    messages.put((rank, event))
+        messages.put((rank, None))
+
+    for read in (read_output, read_events):
+        threading.Thread(target=read, name=f"rank-{number}-{read.__name__}", daemon=True).start()
+    return rank
+
+
+def first_failed(ranks: Sequence[RankProcess]) -> RankProcess | None:
+    """Return the rank that caused the failure of all, or None if none has failed.
+
+    A rank that was killed or refused its input comes before those that fail because it is missing.
+    """
+
+    def order(rank: RankProcess) -> tuple[int, float]:
+        status = rank.process.returncode
+        kind = 0 if rank.failure is not None else 1 if status < 0 else 3 if status == EXIT_ENDED else 2
+        return kind, rank.ended_at or 0.0
+
+    failed = [rank for rank in ranks if rank.ended_at is not None and rank.process.returncode != 0]
+    return min(failed, key=order, default=None)
+
+
+def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
+    """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended."""
+    running = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in running:
+        rank.process.terminate()
+    deadline = time.monotonic() + grace_seconds
+    for rank in running:
+        try:
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+    for rank in ranks:
+        assert rank.process.stdin is not None
+        rank.process.stdin.close()
