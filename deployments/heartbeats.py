@@ -14,7 +14,12 @@ SILENCE = timedelta(seconds=900)
 busy or unreachable for some minutes loses no run. The workers of this project send one every 30 s."""
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
-ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
+SILENT_STATES = (
+    "Completed", "Failed", "Cancelled", "Crashed",
+    # Without a process: the run waits for an answer of a user, or for its next start.
+    "Suspended", "Paused", "AwaitingRetry", "AwaitingConcurrencySlot", "Scheduled", "Late",
+)  # fmt: skip
+"""States of runs that send no heartbeats."""
 
 
 def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
@@ -32,7 +37,7 @@ def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -
             "match": {"prefect.resource.id": "prefect.flow-run.*"},
             "for_each": ["prefect.resource.id"],
             "after": [HEARTBEAT],
-            "expect": [HEARTBEAT, *(f"prefect.flow-run.{state}" for state in ENDED)],
+            "expect": [HEARTBEAT, *(f"prefect.flow-run.{state}" for state in SILENT_STATES)],
             "threshold": 1,
             "within": silence,
         }

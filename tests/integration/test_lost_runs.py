@@ -39,23 +39,29 @@ with get_client(sync_client=True) as client:
 
 
 def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
-    """After an outage longer than the silence, the automation waits for heartbeats anew."""
+    """After an outage longer than the silence, the automation waits for heartbeats anew; a suspended run sends none."""
     code = f"""
+import time
 from datetime import timedelta
 from deployments.heartbeats import HEARTBEAT, crash_silent_runs
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
-from prefect.states import Running
+from prefect.states import Running, Suspended
 with get_client(sync_client=True) as client:
     for _ in range(2):  # the second call finds it
         crash_silent_runs(client, timedelta(seconds={SILENCE}))
     print(len(client.read_automations()))
-    run = client.create_flow_run_from_deployment(client.read_deployment_by_name("waiting/waiting").id)
-    client.set_flow_run_state(run.id, Running(), force=True)
-    emit_event(HEARTBEAT, {{"prefect.resource.id": f"prefect.flow-run.{{run.id}}"}})
-    print(run.id)
+    runs = [
+        client.create_flow_run_from_deployment(client.read_deployment_by_name("waiting/waiting").id) for _ in range(2)
+    ]
+    for run in runs:
+        client.set_flow_run_state(run.id, Running(), force=True)
+        emit_event(HEARTBEAT, {{"prefect.resource.id": f"prefect.flow-run.{{run.id}}"}})
+        print(run.id)
+    time.sleep(5)  # the heartbeat comes first
+    client.set_flow_run_state(runs[1].id, Suspended(), force=True)
 """
-    num_automations, run = run_code(stack, code)
+    num_automations, run, suspended = run_code(stack, code)
     assert num_automations == "1"
     time.sleep(5)  # the event is on its way to the automation
     kill_server(stack)
@@ -67,6 +73,7 @@ with get_client(sync_client=True) as client:
     deadline = time.monotonic() + 120
     while (found := state_of(stack, run))[0] == "RUNNING":
         assert time.monotonic() < deadline
+    assert state_of(stack, suspended)[0] == "PAUSED"
     assert found == ["CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone."]
 
 
