@@ -13,7 +13,7 @@ from tasks.environment import s3_endpoint
 from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.spark.session import NeedsSpark
-from tasks.tables.delta import clear_uncommitted, newest_commit
+from tasks.tables.delta import clear_uncommitted, mark_creation, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
 
 UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
@@ -41,21 +41,31 @@ def append_rows(
     """
     location, options = _location(path)
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
-    if newest_commit(path) is None:
-        clear_uncommitted(path)
+    is_new = newest_commit(path) is None
+    if is_new:
         given["partition_by"] = list(partition_by) or None
+        clear_uncommitted(path)
+        # Before the first file: without a log, files of a run that is killed would be taken for those of something else.
+        mark_creation(path)
     try:
-        if isinstance(rows, pa.Table):
-            deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
-            return
-        with pq.ParquetFile(rows.files[0]) as file:
-            # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
-            batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
-            deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
+        _append(location, rows, given)
     except DeltaError as error:
         if not any(text in str(error) for text in UNSUPPORTED):
             raise
         raise NeedsSpark from error
+    finally:
+        if is_new and newest_commit(path) is None:
+            clear_uncommitted(path)
+
+
+def _append(location: str, rows: SpooledRows | pa.Table, given: dict[str, Any]) -> None:
+    if isinstance(rows, pa.Table):
+        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
+        return
+    with pq.ParquetFile(rows.files[0]) as file:
+        # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
+        batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
+        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
 
 
 def has_row(path: str, column: str, value: str) -> bool:

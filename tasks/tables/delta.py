@@ -33,7 +33,8 @@ COMMITTED_NAME = re.compile(r"\d{20}\.json")
 CREATION_MARK = "_creation"
 """An empty object in the log of a table that was created on a store; readers ignore it."""
 
-DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc)?")
+DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc|#\d+)?")
+"""Name of a data file, its checksum, or a part of it that delta-rs has not finished."""
 PARTITION_NAME = re.compile(r"[^=]+=.*")
 
 
@@ -80,6 +81,15 @@ def clear_uncommitted(path: str) -> None:
         ):
             filesystem.rm(name, recursive=True)
     filesystem.rm(f"{root}/_delta_log", recursive=True)
+
+
+def mark_creation(path: str) -> None:
+    """Begin the log of a new table, so that files of a killed run are not taken for those of something else."""
+    filesystem, root = file_system(path)
+    if local_path(path) is None:
+        filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
+    else:
+        filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
 
 
 def added_since(path: str, version: int | None) -> set[str]:
@@ -221,9 +231,7 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str], partitio
     """
     clear_uncommitted(path)
     if local_path(path) is None:
-        # Its files, if this driver is killed before the commit, must not be taken for those of something else.
-        filesystem, root = file_system(path)
-        filesystem.pipe_file(f"{root}/_delta_log/{CREATION_MARK}", b"")
+        mark_creation(path)
     try:
         new = rows.write.format("delta").mode("errorifexists").options(**values)
         new.partitionBy(*partition_by).save(path)
