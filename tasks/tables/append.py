@@ -45,7 +45,7 @@ def append_rows(
     if is_new:
         given["partition_by"] = list(partition_by) or None
         clear_uncommitted(path)
-        # Before the first file: without a log, files of a run that is killed would be taken for those of something else.
+        # Before the first file: without a log, files of a killed run would be taken for those of something else.
         mark_creation(path)
     try:
         _append(location, rows, given)
