@@ -5,8 +5,6 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from tasks.credentials import is_secret
-
 MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
 
@@ -138,6 +136,8 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
     Args:
         further: Names of further variables, `train.environment`.
     """
+    # Here: Spark's daemon of workers reads this module first, and needs neither pydantic nor the archives it searches.
+    from tasks.credentials import is_secret
 
     def is_passed(name: str) -> bool:
         if name in _RANK_NAMES or name in further or name.startswith(_RANK_PREFIXES):
