@@ -84,7 +84,8 @@ def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path
 
 def test_plateau_schedule_resumes_with_the_same_learning_rate(workspace, tmp_path):
     """The schedule counts the epochs of all starts; `min_delta` is so large that no epoch is an improvement."""
-    train = workspace.settings(max_epochs=4, schedule="plateau", plateau_epochs=1, min_delta=10.0)
+    settings = {"schedule": "plateau", "plateau_epochs": 1, "min_delta": 10.0, "scale_learning_rate": "none"}
+    train = workspace.settings(max_epochs=4, **settings)
     interruptions = [
         Interruption("terminated", 2 * STEPS + 3, leaves=(0, 2, 18)),
         Interruption("killed", 5 + 2, leaves=(0, 3, 0), repeated=2),

@@ -179,7 +179,7 @@ def only_train():
 
 only_train()
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
     worker = dict(stack._processes)["worker-gpu"]
     try:
         done = submit(stack, code)
@@ -228,7 +228,7 @@ def only_search():
 
 only_search()
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
     worker = dict(stack._processes)["worker-gpu"]
     try:
         done = submit(stack, code)
@@ -320,7 +320,7 @@ runs = mlflow_client.search_runs(
     "tags.`lakevision.trial` = '0'", order_by=["attributes.start_time DESC"])
 print(runs[0].info.status)
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
     worker = dict(stack._processes)["worker-gpu"]
     try:
         done = submit(stack, code)
@@ -619,7 +619,7 @@ with get_client(sync_client=True) as client:
     print(run.state.name, run.state.message, sorted((task.name.rpartition("-")[0], task.state.name) for task in tasks))
     print([record.message for record in logs(client, run.id, "Finished in state Cancelled") if record.level >= 40])
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
     worker = dict(stack._processes)["worker-gpu"]
     log = stack.home / "logs" / "worker-gpu.log"
     before = log.stat().st_size
