@@ -58,7 +58,7 @@ class HorovodReducer:
         self._hvd = hvd
         self.rank: int = hvd.rank()
         self.num_ranks: int = hvd.size()
-        self.gpu_obstacle = gpu_obstacle(hvd.nccl_built(), self.num_ranks, torch.cuda.device_count())
+        self.gpu_obstacle = gpu_obstacle(hvd.nccl_built(), hvd.local_size(), torch.cuda.device_count())
         self._num_broadcasts = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
