@@ -14,7 +14,8 @@ import pytest
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled, TimeLimitExceeded, WrongInput
-from tasks.launch.launcher import RankFailed, Stopped, launch_ranks
+from tasks.launch.failures import RankFailed, Stopped
+from tasks.launch.launcher import launch_ranks
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
