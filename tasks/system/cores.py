@@ -58,8 +58,11 @@ def free_memory() -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - usage + int(kinds["inactive_file"])))
 
 
+DEVICES = Path("/dev")
+"""Folder of the device files."""
+
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
-"""Device files of GPUs in /dev: by NVIDIA's driver, by AMD's, and under Windows."""
+"""Device files of GPUs: by NVIDIA's driver, by AMD's, and under Windows."""
 
 EXCLUSIVE = "exclusive"
 """Name of the lock of a GPU that belongs to a rank, in place of the number of a run that may share the GPU."""
@@ -72,7 +75,7 @@ def gpu_names() -> list[str]:
     """Return the GPUs that this process may use, by the names that $CUDA_VISIBLE_DEVICES accepts."""
     if named := visible_gpus():
         return named
-    if not any(next(Path("/dev").glob(pattern), None) for pattern in GPU_FILES):
+    if not any(next(DEVICES.glob(pattern), None) for pattern in GPU_FILES):
         return []
     import torch  # Here: a machine without GPUs does not load it.
 
