@@ -17,7 +17,7 @@ from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingUnavailable
-from tasks.launch.launcher import RankFailed
+from tasks.launch.failures import RankFailed
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
