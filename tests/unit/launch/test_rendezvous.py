@@ -52,7 +52,12 @@ def test_horovod_finds_a_stalled_rank() -> None:
             )
             for environment in environments
         ]
-        output, _ = ranks[0].communicate(timeout=90)
-        ranks[1].communicate(timeout=90)
+        try:
+            # They import torch first, which takes minutes on a busy machine.
+            output, _ = ranks[0].communicate(timeout=300)
+            ranks[1].communicate(timeout=300)
+        finally:
+            for rank in ranks:
+                rank.kill()
     assert ranks[0].returncode != 0
     assert "Missing ranks:\n1!: [allreduce.gradient]" in output
