@@ -1,7 +1,7 @@
 """Parameters of distributed training."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,10 +45,33 @@ class DistributedConfig(FrozenConfig):
         description="Time without progress of a rank after which all ranks are ended, in seconds. Longer than any "
         "training step; work of unknown length, such as compiling or logging the model, may take an hour",
     )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Number of times that the ranks are started again from the last checkpoint after ranks were "
+        "killed, stalled or lost with their host. 0: the flow that runs them decides",
+    )
+    min_ranks: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Minimum number of ranks after the loss of a host; those left take the batches of the others, so "
+        "that images per step and result stay the same. Empty: num_ranks",
+    )
     log_ranks: Literal["rank0", "all"] = Field(
         "rank0",
         description="rank0: log the lines of rank 0 and the warnings of the others; all: log the lines of every rank",
     )
+
+    @model_validator(mode="after")
+    def _check_min_ranks(self) -> Self:
+        if self.min_ranks is not None and self.min_ranks > self.num_ranks:
+            raise ValueError(
+                f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}: give at most as many, or leave "
+                "min_ranks out"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
@@ -190,10 +191,23 @@ def _complete_features(url: str, settings: FeatureSettings) -> CacheManifest | N
 
 
 def feature_loader(
-    url: str, manifest: CacheManifest, split: str, batch_size: int, *, seed: int | None, rank: int, num_ranks: int
+    url: str,
+    manifest: CacheManifest,
+    split: str,
+    batch_size: int,
+    *,
+    seed: int | None,
+    ranks: VirtualRanks = VirtualRanks(),
 ) -> CacheLoader:
     """Return a loader of features: from memory if they fit, else from the cache."""
     fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
     return (InMemoryLoader if fits_in_memory else CacheLoader)(
-        url, manifest, split, batch_size, seed=seed, rank=rank, num_ranks=num_ranks
+        url,
+        manifest,
+        split,
+        batch_size,
+        seed=seed,
+        rank=ranks.rank,
+        num_ranks=ranks.num_ranks,
+        num_virtual=ranks.num_virtual,
     )

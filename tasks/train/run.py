@@ -10,6 +10,7 @@ from tasks.collectives import Reducer, SingleProcess
 from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import remove_checkpoints
+from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
 from tasks.train.rank_zero import run_on_rank_zero
 from tasks.train.spec import TrainingSpec
@@ -34,12 +35,13 @@ def train_model(
         WrongInput: Weights, model or device are invalid or not available.
         CacheDamaged: Files of the cache are missing or changed.
         DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
+        OutOfMemory: The memory of this process or of its GPU is used up.
         TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
         KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
     training = Training(spec, reducer, on_epoch)
-    with ExitStack() as stack:
+    with translate_out_of_memory(spec.train, reducer.rank), ExitStack() as stack:
 
         def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)

@@ -167,7 +167,7 @@ class Training:
             if self._sender is not None and self._train.batch_size == "auto":
                 self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["phase"] == phase.number:
-                restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
+                restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
             if self._fit(context, phase.max_epochs, trainable):
                 break
 
@@ -178,7 +178,7 @@ class Training:
 
         def save() -> None:
             with working("writing a checkpoint"):
-                content = self.checkpoints.collect(model, optimizer, progress, reducer)
+                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
                 # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
                 if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
                     self._send_epochs()
@@ -214,6 +214,7 @@ class Training:
             first_epoch=progress.first_epoch,
             step=trainable.settings,
             step_callback=step_callback,
+            buffers=trainable.buffers,
         )
         try:
             return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
