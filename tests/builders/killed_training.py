@@ -45,6 +45,12 @@ def own_ranks() -> list[psutil.Process]:
     return found
 
 
+def _number(process: psutil.Process) -> int:
+    """Return the number of a rank of either backend, or 0 for a single process."""
+    variables = process.environ()
+    return int(variables.get("HOROVOD_RANK") or variables.get("RANK") or 0)
+
+
 @dataclass
 class Victim:
     """A rank that got a signal, and the end of its training run."""
@@ -86,7 +92,7 @@ def launch_and_kill(
         started.wait()
         wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
         if not over.wait(wait) and (ranks := own_ranks()):
-            numbered = {int(process.environ().get("HOROVOD_RANK", "0")): process.pid for process in ranks}
+            numbered = {_number(process): process.pid for process in ranks}
             victim.rank = draw.choice(sorted(numbered)) if rank is None else rank
             sent_at[0] = time.monotonic()
             os.kill(numbered[victim.rank], number)

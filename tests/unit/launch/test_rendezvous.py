@@ -23,14 +23,14 @@ sys.stdin.read()
 
 def test_single_process_needs_no_variables() -> None:
     """It does not even import Horovod."""
-    with ranks_environments(1, float("inf")) as environments:
+    with ranks_environments("horovod", 1, float("inf")) as environments:
         assert environments == [{}]
 
 
 @pytest.mark.parametrize(("stall_seconds", "gloo"), [(10, 360), (600, 660)])
 def test_gloo_gives_up_only_after_the_watchdog(stall_seconds: int, gloo: int) -> None:
     """Its limit follows from the setting, and is longer than that of a rank's start."""
-    with ranks_environments(2, stall_seconds) as environments:
+    with ranks_environments("horovod", 2, stall_seconds) as environments:
         assert [one["HOROVOD_RANK"] for one in environments] == ["0", "1"]
         assert {one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in environments} == {str(gloo)}
         assert {one["HOROVOD_STALL_CHECK_TIME_SECONDS"] for one in environments} == {str(stall_seconds)}
@@ -39,7 +39,7 @@ def test_gloo_gives_up_only_after_the_watchdog(stall_seconds: int, gloo: int) ->
 @pytest.mark.timeout(660)
 def test_horovod_finds_a_stalled_rank() -> None:
     """The wheel is patched: without the patch, Horovod over Gloo waits forever and does not say for which rank."""
-    with ranks_environments(2, 1) as environments:
+    with ranks_environments("horovod", 2, 1) as environments:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK],
