@@ -189,7 +189,11 @@ class TorchReducer(SingleProcess):
     def _after_last_gradient(self, _parameter: torch.Tensor) -> None:
         self._waiting.enter_context(waiting_for_ranks())
 
-    def _send_compressed(self, _state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _send_compressed(
+        self,
+        _state: None,
+        bucket: distributed.GradBucket,  # type: ignore[name-defined]  # torch does not type it, and checks it
+    ) -> torch.futures.Future[torch.Tensor]:
         """Average the gradients of a bucket in the data type of the setting."""
         gradients: torch.Tensor = bucket.buffer()
         sent = gradients.to(self._sent_type).div_(self.num_ranks)

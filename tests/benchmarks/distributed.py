@@ -88,8 +88,8 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "bare", "bare script, 2 ranks", 0.95),
         against("torch", "bare", "bare script, 2 ranks", 0.95),
         against("horovod", "torch", "torch, 2 ranks", None),
-        against("horovod_watched", "horovod", "without watchdog and checkpoints", 0.98),
-        against("torch_watched", "torch", "without watchdog and checkpoints", 0.98),
+        against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
+        against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
     ]
 
 

@@ -27,8 +27,8 @@ BATCHES = {"mobilenet_v2": 16, "resnet18": 32}
 """Side of the images in pixels, and images per rank and step."""
 STEPS = {"mobilenet_v2": 4, "resnet18": 12}
 """Steps per round: a few seconds."""
-CHECKPOINT_SECONDS = 30
-"""Time between two checkpoints of the kinds with them: ten times as often as by default."""
+CHECKPOINT_SECONDS = 86_400
+"""Time between two checkpoints: none in a round of seconds, since one per round would be far more than by default."""
 
 Run = Callable[[], None]
 """A function that trains the steps of a round."""
@@ -59,7 +59,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run
         model: Name of the network.
         backend: horovod or torch; None for a single process.
         folder: Folder of the checkpoints.
-        watched: Whether to report the activity and to write checkpoints, as a rank does.
+        watched: Whether to report the activity and to agree on checkpoints and shutdowns, as a rank does.
     """
     from tasks.cache.loader import Batch
     from tasks.collectives import SingleProcess
