@@ -146,8 +146,9 @@ class Training:
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
-        if reducer.num_ranks == 1:
-            # The memory format of the cache's pixels; Horovod accepts only contiguous tensors.
+        if max(reducer.num_ranks, self._spec.num_virtual_ranks) == 1:
+            # The memory format of the cache's pixels; Horovod accepts only contiguous tensors. The last rank of a run
+            # keeps them, since dropout draws its numbers in the order of the memory.
             classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
