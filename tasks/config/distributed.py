@@ -1,11 +1,12 @@
 """Parameters of distributed training."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
+from tasks.config.form import Schema, must_be, when
 from tasks.config.frozen import FrozenConfig
 from tasks.config.submitted import (
     Deployment,
@@ -15,17 +16,37 @@ from tasks.config.submitted import (
     StartTimeout,
     SubmitTimeout,
 )
-from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
 
+Backend = Literal["horovod", "torch"]
+GradientCompression = Literal["none", "fp16", "bf16"]
+
 
 class DistributedConfig(FrozenConfig):
-    """Distributed training with Horovod, submitted to a GPU work pool."""
+    """Distributed training, submitted to a GPU work pool."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (when("gradient_compression", "bf16", must_be("backend", "torch")),)
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
+    backend: Backend = Field(
+        "horovod",
+        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
+        "both over Gloo on CPUs and NCCL on GPUs",
+    )
+    gradient_compression: GradientCompression = Field(
+        "none",
+        description="Number format in which gradients are sent: none (that of the weights), fp16, or bf16 (only with "
+        "the backend torch). Half as many bytes per step, with rounding errors",
+    )
+    sync_batch_norm: bool = Field(
+        False,
+        description="Batch norm takes the statistics of the batches of all ranks, for small batches per rank; two more "
+        "exchanges per layer and step",
+    )
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
         description="work_pool: submit a run to the work pool; in_place: start the ranks where the flow runs. auto: "
@@ -71,6 +92,11 @@ class DistributedConfig(FrozenConfig):
                 f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}: give at most as many, or leave "
                 "min_ranks out"
             )
+        if self.sync_batch_norm and self.min_ranks not in (None, self.num_ranks):
+            raise ValueError(
+                f"min_ranks is {self.min_ranks} with sync_batch_norm, but batch norm of fewer than {self.num_ranks} "
+                "ranks sees fewer images at once: leave min_ranks out, or set sync_batch_norm to false"
+            )
         return self
 
     @model_validator(mode="before")
@@ -85,6 +111,33 @@ class DistributedConfig(FrozenConfig):
             )
         return values
 
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        if self.gradient_compression == "bf16" and self.backend == "horovod":
+            raise ValueError(
+                "gradient_compression is 'bf16' with the backend 'horovod', which cannot send bfloat16: set backend to "
+                "torch, or gradient_compression to fp16 or none"
+            )
+        return self
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the settings that determine the result; those that are newer than others only if they are set."""
+        newer = {"backend", "gradient_compression", "sync_batch_norm"}
+        return self.model_dump(include={"num_ranks"}) | self.model_dump(include=newer, exclude_defaults=True)
+
+
+def check_options(train: TrainConfig, distributed: DistributedConfig) -> None:
+    """Check settings of training against those of its ranks.
+
+    Raises:
+        ValueError: They exclude each other.
+    """
+    if train.compile and distributed.sync_batch_norm:
+        raise ValueError(
+            "train.compile and distributed.sync_batch_norm are true, but a compiled network cannot exchange the "
+            "statistics of its layers: set one of them to false"
+        )
+
 
 class TrainDistributedRun(TrainRun):
     """Parameters of the flow `train-distributed`, which runs the ranks in place."""
@@ -92,3 +145,8 @@ class TrainDistributedRun(TrainRun):
     first_screen = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
 
     distributed: DistributedConfig = DistributedConfig()
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        check_options(self.train, self.distributed)
+        return self

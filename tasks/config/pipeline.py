@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
-from tasks.config.distributed import DistributedConfig
+from tasks.config.distributed import DistributedConfig, check_options
 from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
 from tasks.config.form import always
 from tasks.config.prediction import PredictConfig
@@ -64,6 +64,12 @@ class PipelineConfig(SparkRun):
     def ranks(self) -> DistributedConfig | None:
         """Settings of the ranks; None if the DAG trains only in one process."""
         return self.distributed if self.trains_distributed else None
+
+    @model_validator(mode="after")
+    def _check_training(self) -> Self:
+        if self.trains_distributed:
+            check_options(self.train, self.distributed)
+        return self
 
     @model_validator(mode="after")
     def _check_prediction(self) -> Self:

@@ -134,10 +134,11 @@ def _train(
     messages: queue.Queue[Message] = queue.Queue()
     ranks: list[RankProcess] = []
     run_id: str | None = None
+    backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     with (
         TemporaryDirectory() as scratch,
-        ranks_environments(num_ranks, stall_seconds) as environments,
+        ranks_environments(backend, num_ranks, stall_seconds) as environments,
     ):
         spec_path = Path(scratch, "spec.json")
         spec_path.write_text(spec.model_dump_json())

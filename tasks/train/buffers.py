@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from tasks.broadcast import broadcast_tensors
 from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 
@@ -44,8 +45,7 @@ class VirtualBuffers:
         own = dict(zip(self.ranks.own, self.all(), strict=True))
         collected = []
         for virtual in range(self.ranks.num_virtual):
-            sent = {name: value.cpu() for name, value in own.get(virtual, {}).items()}
-            collected.append(reducer.broadcast(sent, self.ranks.holder(virtual)))
+            collected.append(broadcast_tensors(reducer, own.get(virtual, {}), self.ranks.holder(virtual)))
         return collected
 
     def restore(self, collected: Sequence[Buffers]) -> None:
@@ -88,6 +88,6 @@ def average_buffers(model: nn.Module, reducer: Reducer, buffers: VirtualBuffers 
     difference = torch.stack([each - first for each in own]).sum(dim=0)
     mean = first + reducer.sum(difference).div_(buffers.ranks.num_virtual)
     averaged = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    for buffer, values in zip(averaged, mean.split([buffer.numel() for buffer in averaged]), strict=True):
+    for buffer, values in zip(averaged, torch.split(mean, [buffer.numel() for buffer in averaged]), strict=True):
         buffer.copy_(values.view_as(buffer))
     buffers.reset()

@@ -127,6 +127,7 @@ def train_one_epoch(
     ranks, num_parts = loop.ranks, settings.accumulate_steps * loop.ranks.num_turns
     first_batch = running.steps * num_parts
     guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch)
+    averaging = reducer.wrap_model(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
@@ -151,23 +152,26 @@ def train_one_epoch(
                 loop.buffers.use(virtual)
             guard.begin_step(step, batch.rows_B.tolist())
             is_last_part = number == parts_end - 1
-            if len(batch.labels_B):
+            loss = None
+            # To synchronized batch norms, a rank without images contributes, too.
+            if len(batch.labels_B) or settings.sync_batch_norm:
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
-                total = summed_loss(model, inputs, labels_B, settings, running)
+                # Only the last part's backward pass averages gradients, so only its forward pass prepares for that.
+                passed = averaging if is_last_part else model
+                total = summed_loss(passed, inputs, labels_B, settings, running, reducer)
                 total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
                 loss = total * reducer.num_ranks / num_global_rows
-                if is_last_part:
-                    loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-                else:
-                    accumulate_gradients(parameters, loss)
             if not is_last_part:
+                if loss is not None:
+                    accumulate_gradients(parameters, loss)
                 timer.stop()
                 timer.restart()
                 continue
-            # A rank without images in this step contributes gradients of zero.
+            # A rank without images in this batch contributes gradients of zero.
+            reducer.backward(loss)
             reducer.step(optimizer, clip_gradients)
             if loop.average is not None:
                 loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + step)
@@ -188,7 +192,7 @@ def count_steps(loader: Loader, settings: StepSettings, ranks: VirtualRanks) -> 
 def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor) -> None:
     """Add the gradients of a part of a step, before the last one, to those of its earlier parts.
 
-    Only the `backward` of the last part runs the hooks by which Horovod sends a gradient to the other ranks.
+    Unlike `Reducer.backward` of the last part, it does not run the hooks that send a gradient to the other ranks.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):

@@ -85,6 +85,12 @@ class TrainingContext:
         """Images of each class by split."""
         return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 
+    @property
+    def syncs_batch_norm(self) -> bool:
+        """True if batch norms take the statistics of the batches of all ranks."""
+        distributed = self.spec.distributed
+        return self.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm
+
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
         ranks = self.ranks_of(split)
@@ -204,6 +210,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
         accumulate_steps=train.accumulate_steps,
+        sync_batch_norm=context.syncs_batch_norm,
     )
     global_batch = batch_size * context.ranks.num_virtual * train.accumulate_steps
     rate = learning_rate(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import filelock
+from pydantic import TypeAdapter
 
 from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
@@ -16,6 +17,8 @@ from tasks.train.rank_zero import run_on_rank_zero
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
+
+RESUME_POINT = TypeAdapter(ResumePoint)
 
 
 def train_model(
@@ -53,7 +56,7 @@ def train_model(
             with tracking.translate_outage(spec.storage):
                 return _find_resume_point(training, spec)
 
-        return training.run(run_on_rank_zero(reducer, begin))
+        return training.run(run_on_rank_zero(reducer, RESUME_POINT, begin))
 
 
 def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:

@@ -49,11 +49,13 @@ def own_ranks() -> list[psutil.Process]:
 
 
 def pids_of_ranks() -> dict[int, int]:
-    """Return the process ids of the ranks that this process started, by the number of the rank."""
+    """Return the process ids of the ranks of either backend that this process started, by the number of the rank."""
     found = {}
     for process in own_ranks():
         with suppress(psutil.Error):  # The process ended meanwhile.
-            found[int(process.environ().get("HOROVOD_RANK", "0"))] = process.pid
+            variables = process.environ()
+            # A single process has neither variable.
+            found[int(variables.get("HOROVOD_RANK") or variables.get("RANK") or 0)] = process.pid
     return found
 
 

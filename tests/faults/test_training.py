@@ -43,10 +43,11 @@ def cache(make_images, storage: Storage) -> CacheRef:
     return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
-@pytest.mark.parametrize("num_ranks", [None, 2])
-def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp_path, draw, num_ranks):
+@pytest.mark.parametrize(
+    "distributed", [None, DistributedConfig(num_ranks=2), DistributedConfig(num_ranks=2, backend="torch")]
+)
+def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp_path, draw, distributed):
     """It has the same weights and one MLflow run with each epoch once; no checkpoint and no rank is left."""
-    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     began = time.monotonic()
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
@@ -65,9 +66,10 @@ def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp
 
 
 @pytest.mark.timeout(3600)
-def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw):
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw, backend):
     """Whatever rank at whatever moment: no rank is left, the MLflow run has ended, and a resumed run is the same."""
-    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=STALL_SECONDS)
+    distributed = DistributedConfig(num_ranks=2, backend=backend, stall_timeout_seconds=STALL_SECONDS)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
     expected = weights(undisturbed, other, tmp_path)

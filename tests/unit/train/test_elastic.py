@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
+from tasks.broadcast import broadcast_value, wait_for_all
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.cache.virtual_ranks import VirtualRanks
@@ -81,7 +83,7 @@ def train(
         buffers = VirtualBuffers(model, ranks)
         checkpoints = Checkpoints(folder, keep=1, config={})
         name, _run = checkpoints.newest() if reducer.rank == 0 else (None, None)
-        if name := reducer.broadcast(name):
+        if name := broadcast_value(reducer, TypeAdapter(str | None), name):
             content = Checkpoints(folder, keep=1, config={}).load(name)
             restore_progress(content, progress, reducer.rank)
             restore(content, model, optimizer, buffers)
@@ -90,7 +92,7 @@ def train(
             content = checkpoints.collect(model, optimizer, progress, reducer, buffers)
             if reducer.rank == 0:
                 assert checkpoints.save(content, progress, "run")
-            reducer.broadcast(None)  # Threads share their tensors: the next step waits for the file.
+            wait_for_all(reducer)  # Threads share their tensors: the next step waits for the file.
 
         def loader(split: str) -> CacheLoader:
             of_split = ranks if split == TRAIN else VirtualRanks.of(reducer.rank, num_ranks)
