@@ -7,13 +7,12 @@ from dataclasses import dataclass
 class VirtualRanks:
     """The virtual ranks of a training run, and this rank's part of them.
 
-    A run that has lost ranks continues with fewer. Each of those takes the batches of one or more virtual ranks, one
-    after the other, and accumulates their gradients: batches, images per step and random numbers stay as they were
-    (Or et al., "VirtualFlow", 2022, section 3, calls them virtual nodes). Without a loss each rank is its own virtual
-    rank.
+    A run that has lost ranks continues with fewer. Each takes the batches of one or more virtual ranks and accumulates
+    their gradients. Batches, images per step and random numbers stay as they were. Or et al., "VirtualFlow" (2022,
+    section 3), call them virtual nodes. Without a loss each rank is its own virtual rank.
 
-    All ranks take the same number of batches. A rank with fewer virtual ranks than others begins a turn with an empty
-    batch, so that the last batch of a step, whose backward pass averages the gradients, has images.
+    All ranks take the same number of batches. A rank with fewer virtual ranks than others begins with an empty batch.
+    So the last batch of a step, whose backward pass averages the gradients, has images.
     """
 
     rank: int = 0

@@ -14,7 +14,7 @@ def gpus_of_run(
     """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
 
     A single process keeps the GPU of its slot, or sees all. With fewer GPUs than ranks nothing is acquired: the ranks
-    train on the CPU, or say that there are too few.
+    train on the CPU, or refuse `train.device: cuda`.
 
     Args:
         spec: Specification of the training run.

@@ -162,7 +162,7 @@ def _wait_for(
         raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
     deadline, is_logged = time.monotonic() + timeout_seconds, False
     while True:
-        # Held for milliseconds: two processes would find each other's GPUs in use, and both go on waiting.
+        # Held for milliseconds: two processes would find each other's GPUs in use, and both keep waiting.
         with filelock.FileLock(folder / "slots.lock"):
             taken = take()
         if taken is not None:

@@ -102,6 +102,8 @@ def test_settings_are_immutable() -> None:
         (DistributedConfig, {"num_ranks": 0}),
         (DistributedConfig, {"deployment": "no-slash"}),
         (DistributedConfig, {"stall_timeout_seconds": 9}),
+        (DistributedConfig, {"max_restarts": -1}),
+        (DistributedConfig, {"min_ranks": 0}),
         (DistributedConfig, {"backend": "mpi"}),
         (DistributedConfig, {"gradient_compression": "int8"}),
         (PromoteConfig, {"model_name": "a/b"}),
@@ -142,6 +144,13 @@ def test_invalid_value_is_refused(model: type[BaseModel], values: dict[str, Any]
         model.model_validate(values)
     # A field with alternatives has an error for each of them.
     assert {error["loc"][:1] for error in refused.value.errors()} == {(name,) for name in values}
+
+
+def test_more_ranks_at_least_than_at_all_are_refused() -> None:
+    """The sentence has both values; as many ranks are accepted."""
+    with pytest.raises(ValidationError, match=r"min_ranks is 3 and num_ranks 2: give at most as many, or leave"):
+        DistributedConfig(num_ranks=2, min_ranks=3)
+    assert DistributedConfig(num_ranks=2, min_ranks=2).min_ranks == 2
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])

@@ -109,7 +109,7 @@ def test_all_ranks_are_needed_by_default(storage: Storage) -> None:
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 2])
 def test_number_of_restarts_is_limited(storage: Storage, max_restarts: int) -> None:
-    """The last loss is raised; the flow that runs the ranks repeats them only if there were no restarts."""
+    """The last loss is raised; the flow that runs the ranks repeats them only without restarts."""
     attempts = Attempts(*(RanksLost(KILLED) for _ in range(5)))
     with pytest.raises(RanksLost) as lost:
         train_with_restarts(spec_of(storage, 2, max_restarts=max_restarts), attempts, Deadline(60))

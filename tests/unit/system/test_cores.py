@@ -166,7 +166,7 @@ def test_runs_of_several_ranks_have_gpus_of_their_own(caplog: pytest.LogCaptureF
 
 @pytest.mark.usefixtures("_slots_of_its_own")
 def test_ranks_take_no_gpu_of_a_single_process_and_it_none_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single process takes another GPU than ranks have, and ranks one that no process uses, also as its second."""
+    """A single process takes another GPU than ranks have, and ranks a GPU that no process uses, also as its second."""
     monkeypatch.setattr(cores, "POLL_SECONDS", 0.01)
     with take_slot(FOUR) as single, ranks(2, *FOUR) as (_, its_gpus), take_slot(FOUR) as another:
         assert (single, its_gpus, another) == (0, ["GPU-b", "GPU-c"], 3)
