@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
@@ -191,6 +192,46 @@ def ssh_address() -> str | None:
     """
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 else None
+
+
+class Rendezvous(NamedTuple):
+    """Number of a rank of the backend torch, and the server of its launcher."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    """Number of the rank among those of its machine."""
+    local_size: int
+    """Number of ranks of its machine."""
+    host: str
+    port: int
+    secret: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment from which the rank reads them; the numbers have the names of torch's own launcher."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.num_ranks),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "LAKEVISION_RENDEZVOUS_HOST": self.host,
+            "LAKEVISION_RENDEZVOUS_PORT": str(self.port),
+            "LAKEVISION_RENDEZVOUS_SECRET": self.secret,
+        }
+
+
+def rendezvous() -> Rendezvous:
+    """Return the rendezvous of this rank, as its launcher set it."""
+    given = os.environ
+    return Rendezvous(
+        rank=int(given["RANK"]),
+        num_ranks=int(given["WORLD_SIZE"]),
+        local_rank=int(given["LOCAL_RANK"]),
+        local_size=int(given["LOCAL_WORLD_SIZE"]),
+        host=given["LAKEVISION_RENDEZVOUS_HOST"],
+        port=int(given["LAKEVISION_RENDEZVOUS_PORT"]),
+        secret=given["LAKEVISION_RENDEZVOUS_SECRET"],
+    )
 
 
 def tracking_uri() -> str | None:

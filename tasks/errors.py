@@ -77,6 +77,10 @@ class DiskFull(UserError, RuntimeError):
     """
 
 
+class OutOfMemory(NotRetried, RuntimeError):
+    """A training process ran out of memory, and would again with the same settings; the message names one to change."""
+
+
 class QueryTooLarge(NotRetried, RuntimeError):
     """A query on names and hashes needs more memory than its limit, and would again."""
 
@@ -133,6 +137,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         SubmittedRunFailed,
         SubmittedRunLost,
         DiskFull,
+        OutOfMemory,
         QueryTooLarge,
         TrackingUnavailable,
         ClusterUnavailable,
@@ -155,9 +160,8 @@ def is_retried(error: BaseException) -> bool:
 
     Errors without a class here may be transient: a lost executor, a server that restarts.
     """
-    if isinstance(error, UserError):
-        return not (isinstance(error, NotRetried) or error.was_retried)
-    return True
+    # Also of an error that is not a user's: ranks that were started again after each of several losses.
+    return not (isinstance(error, NotRetried) or getattr(error, "was_retried", False))
 
 
 def parse_user_error(message: str) -> UserError | None:

@@ -87,32 +87,31 @@ class Assembly:
         index = self._index[group]
         images = self._share.images[self._share.bounds[index] : self._share.bounds[index + 1]]
         rows = self._share.rows[images]
-        steps, slots = np.divmod(images, self._share.batch_size)
-        batches = {step: self._batch(step) for step in np.unique(steps).tolist()}
-        places = [batches[step][slot] for step, slot in zip(steps.tolist(), slots.tolist(), strict=True)]
+        numbers = np.searchsorted(self._share.begins, images, side="right") - 1
+        slots = images - self._share.begins[numbers]
+        batches = {number: self._batch(number) for number in np.unique(numbers).tolist()}
+        places = [batches[number][slot] for number, slot in zip(numbers.tolist(), slots.tolist(), strict=True)]
         return Part(rows - group * self._rows_per_group, rows, places, images)
 
     def set_labels(self, part: Part, labels: Integers) -> None:
         """Store the labels of a part."""
         self._labels.numpy()[part.images] = labels
 
-    def take(self, step: int) -> tuple[torch.Tensor, torch.Tensor, Integers]:
+    def take(self, number: int) -> tuple[torch.Tensor, torch.Tensor, Integers]:
         """Return a complete batch and drop it: pixels (B, pixel bytes), labels and row numbers (B,)."""
-        begin = step * self._share.batch_size
-        count = self._share.count(step)
-        if not count:
+        own = self._share.images_of(number)
+        if own.start == own.stop:
             empty = np.empty(0, dtype=np.int64)
             return torch.empty((0, self._memory.shape[1]), dtype=torch.uint8), torch.from_numpy(empty), empty
         with self._lock:
-            pixels = self._filling.pop(step)
-        own = slice(begin, begin + count)
-        return pixels[:count], self._labels[own], self._share.rows[own]
+            pixels = self._filling.pop(number)
+        return pixels[: own.stop - own.start], self._labels[own], self._share.rows[own]
 
-    def _batch(self, step: int) -> Pixels:
+    def _batch(self, number: int) -> Pixels:
         with self._lock:
-            if step not in self._filling:
-                self._filling[step] = self._memory.take()
-            return self._filling[step].numpy()
+            if number not in self._filling:
+                self._filling[number] = self._memory.take()
+            return self._filling[number].numpy()
 
 
 def runs(rows: Integers, longest: int) -> Iterator[tuple[int, int]]:

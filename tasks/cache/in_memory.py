@@ -21,9 +21,8 @@ class InMemoryLoader(CacheLoader):
         if self._held is None:
             self._held = self._read()
         inputs, labels = self._held
-        for step in range(share.num_steps):
-            begin = step * self.batch_size
-            rows = share.rows[begin : begin + share.count(step)]
+        for batch in range(share.num_batches):
+            rows = share.rows[share.images_of(batch)]
             chosen = torch.from_numpy(rows)
             yield Batch(inputs[chosen], labels[chosen], rows)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,9 +12,10 @@ import torch
 
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.order import Share, count_steps, epoch_order, share_of
+from tasks.cache.order import Share, count_images, count_turns, epoch_order, share_of
 from tasks.cache.read_lock import CacheReadLock
 from tasks.cache.reader import open_reader
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.cache.worker import Work
 from tasks.errors import WrongInput
 from tasks.paths import local_path
@@ -21,7 +23,7 @@ from tasks.progress.activity import progressed
 
 
 class Batch(NamedTuple):
-    """Images of one step on one rank, without padding: B may be less than the batch size, or 0."""
+    """Images of one batch of one rank, without padding: B may be less than the batch size, or 0."""
 
     inputs: torch.Tensor
     """Images: uint8, shape (B, H, W, 3). Features of a frozen backbone: float32, shape (B, F)."""
@@ -41,7 +43,10 @@ class CacheLoader:
     """Batches of one split for one rank: the same number of steps on every rank, no image dropped or repeated.
 
     The order of an epoch is the same on any number of ranks. A position counts images over all ranks: a resumed run
-    may have another number of ranks or another batch size, and still sees every image exactly once (see `epoch`).
+    may have another number of ranks or another batch size, and still sees every image exactly once (see `epoch`). With
+    the same number of virtual ranks and the same batch size, it also sees the same batches.
+
+    A step is one batch of this rank. With fewer ranks than virtual ranks, several steps make one turn.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class CacheLoader:
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
+        num_virtual: int | None = None,
         pool_megabytes: int = 256,
         workers_count: int = 2,
         pin_memory: bool | None = None,
@@ -64,10 +70,11 @@ class CacheLoader:
             url: Folder or URL of the cache.
             manifest: Its manifest, as returned by `open_cache`.
             split: train, val or test.
-            batch_size: Images per step on this rank.
+            batch_size: Images per batch.
             seed: Seed of the shuffling, which differs per epoch; None keeps the order of the rows.
             rank: This rank.
             num_ranks: Number of ranks.
+            num_virtual: Number of virtual ranks that the ranks share; None: as many as ranks.
             pool_megabytes: Memory of the batches that are being filled, independent of the size of the split. Half of
                 it is the window within which images are shuffled: another value gives another order.
             workers_count: Number of petastorm's reader threads, which also decode.
@@ -88,8 +95,7 @@ class CacheLoader:
         self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed = seed
-        self.rank = rank
-        self._num_ranks = num_ranks
+        self.ranks = VirtualRanks.of(rank, num_ranks, num_virtual)
         self._workers_count = workers_count
         # One window is consumed while the next one is read.
         self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._row_bytes) // 2)
@@ -115,15 +121,27 @@ class CacheLoader:
 
     def steps_from(self, start: int) -> int:
         """Return the number of steps that remain of an epoch from position `start`."""
-        return count_steps(self._split.rows - start, self.batch_size, self._num_ranks)
+        num_turns = count_turns(self._split.rows - start, self.batch_size, self.ranks.num_virtual)
+        return num_turns * self.ranks.num_turns
 
     def position(self, step: int, start: int = 0) -> int:
-        """Return the position before step `step` of an epoch that begins at `start`, in images over all ranks."""
-        return min(self._split.rows, start + step * self.batch_size * self._num_ranks)
+        """Return the position before the turn of step `step`, in images over all ranks.
+
+        Args:
+            step: Number of the step.
+            start: Position at which the epoch begins.
+        """
+        images_per_turn = self.batch_size * self.ranks.num_virtual
+        return min(self._split.rows, start + step // self.ranks.num_turns * images_per_turn)
 
     def num_global_rows(self, step: int, start: int = 0) -> int:
         """Return the number of images of all ranks in step `step` of an epoch that begins at `start`."""
-        return self.position(step + 1, start) - self.position(step, start)
+        ranks, position = self.ranks, self.position(step, start)
+        if ranks.num_turns == 1:
+            return self.position(step + 1, start) - position
+        in_turn = (ranks.at(step % ranks.num_turns, rank) for rank in range(ranks.num_ranks))
+        count = partial(count_images, self._split.rows - position, self.batch_size, ranks.num_virtual)
+        return sum(count(virtual) for virtual in in_turn if virtual is not None)
 
     def share(self, number: int, start: int = 0) -> Share:
         """Return the rows that this rank reads of an epoch from position `start`.
@@ -137,7 +155,7 @@ class CacheLoader:
                 f"start is {start}, which is outside an epoch of {split.rows} images: give 0 to {split.rows}"
             )
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
-        return share_of(order, self.batch_size, self.rank, self._num_ranks, start)
+        return share_of(order, self.batch_size, self.ranks, start)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch, exactly `steps_from(start)` of them.
@@ -164,7 +182,7 @@ class CacheLoader:
                     )
                 )
             num_read = 0
-            for step in range(share.num_steps):
+            for step in range(share.num_batches):
                 for _group in islice(reader, max(0, int(share.whole_after[step]) - num_read)):
                     num_read += 1
                     progressed()

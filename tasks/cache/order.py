@@ -4,10 +4,13 @@ Row groups are shuffled first, then the rows within each window of row groups. T
 therefore known before any is read, for any number of ranks: a position is a single number.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from tasks.cache.virtual_ranks import VirtualRanks
 
 Integers = npt.NDArray[np.int64]
 
@@ -29,9 +32,8 @@ class Share:
 
     rows: Integers
     """Row number of each image, shape (images,)."""
-    batch_size: int
-    """Number of images in every step but the last."""
-    num_steps: int
+    begins: Integers
+    """Number of the first image of each batch, and the end of the last: shape (batches + 1,)."""
     groups: Integers
     """Row groups to read, in the order of reading."""
     bounds: Integers
@@ -39,11 +41,16 @@ class Share:
     images: Integers
     """Image numbers sorted by row group, then by row: shape (images,)."""
     whole_after: Integers
-    """Number of row groups that have to be read before a step is complete, shape (steps,)."""
+    """Number of row groups that have to be read before a batch is complete, shape (batches,)."""
 
-    def count(self, step: int) -> int:
-        """Return the number of images of the rank in a step."""
-        return max(0, min(self.batch_size, len(self.rows) - step * self.batch_size))
+    @property
+    def num_batches(self) -> int:
+        """Number of batches, the same on every rank."""
+        return len(self.begins) - 1
+
+    def images_of(self, batch: int) -> slice:
+        """Return the numbers of the images of a batch."""
+        return slice(int(self.begins[batch]), int(self.begins[batch + 1]))
 
 
 def window_sizes(num_groups: int, window: int) -> list[int]:
@@ -82,43 +89,62 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
     return EpochOrder(np.concatenate(ordered), places, rows_per_group)
 
 
-def count_steps(rows: int, batch_size: int, num_ranks: int) -> int:
-    """Return the number of steps for `rows` images, the same on every rank."""
-    return -(-rows // (batch_size * num_ranks))
+def count_turns(rows: int, batch_size: int, num_virtual: int) -> int:
+    """Return the number of batches of each virtual rank for `rows` images, the same on every rank."""
+    return -(-rows // (batch_size * num_virtual))
 
 
-def share_of(order: EpochOrder, batch_size: int, rank: int, num_ranks: int, start: int = 0) -> Share:
+def count_images(rows: int, batch_size: int, num_virtual: int, virtual: int) -> int:
+    """Return the number of images of a virtual rank in a batch, of the `rows` images that remain before it."""
+    rows = min(rows, batch_size * num_virtual)
+    return rows * (virtual + 1) // num_virtual - rows * virtual // num_virtual
+
+
+def share_of(order: EpochOrder, batch_size: int, ranks: VirtualRanks, start: int = 0) -> Share:
     """Return the images that one rank reads of the epoch from position `start`.
 
-    A step is the next batch_size * num_ranks images of the order; the last step has the remaining ones. Within a step,
-    images are sharded in the order of their row groups: a rank reads about 1 / num_ranks of the row groups, not some
-    rows of each. The images of a step, and so its gradient, do not depend on the sharding.
+    The virtual ranks have a batch each of the next batch_size * num_virtual images of the order; the last ones have the
+    remaining images. Within them, images are sharded in the order of their row groups: a virtual rank reads about
+    1 / num_virtual of the row groups, not some rows of each. The batches of the virtual ranks do not depend on the
+    number of ranks, and the images of all of them not on the sharding.
     """
     left = order.rows[start:]
-    num_steps = count_steps(len(left), batch_size, num_ranks)
-    if num_ranks > 1:
-        places = order.group_places[left // order.rows_per_group]
-        full = len(left) // (batch_size * num_ranks)
-        cut = full * batch_size * num_ranks
-        steps = np.argsort(places[:cut].reshape(full, batch_size * num_ranks), axis=1, kind="stable")
-        mine = np.sort(steps[:, rank * batch_size : (rank + 1) * batch_size], axis=1)
-        last = np.argsort(places[cut:], kind="stable")
-        begin, end = (len(last) * number // num_ranks for number in (rank, rank + 1))
-        left = np.concatenate(
-            [
-                np.take_along_axis(left[:cut].reshape(steps.shape), mine, axis=1).ravel(),
-                left[cut:][np.sort(last[begin:end])],
-            ]
-        )
+    num_virtual, own = ranks.num_virtual, ranks.own
+    num_turns = count_turns(len(left), batch_size, num_virtual)
+    if num_virtual > 1:
+        left = _own_images(order, left, batch_size, ranks)
+    last = len(order.rows) - start - (num_turns - 1) * batch_size * num_virtual
+    counts = np.zeros((num_turns, ranks.num_turns), dtype=np.int64)
+    counts[:, ranks.num_turns - len(own) :] = batch_size
+    if num_turns:
+        counts[-1, ranks.num_turns - len(own) :] = [count_images(last, batch_size, num_virtual, each) for each in own]
+    begins = np.concatenate([[0], np.cumsum(counts)])
     places = order.group_places[left // order.rows_per_group]
     images = np.lexsort((left, places))
     groups, bounds = _runs(left[images] // order.rows_per_group)
-    # Per image: the number of row groups read when its own is read. A step needs the maximum over its images.
+    # Per image: the number of row groups read when its own is read. A batch needs the maximum over its images.
     needed = np.empty(len(left), dtype=np.int64)
     needed[images] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
-    whole_after = np.zeros(num_steps, dtype=np.int64)
-    np.maximum.at(whole_after, np.arange(len(left)) // batch_size, needed)
-    return Share(left, batch_size, num_steps, groups, bounds, images, whole_after)
+    whole_after = np.zeros(counts.size, dtype=np.int64)
+    np.maximum.at(whole_after, np.repeat(np.arange(counts.size), counts.ravel()), needed)
+    return Share(left, begins, groups, bounds, images, whole_after)
+
+
+def _own_images(order: EpochOrder, left: Integers, batch_size: int, ranks: VirtualRanks) -> Integers:
+    """Return the rows of a rank's batches, in the order of the batches."""
+    num_virtual, own = ranks.num_virtual, ranks.own
+    places = order.group_places[left // order.rows_per_group]
+    full = len(left) // (batch_size * num_virtual)
+    cut = full * batch_size * num_virtual
+    turns = np.argsort(places[:cut].reshape(full, batch_size * num_virtual), axis=1, kind="stable")
+    mine = turns[:, own.start * batch_size : own.stop * batch_size].reshape(full, len(own), batch_size)
+    mine = np.sort(mine, axis=2).reshape(full, len(own) * batch_size)
+    last = np.argsort(places[cut:], kind="stable")
+    begins = [len(last) * number // num_virtual for number in (*own, own.stop)]
+    rest = [np.sort(last[begin:end]) for begin, end in itertools.pairwise(begins)]
+    return np.concatenate(
+        [np.take_along_axis(left[:cut].reshape(turns.shape), mine, axis=1).ravel(), left[cut:][np.concatenate(rest)]]
+    )
 
 
 def _runs(values: Integers) -> tuple[Integers, Integers]:

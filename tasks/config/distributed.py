@@ -18,22 +18,41 @@ from tasks.config.submitted import (
     StartTimeout,
     SubmitTimeout,
 )
-from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainRun
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
 
+Backend = Literal["horovod", "torch"]
+GradientCompression = Literal["none", "fp16", "bf16"]
+
 
 class DistributedConfig(FrozenConfig):
-    """Distributed training with Horovod, submitted to a GPU work pool."""
+    """Distributed training, submitted to a GPU work pool."""
 
     rules: ClassVar[tuple[Schema, ...]] = (
+        when("gradient_compression", "bf16", must_be("backend", "torch")),
         when("launcher", "hosts", {"required": ["hosts"], "properties": {"hosts": {"minLength": 1}}}),
         when_given("hosts", must_be("launcher", "hosts")),
     )
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
+    backend: Backend = Field(
+        "horovod",
+        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
+        "both over Gloo on CPUs and NCCL on GPUs",
+    )
+    gradient_compression: GradientCompression = Field(
+        "none",
+        description="Number format in which gradients are sent: none (that of the weights), fp16, or bf16 (only with "
+        "the backend torch). Half as many bytes per step, with rounding errors",
+    )
+    sync_batch_norm: bool = Field(
+        False,
+        description="Batch norm takes the statistics of the batches of all ranks, for small batches per rank; two more "
+        "exchanges per layer and step",
+    )
     where: Literal["auto", "work_pool", "in_place"] = Field(
         "auto",
         description="work_pool: submit a run to the work pool; in_place: start the ranks where the flow runs. auto: "
@@ -77,10 +96,38 @@ class DistributedConfig(FrozenConfig):
         description="Time without progress of a rank after which all ranks are ended, in seconds. Longer than any "
         "training step; work of unknown length, such as compiling or logging the model, may take an hour",
     )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Number of times that the ranks are started again from the last checkpoint after ranks were "
+        "killed, stalled or lost with their host. 0: the flow that runs them decides",
+    )
+    min_ranks: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Minimum number of ranks after the loss of a host; those left take the batches of the others, so "
+        "that images per step and result stay the same. Empty: num_ranks",
+    )
     log_ranks: Literal["rank0", "all"] = Field(
         "rank0",
         description="rank0: log the lines of rank 0 and the warnings of the others; all: log the lines of every rank",
     )
+
+    @model_validator(mode="after")
+    def _check_min_ranks(self) -> Self:
+        if self.min_ranks is not None and self.min_ranks > self.num_ranks:
+            raise ValueError(
+                f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}: give at most as many, or leave "
+                "min_ranks out"
+            )
+        if self.sync_batch_norm and self.min_ranks not in (None, self.num_ranks):
+            raise ValueError(
+                f"min_ranks is {self.min_ranks} with sync_batch_norm, but batch norm of fewer than {self.num_ranks} "
+                "ranks sees fewer images at once: leave min_ranks out, or set sync_batch_norm to false"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -93,6 +140,15 @@ class DistributedConfig(FrozenConfig):
                 "there, or leave them out"
             )
         return values
+
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        if self.gradient_compression == "bf16" and self.backend == "horovod":
+            raise ValueError(
+                "gradient_compression is 'bf16' with the backend 'horovod', which cannot send bfloat16: set backend to "
+                "torch, or gradient_compression to fp16 or none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:
@@ -113,13 +169,23 @@ class DistributedConfig(FrozenConfig):
             )
         return self
 
+    def decisive(self) -> dict[str, Any]:
+        """Return the settings that determine the result; those that are newer than others only if they are set."""
+        newer = {"backend", "gradient_compression", "sync_batch_norm"}
+        return self.model_dump(include={"num_ranks"}) | self.model_dump(include=newer, exclude_defaults=True)
 
-def check_launcher(distributed: DistributedConfig, spark: SparkConfig) -> None:
-    """Check that the launcher spark has a cluster.
+
+def check_options(train: TrainConfig, distributed: DistributedConfig, spark: SparkConfig) -> None:
+    """Check the settings of ranks against those of training and of Spark.
 
     Raises:
-        ValueError: The Spark master is this machine.
+        ValueError: They exclude each other, or the Spark master of the launcher spark is this machine.
     """
+    if train.compile and distributed.sync_batch_norm:
+        raise ValueError(
+            "train.compile and distributed.sync_batch_norm are true, but a compiled network cannot exchange the "
+            "statistics of its layers: set one of them to false"
+        )
     if distributed.launcher == "spark" and spark.master.startswith("local"):
         raise ValueError(
             f"distributed.launcher is 'spark', but spark.master is '{spark.master}', which is this machine: name the "
@@ -135,6 +201,6 @@ class TrainDistributedRun(TrainRun):
     distributed: DistributedConfig = DistributedConfig()
 
     @model_validator(mode="after")
-    def _check_launcher(self) -> Self:
-        check_launcher(self.distributed, self.spark)
+    def _check_options(self) -> Self:
+        check_options(self.train, self.distributed, self.spark)
         return self

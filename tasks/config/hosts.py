@@ -1,6 +1,7 @@
 """The hosts of distributed training: their names and the number of ranks on each, as one setting."""
 
 import re
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -16,10 +17,15 @@ _HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}:[1-9][0-9]{0,3}"
 _HOSTS = rf"^({_HOST}( ?, ?{_HOST})*)?$"
 
 
-def parse_hosts(hosts: str) -> list[tuple[str, int]]:
-    """Return the names of the hosts and the number of ranks that fit on each, in the given order."""
+def parse_hosts(hosts: str, without: Collection[str] = ()) -> list[tuple[str, int]]:
+    """Return the names of the hosts and the number of ranks that fit on each, in the given order.
+
+    Args:
+        hosts: The setting.
+        without: Names of hosts to leave out.
+    """
     places = [place.strip().rpartition(":") for place in hosts.split(",") if place.strip()]
-    return [(name, int(slots)) for name, _, slots in places]
+    return [(name, int(slots)) for name, _, slots in places if name not in without]
 
 
 def check_hosts(hosts: str) -> str:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
-from tasks.config.distributed import DistributedConfig, check_launcher
+from tasks.config.distributed import DistributedConfig, check_options
 from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
 from tasks.config.form import always
 from tasks.config.prediction import PredictConfig
@@ -66,9 +66,9 @@ class PipelineConfig(SparkRun):
         return self.distributed if self.trains_distributed else None
 
     @model_validator(mode="after")
-    def _check_launcher(self) -> Self:
+    def _check_training(self) -> Self:
         if self.trains_distributed:
-            check_launcher(self.distributed, self.spark)
+            check_options(self.train, self.distributed, self.spark)
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,8 @@ class PromoteRun(SparkRun):
     run_ids: list[RunId] = Field(
         default_factory=list,
         max_length=10_000,
-        description="MLflow runs to choose from; empty: the newest finished run and all others on the same cache",
+        description="MLflow runs to choose from; empty: the newest finished run on the table `images` and all others "
+        "on the same cache",
     )
     promote: PromoteConfig = PromoteConfig()
     predict: PredictConfig = Field(

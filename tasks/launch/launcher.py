@@ -14,11 +14,14 @@ import filelock
 from tasks import tracking
 from tasks.cache.manifest import read_manifest
 from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
+from tasks.launch.failures import RankFailed, RanksLost, Stopped
+from tasks.launch.gpus import gpus_of_run
 from tasks.launch.placement import place_ranks
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
 from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
 from tasks.launch.rendezvous import ranks_environments
+from tasks.launch.restarts import Deadline, train_with_restarts
 from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
@@ -49,14 +52,6 @@ TRACKING_SECONDS = 5.0
 """Maximum seconds for setting the state of a killed rank's MLflow run; the tracking server may not answer."""
 
 
-class RankFailed(RuntimeError):
-    """A rank failed, and the others were terminated."""
-
-
-class Stopped(RuntimeError):
-    """The training run was stopped by its caller; run again to resume from the last checkpoint."""
-
-
 def launch_ranks(
     spec: TrainingSpec,
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -64,7 +59,9 @@ def launch_ranks(
 ) -> RunRef:
     """Train with the ranks of `spec`, and return the MLflow run of rank 0.
 
-    If a rank fails, all ranks are terminated. If this process ends, by any signal, the ranks exit, on all hosts.
+    If a rank fails, all ranks are terminated; after a loss they are started again (`train_with_restarts`). If this
+    process ends, by any signal, the ranks exit, on all hosts. Ranks on the GPUs of this machine wait for GPUs that no
+    other training run has.
 
     Args:
         spec: Specification of the training run.
@@ -77,15 +74,17 @@ def launch_ranks(
         WrongInput: There are fewer images than ranks or than a global batch, a rank rejected its input, or diverged.
         DiskFull: A disk is full.
         TrackingUnavailable, RunDeleted: The tracking server does not answer, or the MLflow run was deleted.
+        OutOfMemory: A rank ran out of memory.
+        RanksLost: A rank was ended by a signal, and no restart was left; the message has its last lines.
         RankFailed: A rank failed for another reason; the message has its last lines.
-        RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`.
-        HostLost: A host does not answer, or no longer; the error has its ranks.
+        RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`, and no restart was left.
+        HostLost: A host does not answer, or no longer, and no restart was left; the error has its ranks.
         TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
     """
     manifest = read_manifest(spec.cache.url)
     if manifest is not None:  # A missing cache is reported by the ranks.
-        check_data(spec.train, manifest, spec.num_ranks)
+        check_data(spec.train, manifest, spec.num_virtual_ranks)
     lock_path = launch_lock(spec.storage.checkpoints / spec.key)
     lock_path.parent.mkdir(parents=True, exist_ok=True)
     # A second process with the same run waits here, before its ranks start, and then finds the run finished.
@@ -95,8 +94,12 @@ def launch_ranks(
     except filelock.Timeout:
         logger.info("another process is training the same run: waiting for its result")
         _wait_for_lock(lock, spec.train.timeout_seconds, stop)
+    deadline = Deadline(spec.train.timeout_seconds)
     try:
-        return _train(spec, on_event, stop)
+        with gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
+            return train_with_restarts(
+                spec, lambda attempt: _train(attempt, gpus, on_event, stop, deadline), deadline, stop
+            )
     finally:
         lock.release()
 
@@ -120,18 +123,26 @@ def _check_stop(stop: threading.Event | None) -> None:
 
 
 def _train(
-    spec: TrainingSpec, on_event: Callable[[dict[str, Any]], None] | None, stop: threading.Event | None
+    spec: TrainingSpec,
+    gpus: dict[str, str],
+    on_event: Callable[[dict[str, Any]], None] | None,
+    stop: threading.Event | None,
+    deadline: Deadline,
 ) -> RunRef:
-    num_ranks, timeout_seconds = spec.num_ranks, spec.train.timeout_seconds
+    num_ranks = spec.num_ranks
     messages: queue.Queue[Message] = queue.Queue()
     ranks: list[RankProcess] = []
     run_id: str | None = None
+    backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     watchdog = Watchdog(num_ranks, stall_seconds)
     with (
-        open_places(spec, messages, watchdog.heard) as places,
+        open_places(spec, gpus, messages, watchdog.heard) as places,
         ranks_environments(
-            placements := place_ranks(places, num_ranks), stall_seconds, lambda place, port: places[place].reach(port)
+            backend,
+            placements := place_ranks(places, num_ranks),
+            stall_seconds,
+            lambda place, port: places[place].reach(port),
         ) as environments,
     ):
         try:
@@ -139,9 +150,8 @@ def _train(
                 place = places[placement.place]
                 threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
                 ranks.append(place.start(placement.rank, environment | {"OMP_NUM_THREADS": str(threads)}))
-            deadline = time.monotonic() + timeout_seconds
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
-                _check_deadline(deadline, timeout_seconds)
+                deadline.check()
                 _check_stop(stop)
                 received = None
                 with suppress(queue.Empty):
@@ -174,14 +184,6 @@ def _train(
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
-
-
-def _check_deadline(deadline: float, timeout_seconds: int) -> None:
-    if time.monotonic() > deadline:
-        raise TimeLimitExceeded(
-            f"training took longer than train.timeout_seconds {timeout_seconds} and was stopped: "
-            "run again to resume from the last checkpoint"
-        )
 
 
 def _handle_event(
@@ -220,6 +222,7 @@ def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = Tr
 
     Raises:
         UserError: The error that a rank reported.
+        RanksLost: A rank was ended by a signal.
         RankFailed: A rank failed for another reason.
     """
     for rank in ranks:
@@ -235,7 +238,8 @@ def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = Tr
         raise failed.failure
     status = failed.process.returncode
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    raise RankFailed(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
+    kind = RanksLost if status < 0 else RankFailed
+    raise kind(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
 
 
 def _end_killed_run(spec: TrainingSpec) -> None:

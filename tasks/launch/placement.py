@@ -47,6 +47,21 @@ class Placement:
     """Number of ranks at the same place, which share its cores."""
 
 
+@dataclass(frozen=True)
+class Loopback:
+    """This machine as the place of all ranks, which exchange gradients over its loopback interface."""
+
+    slots: int
+    host: str = "localhost"
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+def place_here(num_ranks: int) -> list[Placement]:
+    """Place all ranks on this machine."""
+    return place_ranks([Loopback(num_ranks)], num_ranks)
+
+
 def place_ranks(places: Sequence[Place], num_ranks: int) -> list[Placement]:
     """Place ranks host by host, until all are placed; places on one host must be neighbours."""
     indices = [index for index, place in enumerate(places) for _ in range(place.slots)][:num_ranks]

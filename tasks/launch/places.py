@@ -16,12 +16,12 @@ from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_versions
-from tasks.launch.placement import Place
+from tasks.launch.placement import Loopback, Place
 from tasks.launch.rank_process import RankProcess
 from tasks.launch.remote import Agent, Heard
 from tasks.launch.shared_folders import check_shared
 from tasks.launch.ssh import ssh_agents
-from tasks.system.cores import num_cores, share_of_gpus
+from tasks.system.cores import num_cores
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
@@ -41,24 +41,26 @@ class StartingPlace(Place, Protocol):
         """Start a rank."""
 
 
-class ThisMachine:
-    """This machine as the place of all ranks, which exchange gradients over its loopback interface."""
-
-    host, address, interface = "localhost", "127.0.0.1", "lo"
+class ThisMachine(Loopback):
+    """This machine, which starts all ranks."""
 
     def __init__(
-        self, spec: TrainingSpec, spec_path: Path, messages: "queue.Queue[rank_process.Message]", heard: Heard
+        self,
+        spec: TrainingSpec,
+        spec_path: Path,
+        gpus: dict[str, str],
+        messages: "queue.Queue[rank_process.Message]",
+        heard: Heard,
     ) -> None:
-        self.slots = spec.num_ranks
+        super().__init__(spec.num_ranks)
         self.cores = max(1, num_cores() // spec.num_slots)
         self._spec_path = spec_path
         self._messages = messages
         self._heard = heard
         self._environment = rank_environment(spec.train.environment) | {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **gpus,
         }
-        if spec.num_slots > 1:
-            self._environment |= share_of_gpus(spec.slot)
 
     def reach(self, port: int) -> int:
         """Return the port itself."""
@@ -71,12 +73,13 @@ class ThisMachine:
 
 @contextmanager
 def open_places(
-    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard
+    spec: TrainingSpec, gpus: dict[str, str], messages: "queue.Queue[rank_process.Message]", heard: Heard
 ) -> Iterator[Sequence[StartingPlace]]:
     """Yield the places of the ranks; connections to other hosts, and what runs there, end with the block.
 
     Args:
         spec: The training run.
+        gpus: Environment with the GPUs of ranks on this machine.
         messages: Queue for the output and events of its ranks.
         heard: Called with the activities of its ranks.
 
@@ -91,7 +94,7 @@ def open_places(
         with TemporaryDirectory() as scratch:
             path = Path(scratch, "spec.json")
             path.write_text(spec.model_dump_json())
-            yield [ThisMachine(spec, path, messages, heard)]
+            yield [ThisMachine(spec, path, gpus, messages, heard)]
         return
     with _agents(spec, spec.distributed, messages, heard) as agents:
         _check_versions(agents)
@@ -113,7 +116,7 @@ def _agents(
     heard: Heard,
 ) -> Iterator[list[Agent]]:
     if distributed.launcher == "hosts":
-        with ssh_agents(distributed, messages, heard) as agents:
+        with ssh_agents(distributed, spec.lost_hosts, messages, heard) as agents:
             yield agents
         return
     from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.

@@ -1,25 +1,24 @@
-"""A training process: one of many ranks with a Horovod reducer, or a single process without Horovod.
+"""A training process: one of many ranks, or a single process.
 
 The command `tasks.launch.start_rank` runs it. Horovod's own launcher of pickled functions is not used: it keeps a
-second core busy, and unpickles code.
+second core busy, and unpickles code. Nor is torchrun: ranks would not end with their launcher.
 """
 
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from tasks.collectives import Reducer, SingleProcess
 from tasks.config.distributed import DistributedConfig
+from tasks.environment import rendezvous
 from tasks.errors import UserError, WrongInput, user_error_name
 from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
-from tasks.progress.activity import waiting_for_ranks, working
+from tasks.launch.rendezvous import gloo_timeout
+from tasks.progress.activity import working
 from tasks.progress.count import listener
 from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import SingleLineFilter
@@ -28,108 +27,35 @@ from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 
 
-def gpu_obstacle(nccl_built: bool, num_ranks: int, num_gpus: int) -> str | None:
-    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, or None.
-
-    Args:
-        nccl_built: Whether Horovod was built with NCCL; without it, a rank with tensors on a GPU fails.
-        num_ranks: Ranks on this machine.
-        num_gpus: GPUs that torch sees; NCCL does not support two ranks on one GPU.
-    """
-    if not nccl_built:
-        return "Horovod was built without NCCL: run 'HOROVOD_GPU_OPERATIONS=NCCL make setup'"
-    if num_ranks > num_gpus:
-        return f"distributed.num_ranks is {num_ranks} and there are {num_gpus} GPUs: give at most as many ranks"
-    return None
-
-
 def log_level(rank: int, distributed: DistributedConfig | None) -> int:
     """Return the log level of a rank."""
     is_verbose = rank == 0 or (distributed is not None and distributed.log_ranks == "all")
     return logging.INFO if is_verbose else logging.WARNING
 
 
-class HorovodReducer:
-    """Reducer over Horovod ranks."""
-
-    def __init__(self) -> None:
-        import horovod.torch as hvd
-
-        self._hvd = hvd
-        self.rank: int = hvd.rank()
-        self.num_ranks: int = hvd.size()
-        self.gpu_obstacle = gpu_obstacle(hvd.nccl_built(), hvd.local_size(), torch.cuda.device_count())
-        self._num_broadcasts = 0
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks."""
-        with waiting_for_ranks():
-            summed: torch.Tensor = self._hvd.allreduce(values.contiguous(), op=self._hvd.Sum)
-        return summed
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the value of the rank `root` on every rank."""
-        # By default Horovod names the operation after the value's type, which often differs between the root and the
-        # other ranks. Ranks that wait under different names deadlock.
-        self._num_broadcasts += 1
-        with waiting_for_ranks():
-            return self._hvd.broadcast_object(
-                value, root_rank=root, name=f"lakevision.broadcast.{self._num_broadcasts}"
-            )
-
-    def broadcast_model(self, model: nn.Module) -> None:
-        """Copy the parameters and buffers of rank 0 to every rank."""
-        with waiting_for_ranks():
-            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
-    ) -> torch.optim.Optimizer:
-        """Return Horovod's optimizer, which averages gradients during the backward pass."""
-        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-        wrapped: torch.optim.Optimizer = self._hvd.DistributedOptimizer(optimizer, named_parameters=trained)
-        # Horovod creates a new optimizer from the parameter groups only: copy the state of a resumed one.
-        wrapped.load_state_dict(optimizer.state_dict())
-        return wrapped
-
-    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the optimizer's gradient hooks."""
-        averaging: Any = optimizer
-        # The hooks are on graph nodes that only this optimizer references. If they stayed, they would send the
-        # gradients of the next optimizer's training under this one's names.
-        averaging._grad_accs.clear()
-
-    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
-        """Wait for the averaged gradients, call `see_gradients`, which may change them, and step."""
-        averaging: Any = optimizer
-        with waiting_for_ranks():
-            averaging.synchronize()
-        see_gradients()
-        with averaging.skip_synchronize():
-            averaging.step()
-
-
 Emit = Callable[[dict[str, Any]], None]
 """A function that sends an event to the process that started this rank."""
 
 
-def make_reducer(num_ranks: int) -> Reducer:
-    """Return the reducer of this rank; Horovod is initialised before data and weights load, or Gloo times out."""
-    if num_ranks == 1:
+def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reducer:
+    """Return the reducer of this rank; it is made before data and weights load, or the other ranks time out.
+
+    Only the chosen backend is imported.
+
+    Args:
+        num_ranks: Number of ranks that run, of those that are configured.
+        distributed: Their settings; None for a single process.
+    """
+    if distributed is None or num_ranks == 1:
         return SingleProcess()
-    import horovod.torch as hvd
+    if distributed.backend == "torch":
+        from tasks.launch.torch_reducer import TorchReducer
 
-    with waiting_for_ranks():
-        hvd.init()
-    return HorovodReducer()
+        timeout = gloo_timeout(distributed.stall_timeout_seconds)
+        return TorchReducer(rendezvous(), timeout, distributed.gradient_compression)
+    from tasks.launch.horovod_reducer import HorovodReducer
 
-
-def shut_down_horovod() -> None:
-    """Shut Horovod down; without it, the exit of this rank raises an uncaught exception in the other ranks."""
-    import horovod.torch as hvd
-
-    with waiting_for_ranks():
-        hvd.shutdown()
+    return HorovodReducer(distributed.gradient_compression)
 
 
 def run_rank(spec: TrainingSpec, reducer: Reducer, emit: Emit) -> None:
@@ -176,12 +102,11 @@ def main(spec_path: str, emit: Emit) -> int:
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
         with working("preparing"):
-            reducer = make_reducer(spec.num_ranks)
+            reducer = make_reducer(spec.num_ranks, spec.distributed)
             logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
             with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
                 run_rank(spec, reducer, emit)
-            if reducer.num_ranks > 1:
-                shut_down_horovod()
+            reducer.shut_down()
     except UserError as error:
         emit({"failed": user_error_name(error), "message": str(error)})
         return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED

@@ -162,9 +162,12 @@ def ssh_command(host: str, settings: DistributedConfig) -> list[str]:
 
 @contextmanager
 def ssh_agents(
-    settings: DistributedConfig, messages: "queue.Queue[rank_process.Message]", heard: Heard
+    settings: DistributedConfig,
+    lost_hosts: Sequence[str],
+    messages: "queue.Queue[rank_process.Message]",
+    heard: Heard,
 ) -> Iterator[list[Agent]]:
-    """Start an agent on each host, all at once, and yield them; end them with the block.
+    """Start an agent on each host that is not lost, all at once, and yield them; end them with the block.
 
     Raises:
         WrongInput: A host is unknown, refuses the key, or has no such interpreter.
@@ -173,7 +176,7 @@ def ssh_agents(
     started: list[tuple[SshProcess, Agent]] = []
     python = settings.host_python or sys.executable
     try:
-        for host, slots in parse_hosts(settings.hosts):
+        for host, slots in parse_hosts(settings.hosts, lost_hosts):
             try:
                 process = SshProcess(host, ssh_command(host, settings))
             except FileNotFoundError:

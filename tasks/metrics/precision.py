@@ -56,9 +56,11 @@ def compare_precisions(
             if sums[0] >= most:
                 break
     num_images, difference, changed_labels = reducer.sum(sums).tolist()
+    largest_of_ranks = torch.zeros(reducer.num_ranks, dtype=torch.float64)
+    largest_of_ranks[reducer.rank] = largest
     return PrecisionDifference(
         images=int(num_images),
         mean=difference / max(num_images, 1),
-        largest=max(float(reducer.broadcast(largest, rank)) for rank in range(reducer.num_ranks)),
+        largest=float(reducer.sum(largest_of_ranks).max()),
         changed_labels=int(changed_labels),
     )

@@ -149,5 +149,10 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
 
 
 def at_least_two(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the inputs, duplicated if there is only one: batch norm needs at least two values per channel."""
+    """Return the inputs, with a copy of a single one, or two zeros for none.
+
+    Batch norm needs at least two values per channel, and some networks cannot pass an empty batch.
+    """
+    if len(inputs) == 0:
+        return inputs.new_zeros((2, *inputs.shape[1:]))
     return torch.cat([inputs, inputs]) if len(inputs) == 1 else inputs

@@ -26,7 +26,7 @@ class EpochProgress:
     def update(self, event: Mapping[str, Any]) -> None:
         """Report the progress in an event with epoch (the number of epochs trained), max_epochs and val_accuracy."""
         epoch = event["epoch"]
-        if self._before is None:
+        if self._before is None or epoch <= self._before:
             self._before = epoch - 1  # a resumed run has trained these in an earlier process
         # Extrapolated, as if all epochs had been trained at the rate of this process.
         seconds = (time.monotonic() - self._began) * epoch / (epoch - self._before)

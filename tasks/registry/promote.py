@@ -52,7 +52,8 @@ def promote_best(
     again does not roll back.
 
     Args:
-        runs: Finished training runs on one table; if empty, the newest finished run and all others on its cache.
+        runs: Finished training runs on one table; if empty, the newest finished run on the table `images` of `storage`,
+            and all others on its cache.
         promote: Name of the registered model, and the gate.
         storage: Storage with the tracking URI.
         table: The table whose content the runs were trained on; None for the table that each run recorded.
@@ -95,7 +96,7 @@ def _challenge(
     Raises:
         WrongInput: As for `promote_best`.
     """
-    runs = runs or tracking.promotable_runs(storage)
+    runs = runs or tracking.promotable_runs(storage, _table_of(storage))
     if not runs:
         raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
     tested = [_with_table(evaluated_run(storage, run), table) for run in runs]
@@ -117,6 +118,15 @@ def _challenge(
         predict=predict,
         approval=approval,
     )
+
+
+def _table_of(storage: Storage) -> TableRef | None:
+    """Return the table `images`, or None if it does not exist or only Spark can read it."""
+    try:
+        found = newest_snapshot(None, storage.table("images"))
+    except NeedsSpark:
+        return None
+    return None if found is None else found.table
 
 
 def _best_accuracies(candidates: Sequence[EvaluatedRun]) -> dict[str, float | None]:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
+from tasks.launch.gpu_obstacle import expected_gpu_obstacle
 from tasks.launch.launcher import launch_ranks
-from tasks.launch.rank import gpu_obstacle
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.repeat.original_run import OriginalRun, read_training
@@ -53,8 +53,10 @@ def differences_now(original: OriginalRun) -> list[str]:
     Raises:
         WrongInput: The device or precision of the settings is not available.
     """
-    num_ranks = 1 if original.distributed is None else original.distributed.num_ranks
-    now = expected_provenance(original.train, original.cache_config.image_size, num_ranks, _gpu_obstacle(num_ranks))
+    distributed = original.distributed
+    num_ranks = 1 if distributed is None else distributed.num_ranks
+    obstacle = None if distributed is None else expected_gpu_obstacle(distributed.backend, num_ranks)
+    now = expected_provenance(original.train, original.cache_config.image_size, num_ranks, obstacle)
     found = provenance_changes(_original_provenance(original), now)
     if original.resumed_with_changes is not None:
         found.append(f"MLflow run {original.run_id} was resumed with changes: {original.resumed_with_changes}")
@@ -76,14 +78,6 @@ def _original_provenance(run: OriginalRun) -> dict[str, str]:
         code=run.code_version,
         versions=run.versions,
     )
-
-
-def _gpu_obstacle(num_ranks: int) -> str | None:
-    if num_ranks == 1 or not torch.cuda.is_available():
-        return None
-    import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
-
-    return gpu_obstacle(hvd.nccl_built(), num_ranks, torch.cuda.device_count())
 
 
 def differences_of(original: OriginalRun, repetition: OriginalRun) -> list[str]:

@@ -1,6 +1,9 @@
 """The runs among which a promotion chooses."""
 
-from tasks.refs import RunRef
+from mlflow.entities import Run
+
+from tasks.errors import WrongInput
+from tasks.refs import RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.searches import TRIAL_TAG
@@ -10,11 +13,19 @@ CHOSEN_TAG = "lakevision.chosen"
 """Tag of a trial whose settings were trained outside its search as well, as a search ends with those of its best."""
 
 
-def promotable_runs(storage: Storage) -> list[RunRef]:
+def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[RunRef]:
     """Return the newest finished run and every other finished run on the same cache, the newest first.
 
     Trials of a hyper-parameter search count only once their settings were chosen: the maximum over many trials is
     higher than their accuracy on new images.
+
+    Args:
+        storage: Storage with the tracking URI.
+        table: The table whose runs count; None if it cannot be read, as after it was deleted. Then the runs on a
+            table at `storage.tables` count, or if there are none, all runs.
+
+    Raises:
+        WrongInput: There are finished runs, and none was trained on `table`.
     """
     found = client_of(storage).search_runs(
         [prepare_tracking(storage)],
@@ -25,8 +36,22 @@ def promotable_runs(storage: Storage) -> list[RunRef]:
     runs = [run for run in current if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
     if not runs:
         return []
+    path = storage.table("images") if table is None else table.path
+    own = [run for run in runs if _was_trained_on(run, path, "" if table is None else table.table_id)]
+    if table is not None and not own:
+        raise WrongInput(
+            f"run_ids is empty, and none of the {len(runs)} finished runs was trained on the table '{path}': give "
+            "run_ids, or the storage.tables of the runs"
+        )
+    runs = own or runs
     digest = runs[0].data.params["cache.digest"]
     return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
+
+
+def _was_trained_on(run: Run, path: str, table_id: str) -> bool:
+    """Return whether the run recorded this table, by its id in a home that was moved, or by the path of a new table."""
+    params = run.data.params
+    return bool(params.get("data.table") == path or (table_id and params.get("data.table_id") == table_id))
 
 
 def mark_chosen(storage: Storage, run: RunRef) -> None:

@@ -41,6 +41,9 @@ RESUMED_WITH_CHANGES_TAG = "lakevision.resumed_with_changes"
 
 Its value lists the differences from the run's parameters and CODE_TAG, with the old and the new values."""
 
+RESTARTS_TAG = "lakevision.restarts"
+"""Tag of a run whose ranks the launcher started again after a loss: the number of restarts of its last launch."""
+
 SYSTEM_METRICS = "system/"
 """Prefix of the names of MLflow's system metrics."""
 

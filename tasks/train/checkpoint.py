@@ -13,7 +13,8 @@ from torch import nn
 
 from tasks.collectives import Reducer
 from tasks.metrics.epoch import EpochMetrics
-from tasks.train.checkpoint_files import PARTIAL, UNREADABLE
+from tasks.train.buffers import VirtualBuffers
+from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress, RunningEpoch
 
@@ -51,23 +52,33 @@ class Checkpoints:
         self._read: tuple[str, dict[str, Any]] | None = None
 
     def collect(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, reducer: Reducer
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        reducer: Reducer,
+        buffers: VirtualBuffers | None = None,
     ) -> dict[str, Any]:
         """Return the content of a checkpoint; every rank calls this after the same step.
 
         Batch norm's running statistics and the sums of the running epoch differ between ranks until the end of the
         epoch.
+
+        Args:
+            model: The trained model.
+            optimizer: Its optimizer.
+            progress: Progress of the training run.
+            reducer: The other ranks.
+            buffers: Buffers of the virtual ranks; None: of a single process, or after an epoch.
         """
         running = asdict(progress.running) | {
             "totals": reducer.sum(progress.running.totals.cpu()),
             "gradient_norms": progress.running.gradient_norms.cpu(),
         }
-        buffers = {name: value.cpu() for name, value in model.named_buffers()}
         # Collected only if they differ: after an epoch all ranks have the averaged statistics.
+        differ = progress.running.position > 0 and not progress.running.is_trained
         rank_buffers = (
-            [reducer.broadcast(buffers, rank) for rank in range(reducer.num_ranks)]
-            if _buffers_differ(progress, reducer)
-            else []
+            buffers.collect(reducer) if differ and buffers is not None and buffers.ranks.num_virtual > 1 else []
         )
         content = {
             "config": self._config,
@@ -100,7 +111,7 @@ class Checkpoints:
             Whether the checkpoint was written.
         """
         best = f"best-{progress.phase:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
-        name = f"step-{progress.phase:02d}-{progress.next_epoch:06d}-{progress.running.position:012d}+{best or '.pt'}"
+        name = f"{checkpoint_name(progress.phase, progress.next_epoch, progress.running.position)}+{best or '.pt'}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if best and best != self._best_written:
@@ -173,10 +184,6 @@ class Checkpoints:
                 path.unlink()
 
 
-def _buffers_differ(progress: Progress, reducer: Reducer) -> bool:
-    return reducer.num_ranks > 1 and progress.running.position > 0 and not progress.running.is_trained
-
-
 def _write(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_suffix(PARTIAL)
     try:
@@ -223,12 +230,18 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
     progress.tags = content["tags"]
 
 
-def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Restore model and optimizer of the checkpoint's phase; each rank restores its own buffers."""
+def restore(
+    content: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    buffers: VirtualBuffers | None = None,
+) -> None:
+    """Restore model and optimizer of the checkpoint's phase; each rank restores the buffers of its virtual ranks."""
     model.load_state_dict(content["model"])
     optimizer.load_state_dict(content["optimizer"])
-    rank_buffers = content["rank_buffers"]
-    if len(rank_buffers) == reducer.num_ranks:
-        buffers = dict(model.named_buffers())
-        for name, value in rank_buffers[reducer.rank].items():
-            buffers[name].copy_(value)
+    if buffers is None:
+        return
+    if content["rank_buffers"]:
+        buffers.restore(content["rank_buffers"])
+    else:
+        buffers.reset()

@@ -1,8 +1,29 @@
 """File names of checkpoints, and their removal."""
 
+import re
 from pathlib import Path
 
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
+
+_NAME = re.compile(r"step-\d{2,}-(\d{6,})-(\d{12,})\+.*\.pt")
+
+
+def checkpoint_name(phase: int, epoch: int, image: int) -> str:
+    """Return the name of a checkpoint, without the file of its best weights; names sort by position.
+
+    Args:
+        phase: Number of the phase.
+        epoch: Number of the running epoch, or of the next one.
+        image: Images of this epoch that were trained on, over all ranks.
+    """
+    return f"step-{phase:02d}-{epoch:06d}-{image:012d}"
+
+
+def newest_position(folder: Path) -> tuple[int, int] | None:
+    """Return epoch and image of the newest checkpoint, by the name of its file; None without a checkpoint."""
+    names = sorted(path.name for path in folder.glob("step-*.pt"))
+    found = _NAME.fullmatch(names[-1]) if names else None
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def remove_checkpoints(folder: Path) -> bool:

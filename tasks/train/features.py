@@ -6,12 +6,15 @@ import logging
 from contextlib import ExitStack
 
 import torch
+from pydantic import TypeAdapter
 
+from tasks.broadcast import broadcast_value, wait_for_all
 from tasks.cache.in_memory import IN_MEMORY_BYTES, InMemoryLoader
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import (
     FORMAT,
     CacheDamaged,
+    CacheFile,
     CacheManifest,
     CacheSplit,
     FeatureSettings,
@@ -21,6 +24,7 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
@@ -36,6 +40,10 @@ from tasks.train.feature_files import feature_rows_per_group, head_inputs, write
 from tasks.train.rank_zero import run_on_rank_zero
 
 logger = logging.getLogger("lakevision.train")
+
+FOUND: TypeAdapter[CacheManifest | None] = TypeAdapter(CacheManifest | None)
+WRITTEN = TypeAdapter(dict[str, list[CacheFile]])
+"""Types of what ranks tell each other: a complete cache, and the files of one rank by split."""
 
 FORM = 3
 """Version of the folded network; increment it when `serving_network` changes. 2: activated, 3: packed convolutions."""
@@ -131,7 +139,7 @@ def materialize_features(
                 stack.enter_context(exclusive_lock(url))
             return _complete_features(url, settings)
 
-        found = run_on_rank_zero(reducer, find_existing)
+        found = run_on_rank_zero(reducer, FOUND, find_existing)
         if found is not None:
             logger.info("%s already has the features of this backbone", url)
             return url, found
@@ -144,13 +152,13 @@ def materialize_features(
             filesystem.makedirs(root, exist_ok=True)
             stack.callback(_discard_partial, url)
             stack.enter_context(counted("features", num_images))
-        reducer.broadcast(None)  # The other ranks wait until the folder exists.
+        wait_for_all(reducer)  # The other ranks wait until the folder exists.
         backbone = serving_network(classifier, "float32", temperature=1)
         backbone.precision = precision
         written = {
             split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
         }
-        files_of_ranks = [reducer.broadcast(written, rank) for rank in range(reducer.num_ranks)]
+        files_of_ranks = [broadcast_value(reducer, WRITTEN, written, rank) for rank in range(reducer.num_ranks)]
         manifest = images.model_copy(
             update={
                 "features": settings,
@@ -168,7 +176,7 @@ def materialize_features(
             remove_unnamed(url, manifest)
             write_manifest(url, manifest)
             logger.info("%s: features of %d images", url, sum(part.rows for part in manifest.splits.values()))
-        reducer.broadcast(None)  # The other ranks read only a complete cache.
+        wait_for_all(reducer)  # The other ranks read only a complete cache.
     return url, manifest
 
 
@@ -190,10 +198,23 @@ def _complete_features(url: str, settings: FeatureSettings) -> CacheManifest | N
 
 
 def feature_loader(
-    url: str, manifest: CacheManifest, split: str, batch_size: int, *, seed: int | None, rank: int, num_ranks: int
+    url: str,
+    manifest: CacheManifest,
+    split: str,
+    batch_size: int,
+    *,
+    seed: int | None,
+    ranks: VirtualRanks = VirtualRanks(),
 ) -> CacheLoader:
     """Return a loader of features: from memory if they fit, else from the cache."""
     fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
     return (InMemoryLoader if fits_in_memory else CacheLoader)(
-        url, manifest, split, batch_size, seed=seed, rank=rank, num_ranks=num_ranks
+        url,
+        manifest,
+        split,
+        batch_size,
+        seed=seed,
+        rank=ranks.rank,
+        num_ranks=ranks.num_ranks,
+        num_virtual=ranks.num_virtual,
     )

@@ -31,7 +31,7 @@ def decisive_settings(
         # By content: a changed file at the same path, or other weights of torchvision, make another run; the same
         # file at another path does not.
         "train": train.decisive() | {"weights": weights_digest(train.model, train.weights)},
-        "ranks": None if distributed is None else distributed.model_dump(include={"num_ranks"}),
+        "ranks": None if distributed is None else distributed.decisive(),
     }
     if repetition is not None:
         decisive["repetition"] = repetition

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
@@ -23,6 +24,7 @@ from tasks.progress.activity import stepping
 from tasks.schema import TRAIN, VAL
 from tasks.system.signals import defer_signals
 from tasks.train.averaging import WeightAverage
+from tasks.train.buffers import VirtualBuffers, average_buffers
 from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
 from tasks.train.progress import Progress, RunningEpoch
 from tasks.train.step import StepSettings, replayed_inputs, seed_step, step_seed, summed_loss
@@ -66,6 +68,14 @@ class LoopSettings:
     """Number of the phase's first epoch, counted over all phases."""
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
+    buffers: VirtualBuffers | None = None
+    """Buffers of this rank's virtual ranks; None: each rank is its own virtual rank."""
+
+    @property
+    def ranks(self) -> VirtualRanks:
+        """The virtual ranks."""
+        own = VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
+        return own if self.buffers is None else self.buffers.ranks
 
 
 class _StepTimer:
@@ -112,9 +122,12 @@ def train_one_epoch(
     model.train()
     device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
-    start, num_parts, steps_per_epoch = running.position, settings.accumulate_steps, count_steps(loader, settings)
+    start, steps_per_epoch = running.position, count_steps(loader, settings, loop.ranks)
+    # A rank with several virtual ranks takes the batches of all of them before a step.
+    ranks, num_parts = loop.ranks, settings.accumulate_steps * loop.ranks.num_turns
     first_batch = running.steps * num_parts
     guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch)
+    averaging = reducer.wrap_model(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
     timer = _StepTimer(running)
@@ -130,28 +143,35 @@ def train_one_epoch(
                 optimizer.zero_grad()
                 batches = range(number - first_batch, parts_end - first_batch)
                 num_global_rows = sum(loader.num_global_rows(index, start) for index in batches)
-            # Seeded per batch, so that a run resumed here draws the same dropout as an uninterrupted one.
-            seed = step_seed(settings.seed, epoch, number, reducer.rank)
+            # Seeded per batch and virtual rank, so that a run resumed here draws the same dropout as an uninterrupted
+            # one.
+            turn, virtual = number // ranks.num_turns, ranks.at(number % ranks.num_turns)
+            seed = step_seed(settings.seed, epoch, turn, 0 if virtual is None else virtual)
             seed_step(device, seed)
+            if loop.buffers is not None:
+                loop.buffers.use(virtual)
             guard.begin_step(step, batch.rows_B.tolist())
             is_last_part = number == parts_end - 1
-            if len(batch.labels_B):
+            loss = None
+            # To synchronized batch norms, a rank without images contributes, too.
+            if len(batch.labels_B) or settings.sync_batch_norm:
                 inputs = batch.inputs.to(device, non_blocking=True)
                 labels_B = batch.labels_B.to(device, non_blocking=True)
-                total = summed_loss(model, inputs, labels_B, settings, running)
+                # Only the last part's backward pass averages gradients, so only its forward pass prepares for that.
+                passed = averaging if is_last_part else model
+                total = summed_loss(passed, inputs, labels_B, settings, running, reducer)
                 total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
                 loss = total * reducer.num_ranks / num_global_rows
-                if is_last_part:
-                    loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-                else:
-                    accumulate_gradients(parameters, loss)
             if not is_last_part:
+                if loss is not None:
+                    accumulate_gradients(parameters, loss)
                 timer.stop()
                 timer.restart()
                 continue
-            # A rank without images in this step contributes gradients of zero.
+            # A rank without images in this batch contributes gradients of zero.
+            reducer.backward(loss)
             reducer.step(optimizer, clip_gradients)
             if loop.average is not None:
                 loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + step)
@@ -164,15 +184,15 @@ def train_one_epoch(
     return reduce_epoch(running, reducer)
 
 
-def count_steps(loader: Loader, settings: StepSettings) -> int:
+def count_steps(loader: Loader, settings: StepSettings, ranks: VirtualRanks) -> int:
     """Return the optimizer's steps per epoch; the last one may have fewer batches than the others."""
-    return math.ceil(loader.num_steps / settings.accumulate_steps)
+    return math.ceil(loader.num_steps / (settings.accumulate_steps * ranks.num_turns))
 
 
 def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor) -> None:
     """Add the gradients of a part of a step, before the last one, to those of its earlier parts.
 
-    Only the `backward` of the last part runs the hooks by which Horovod sends a gradient to the other ranks.
+    Unlike `Reducer.backward` of the last part, it does not run the hooks that send a gradient to the other ranks.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
@@ -216,22 +236,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def average_buffers(model: nn.Module, reducer: Reducer) -> None:
-    """Average batch norm's running statistics over the ranks, which differ since each trains on its own images.
-
-    Statistics that are equal on all ranks, such as those of frozen layers, stay the same in every bit.
-    """
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if reducer.num_ranks == 1 or not buffers:
-        return
-    own = torch.cat([buffer.flatten().cpu() for buffer in buffers])
-    first = reducer.broadcast(own)
-    # The mean of the differences from rank 0, since a sum of equal values over n ranks divided by n may be rounded.
-    mean = first + reducer.sum(own - first).div_(reducer.num_ranks)
-    for buffer, values in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(values.view_as(buffer))
-
-
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
     """Return whether the phase has another epoch to train."""
     return progress.next_epoch < progress.first_epoch + max_epochs and not progress.stopping.should_stop
@@ -272,7 +276,7 @@ def fit(
             else:
                 trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:
-                average_buffers(model, reducer)
+                average_buffers(model, reducer, loop.buffers)
                 running.is_trained = True
         began = time.perf_counter()
         with validated_weights():

@@ -6,13 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
+from tasks.broadcast import broadcast_value
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
 
 CHECK_EVERY_STEPS = 20
 """Steps between two checks on a GPU, where each check synchronizes the device; a CPU checks every step."""
+
+PROBLEM = TypeAdapter(tuple[str, list[int]])
+"""Type of a description and its rows."""
 
 WAY_OUT = "lower train.learning_rate, clip the gradients (train.max_gradient_norm), or set train.precision to fp32"
 
@@ -152,5 +157,5 @@ def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, r
     has_problem = torch.zeros(reducer.num_ranks)
     has_problem[reducer.rank] = float(bool(loss_problem))
     first = int(reducer.sum(has_problem).argmax())
-    problem, its_rows = reducer.broadcast((loss_problem or gradient_problem, rows), first)
+    problem, its_rows = broadcast_value(reducer, PROBLEM, (loss_problem or gradient_problem, rows), first)
     return Diverged(f"{problem}: {WAY_OUT}", its_rows)

@@ -12,6 +12,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.rows import count_labels
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
 from tasks.environment import local_rank_and_size
@@ -24,6 +25,7 @@ from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_ba
 from tasks.progress.activity import expect_slow_steps
 from tasks.schema import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
+from tasks.train.buffers import VirtualBuffers
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
 from tasks.train.loop import count_steps
 from tasks.train.progress import Progress
@@ -70,20 +72,38 @@ class TrainingContext:
         return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
 
     @cached_property
+    def ranks(self) -> VirtualRanks:
+        """The virtual ranks of the split `train`, as many as the ranks that the run is configured for."""
+        own = self.reducer
+        return VirtualRanks.of(own.rank, own.num_ranks, max(self.spec.num_virtual_ranks, own.num_ranks))
+
+    def ranks_of(self, split: str) -> VirtualRanks:
+        """Return the virtual ranks of a split; those of `train` decide the result, others need no virtual ranks."""
+        return self.ranks if split == TRAIN else VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
+
+    @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
         """Images of each class by split."""
         return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 
+    @property
+    def syncs_batch_norm(self) -> bool:
+        """True if batch norms take the statistics of the batches of all ranks."""
+        distributed = self.spec.distributed
+        return self.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm
+
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
+        ranks = self.ranks_of(split)
         return CacheLoader(
             self.spec.cache.url,
             self.manifest,
             split,
             batch_size,
             seed=self.spec.train.seed if split == TRAIN else None,
-            rank=self.reducer.rank,
-            num_ranks=self.reducer.num_ranks,
+            rank=ranks.rank,
+            num_ranks=ranks.num_ranks,
+            num_virtual=ranks.num_virtual,
         )
 
     def check(self) -> None:
@@ -92,7 +112,7 @@ class TrainingContext:
         Raises:
             WrongInput: As for `check_data`.
         """
-        check_data(self.spec.train, self.manifest, self.reducer.num_ranks)
+        check_data(self.spec.train, self.manifest, self.ranks.num_virtual)
         if self.reducer.rank != 0:
             return
         for split in (VAL, TEST):
@@ -130,7 +150,7 @@ class TrainingContext:
             model,
             self._example(model),
             self.manifest.splits[TRAIN].rows // self.spec.train.accumulate_steps,
-            self.reducer.num_ranks,
+            self.ranks.num_virtual,
             self.device,
             num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
             copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
@@ -161,6 +181,7 @@ class Trainable:
     learning_rate: Callable[[int], float]
     warmup_epochs: float
     settings: StepSettings
+    buffers: VirtualBuffers
 
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
@@ -191,12 +212,13 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
         accumulate_steps=train.accumulate_steps,
+        sync_batch_norm=context.syncs_batch_norm,
     )
-    global_batch = batch_size * context.reducer.num_ranks * train.accumulate_steps
+    global_batch = batch_size * context.ranks.num_virtual * train.accumulate_steps
     rate = learning_rate(
         train,
         global_batch,
-        count_steps(loaders[TRAIN], settings),
+        count_steps(loaders[TRAIN], settings, context.ranks),
         base=phase.learning_rate,
         max_epochs=phase.max_epochs,
         history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
@@ -212,7 +234,8 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             *(peak, phase.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
         )
     optimizer = make_optimizer(train, model, phase.learning_rate)
-    return Trainable(model, loaders, optimizer, rate, warmup_epochs, settings)
+    buffers = VirtualBuffers(model, context.ranks)
+    return Trainable(model, loaders, optimizer, rate, warmup_epochs, settings, buffers)
 
 
 def _takes_features(context: TrainingContext, phase: Phase) -> bool:
@@ -240,8 +263,7 @@ def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loa
             split,
             batch_size,
             seed=context.spec.train.seed if split == TRAIN else None,
-            rank=context.reducer.rank,
-            num_ranks=context.reducer.num_ranks,
+            ranks=context.ranks_of(split),
         )
         for split in (TRAIN, VAL)
     }

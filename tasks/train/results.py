@@ -55,7 +55,7 @@ def source_of(table: TableRef) -> str | None:
 def run_name(context: TrainingContext) -> str:
     """Return the name of the run: network, image size, and number of ranks, trial or repetition."""
     tags = context.spec.tags
-    ranks = [] if context.spec.distributed is None else [f"{context.reducer.num_ranks} ranks"]
+    ranks = [] if context.spec.distributed is None else [f"{context.ranks.num_virtual} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
     repeated = ["repeated"] if REPEAT_TAG in tags else []
     return ", ".join([f"{context.spec.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
@@ -94,7 +94,7 @@ def run_config(context: TrainingContext, data: TrainingData) -> dict[str, Any]:
             "rows": dict(data.rows),
         },
         "weights_digest": weights_digest(context.spec.train.model, context.spec.train.weights),
-        "num_ranks": context.reducer.num_ranks,
+        "num_ranks": context.ranks.num_virtual,
         "device": str(context.device),
         "processor": processor_name(context.device),
         "precision": precision_name(context.precision, context.device),
@@ -130,7 +130,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         cache=context.spec.cache,
         manifest=manifest,
         weights_digest=weights_digest(context.spec.train.model, context.spec.train.weights),
-        num_ranks=context.reducer.num_ranks,
+        num_ranks=context.ranks.num_virtual,
         device=str(context.device),
         history=progress.history,
         best_epoch=best.epoch,

@@ -4,17 +4,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import filelock
+from pydantic import TypeAdapter
 
 from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
 from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import remove_checkpoints
+from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
 from tasks.train.rank_zero import run_on_rank_zero
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import sweep_checkpoints, training_lock
 from tasks.train.training import Training
+
+RESUME_POINT = TypeAdapter(ResumePoint)
 
 
 def train_model(
@@ -34,12 +38,13 @@ def train_model(
         WrongInput: Weights, model or device are invalid or not available.
         CacheDamaged: Files of the cache are missing or changed.
         DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
+        OutOfMemory: The memory of this process or of its GPU is used up.
         TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
         KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
     reducer = reducer or SingleProcess()
     training = Training(spec, reducer, on_epoch)
-    with ExitStack() as stack:
+    with translate_out_of_memory(spec.train, reducer.rank), ExitStack() as stack:
 
         def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,7 @@ def train_model(
             with tracking.translate_outage(spec.storage):
                 return _find_resume_point(training, spec)
 
-        return training.run(run_on_rank_zero(reducer, begin))
+        return training.run(run_on_rank_zero(reducer, RESUME_POINT, begin))
 
 
 def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:

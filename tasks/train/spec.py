@@ -35,6 +35,10 @@ class TrainingSpec(BaseModel):
     """Number of this run among the concurrent runs on this machine, from 0."""
     num_slots: int = 1
     """Number of concurrent runs on this machine, which share its cores and get its GPUs round-robin."""
+    ranks_left: int | None = None
+    """Number of ranks after the loss of a host; None: `distributed.num_ranks`."""
+    lost_hosts: tuple[str, ...] = ()
+    """Hosts on which the launcher starts no rank any more."""
 
     @property
     def key(self) -> str:
@@ -47,6 +51,11 @@ class TrainingSpec(BaseModel):
         return decisive_settings(self.train, self.cache, self.distributed, self.repetition)
 
     @property
+    def num_virtual_ranks(self) -> int:
+        """Number of ranks that decide the result: a lost rank's batches are taken by the others."""
+        return self.distributed.num_ranks if self.distributed else 1
+
+    @property
     def num_ranks(self) -> int:
         """Number of training processes."""
-        return self.distributed.num_ranks if self.distributed else 1
+        return self.num_virtual_ranks if self.ranks_left is None else self.ranks_left

@@ -1,13 +1,16 @@
 """Settings, seed and loss of a training step."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tasks.collectives import Reducer
 from tasks.model.network import at_least_two
+from tasks.model.sync_batch_norm import SyncBatchNorm
 from tasks.train.progress import RunningEpoch
 
 Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -27,6 +30,7 @@ class StepSettings:
         augment: Augmentation of the batches; None for none.
         seed: Seed of the random numbers of a step, for dropout and augmentation.
         accumulate_steps: Batches of each rank whose gradients make one step of the optimizer.
+        sync_batch_norm: Whether batch norms in training take the statistics of the batches of all ranks.
     """
 
     label_smoothing: float = 0.0
@@ -35,6 +39,7 @@ class StepSettings:
     augment: Augment | None = None
     seed: int = 0
     accumulate_steps: int = 1
+    sync_batch_norm: bool = False
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
@@ -68,11 +73,20 @@ def replayed_inputs(inputs: torch.Tensor, labels_B: torch.Tensor, settings: Step
 
 
 def summed_loss(
-    model: nn.Module, inputs: torch.Tensor, labels_B: torch.Tensor, settings: StepSettings, running: RunningEpoch
+    model: nn.Module,
+    inputs: torch.Tensor,
+    labels_B: torch.Tensor,
+    settings: StepSettings,
+    running: RunningEpoch,
+    reducer: Reducer,
 ) -> torch.Tensor:
-    """Return the summed loss of a batch, (), and add loss, correct predictions and images to `running`."""
-    inputs, targets = augmented(inputs, labels_B, settings)
-    logits_BK = model(at_least_two(inputs))[: len(inputs)]
+    """Return the summed loss of a batch, (), and add loss, correct predictions and images to `running`.
+
+    With `settings.sync_batch_norm` it is a collective operation, in which the batch of a rank may be empty.
+    """
+    inputs, targets = augmented(inputs, labels_B, settings) if len(inputs) else (inputs, labels_B)
+    with SyncBatchNorm(reducer, len(inputs)) if settings.sync_batch_norm else nullcontext():
+        logits_BK = model(at_least_two(inputs))[: len(inputs)]
     losses_B = functional.cross_entropy(
         logits_BK,
         targets,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from tasks.broadcast import FLAG, broadcast_value
 from tasks.collectives import Reducer
 from tasks.system.signals import shutdown_requested
 
@@ -60,7 +61,7 @@ class StepCallback(NullStepCallback):
 
     def is_over(self) -> bool:
         """Return whether the time budget is used up, by rank 0's clock."""
-        return bool(self._reducer.broadcast(self._seconds_left() <= 0))
+        return broadcast_value(self._reducer, FLAG, self._seconds_left() <= 0)
 
     def after_step(self) -> bool:
         """Write a checkpoint or shut down if it is time; return whether the time budget is used up.

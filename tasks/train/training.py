@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from tasks import tracking
 from tasks.cache.manifest import open_cache
@@ -36,6 +37,8 @@ from tasks.train.spec import TrainingSpec
 from tasks.train.step_callback import StepCallback
 
 logger = logging.getLogger("lakevision.train")
+
+RUN = TypeAdapter(RunRef)
 
 SEND_SECONDS = 2.0
 """Maximum seconds for sending the remaining metrics when training is interrupted."""
@@ -85,8 +88,7 @@ class Training:
         if self._reducer.rank != 0:
             self._run_phases(context, checkpoint)
             evaluate_serving_form(context)
-            run_of_rank_0: RunRef = wait_for_rank_zero(self._reducer)
-            return run_of_rank_0
+            return wait_for_rank_zero(self._reducer, RUN)
         data = training_data(context)
         name, config, tags = run_name(context), run_config(context, data), run_tags(context)
         with tracking.tracked_run(self._storage, name, self._spec.key, config, tags, resume_point.resume) as run:
@@ -122,7 +124,7 @@ class Training:
                 except Exception as error:
                     logger.warning("not all metrics were sent: %s", error)
                 raise
-            result = run_on_rank_zero(self._reducer, lambda: self._finish(run, context, test))
+            result = run_on_rank_zero(self._reducer, RUN, lambda: self._finish(run, context, test))
         remove_checkpoints(self.folder)
         return result
 
@@ -147,12 +149,20 @@ class Training:
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
-        if reducer.num_ranks == 1:
-            # The memory format of the cache's pixels; Horovod accepts only contiguous tensors.
+        if self._is_channels_last():
             classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
         return context
+
+    def _is_channels_last(self) -> bool:
+        """Return whether the weights have the memory format of the cache's pixels, which is faster.
+
+        The last rank of a run keeps the format of its ranks: dropout draws its numbers in the order of the memory.
+        """
+        distributed = self._spec.distributed
+        had_horovod = distributed is not None and distributed.num_ranks > 1 and distributed.backend == "horovod"
+        return self._reducer.takes_channels_last and not had_horovod
 
     def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
         progress, classifier = self.progress, context.classifier
@@ -168,7 +178,7 @@ class Training:
             if self._sender is not None and self._train.batch_size == "auto":
                 self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["phase"] == phase.number:
-                restore(checkpoint, trainable.model, trainable.optimizer, self._reducer)
+                restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
             if self._fit(context, phase.max_epochs, trainable):
                 break
 
@@ -179,7 +189,7 @@ class Training:
 
         def save() -> None:
             with working("writing a checkpoint"):
-                content = self.checkpoints.collect(model, optimizer, progress, reducer)
+                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
                 # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
                 if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
                     self._send_epochs()
@@ -215,6 +225,7 @@ class Training:
             first_epoch=progress.first_epoch,
             step=trainable.settings,
             step_callback=step_callback,
+            buffers=trainable.buffers,
         )
         try:
             return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)

@@ -127,7 +127,8 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     if config.parent_run_id is not None:
         tags |= tracking.trial_tags(config.parent_run_id, config.number)
     spec = TrainingSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
-    with take_slot([] if config.train.device == "cpu" else gpu_names()) as slot:
+    gpus = [] if config.train.device == "cpu" else gpu_names()
+    with take_slot(gpus, config.train.timeout_seconds) as slot:
         # Runs in lower slots share the machine at the same time, even those of another search.
         num_slots = max(_trials_here(config), slot + 1)
         logger.info("this training run has slot %d of %d on its machine", slot + 1, num_slots)

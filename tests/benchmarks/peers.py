@@ -62,15 +62,27 @@ class Peer:
 
     def run_round(self) -> dict[str, float]:
         """Run one round, and return the answer of the process."""
+        self.begin_round()
+        return self.end_round()
+
+    def begin_round(self) -> None:
+        """Begin a round, together with other processes."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
+
+    def end_round(self) -> dict[str, float]:
+        """Wait for the end of the round, and return the answer of the process."""
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"'{self.name}' ended: see {self._log}")
         answer: dict[str, float] = json.loads(line)
         return answer
+
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal."""
+        self._process.send_signal(number)
 
     def close(self) -> None:
         """End the process."""

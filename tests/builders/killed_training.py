@@ -5,6 +5,8 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,11 @@ import psutil
 from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled
-from tasks.launch.launcher import RankFailed, launch_ranks
+from tasks.launch.failures import RankFailed
+from tasks.launch.launcher import launch_ranks
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 
 TRAIN = TrainConfig(
@@ -44,6 +48,17 @@ def own_ranks() -> list[psutil.Process]:
     return found
 
 
+def pids_of_ranks() -> dict[int, int]:
+    """Return the process ids of the ranks of either backend that this process started, by the number of the rank."""
+    found = {}
+    for process in own_ranks():
+        with suppress(psutil.Error):  # The process ended meanwhile.
+            variables = process.environ()
+            # A single process has neither variable.
+            found[int(variables.get("HOROVOD_RANK") or variables.get("RANK") or 0)] = process.pid
+    return found
+
+
 @dataclass
 class Victim:
     """A rank that got a signal, and the end of its training run."""
@@ -54,6 +69,8 @@ class Victim:
     """First line of the error."""
     seconds: float = 0.0
     """Seconds from the signal to the end of all ranks."""
+    run: RunRef | None = None
+    """The MLflow run, if the training run has ended well after all."""
 
 
 def launch_and_kill(
@@ -84,8 +101,7 @@ def launch_and_kill(
     def wait_and_kill() -> None:
         started.wait()
         wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
-        if not over.wait(wait) and (ranks := own_ranks()):
-            numbered = {int(process.environ().get("HOROVOD_RANK", "0")): process.pid for process in ranks}
+        if not over.wait(wait) and (numbered := pids_of_ranks()):
             victim.rank = draw.choice(sorted(numbered)) if rank is None else rank
             sent_at[0] = time.monotonic()
             os.kill(numbered[victim.rank], number)
@@ -99,7 +115,7 @@ def launch_and_kill(
     thread = threading.Thread(target=wait_and_kill)
     thread.start()
     try:
-        launch_ranks(spec, on_event)
+        victim.run = launch_ranks(spec, on_event)
     except (RankFailed, RankStalled) as failed:
         victim.seconds = time.monotonic() - sent_at[0]
         victim.message = str(failed).splitlines()[0]
@@ -110,6 +126,46 @@ def launch_and_kill(
         started.set()
         thread.join()
     return victim
+
+
+@contextmanager
+def killed_at_checkpoints(
+    spec: TrainingSpec, ranks: Sequence[int], *, within_epoch: bool = False
+) -> Iterator[list[tuple[int, int]]]:
+    """Kill a rank at each of the next new checkpoints, while the block trains.
+
+    Args:
+        spec: The training run.
+        ranks: Numbers of the ranks to kill, one after the other.
+        within_epoch: Whether only checkpoints within an epoch count.
+
+    Yields:
+        A list, to which epoch and image of the newest checkpoint are appended before each kill.
+    """
+    over, kills, ended = threading.Event(), list[tuple[int, int]](), set[int]()
+    folder = spec.storage.checkpoints / spec.key
+
+    def wait_and_kill() -> None:
+        for rank in ranks:
+            while not over.wait(0.02):
+                found = newest_position(folder)
+                if found is None or found in kills or (within_epoch and found[1] == 0):
+                    continue
+                own = pids_of_ranks()
+                # The ranks of an earlier kill are about to end.
+                if rank in own and own[rank] not in ended:
+                    kills.append(found)
+                    ended.update(own.values())
+                    os.kill(own[rank], signal.SIGKILL)
+                    break
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    try:
+        yield kills
+    finally:
+        over.set()
+        thread.join()
 
 
 def logged_epochs(run: RunRef, storage: Storage) -> list[int]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from prefect.client.orchestration import SyncPrefectClient
 
 from deployments.local_stack import prefect_command
 from deployments.stack_processes import SERVER, LocalStack
@@ -106,18 +107,20 @@ def process_of(folder: Path) -> psutil.Process:
     return psutil.Process(int(file.stem))
 
 
-STATES = """
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:
-    for run in client.read_flow_runs():
-        if run.deployment_id and run.work_pool_name == "gpu":
-            print(run.name, run.state.type.value)
-"""
+def client_of(stack: LocalStack) -> SyncPrefectClient:
+    """Return a client of the server, which repeats requests that fail while the server is busy."""
+    return SyncPrefectClient(f"{stack.url}/api", auth_string=stack.auth_string)
 
 
 def states(stack: LocalStack) -> dict[str, str]:
     """Return the types of the states of the runs on the pool, by name."""
-    return dict(line.split() for line in run_code(stack, STATES))
+    with client_of(stack) as client:
+        runs = client.read_flow_runs()
+    return {
+        run.name: run.state.type.value
+        for run in runs
+        if run.state and run.deployment_id and run.work_pool_name == "gpu"
+    }
 
 
 def submitted_name(printed: str) -> str:

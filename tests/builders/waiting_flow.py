@@ -9,9 +9,11 @@ from prefect import flow
 
 @flow
 def waiting(folder: str, seconds: float) -> None:
-    """Write the id of the process to the folder, and wait."""
+    """Write the id of the process to the folder, and wait until the time is over or the folder has a file `end`."""
     Path(folder, f"{os.getpid()}.pid").touch()
-    time.sleep(seconds)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not Path(folder, "end").exists():
+        time.sleep(0.2)
 
 
 DEPLOY = """

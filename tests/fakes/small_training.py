@@ -81,7 +81,7 @@ class Training:
         if name is not None:
             content = self.checkpoints.load(name)
             restore_progress(content, progress)
-            restore(content, self.model, self.optimizer, SingleProcess())
+            restore(content, self.model, self.optimizer)
 
         def save() -> None:
             collected = self.checkpoints.collect(self.model, self.optimizer, progress, SingleProcess())

@@ -44,6 +44,7 @@ class ThreadReducer:
         self.rank = rank
         self.num_ranks = ranks.num_ranks
         self.gpu_obstacle: str | None = None
+        self.takes_channels_last = False
 
     def _exchange(self, value: Any) -> list[Any]:
         self._ranks.values[self.rank] = value
@@ -56,13 +57,18 @@ class ThreadReducer:
         """Return the sum over all ranks."""
         return torch.stack(self._exchange(values.clone())).sum(dim=0)
 
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the value of the rank `root`."""
-        return self._exchange(value)[root]
+    def broadcast(self, values: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Return the tensor of the rank `root`."""
+        sent: torch.Tensor = self._exchange(values.clone())[root]
+        return sent.clone()
 
     def broadcast_model(self, model: nn.Module) -> None:
         """Load the state dict of rank 0."""
         model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return the model unchanged."""
+        return model
 
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
@@ -73,6 +79,11 @@ class ThreadReducer:
     def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing."""
 
+    def backward(self, loss: torch.Tensor | None) -> None:
+        """Compute the gradients of this rank."""
+        if loss is not None:
+            loss.backward()
+
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Average the gradients over ranks, missing ones as zeros, and take a step."""
         for group in optimizer.param_groups:
@@ -81,3 +92,6 @@ class ThreadReducer:
                 parameter.grad = self.sum(own) / self.num_ranks
         see_gradients()
         optimizer.step()
+
+    def shut_down(self) -> None:
+        """Do nothing."""

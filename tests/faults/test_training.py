@@ -9,7 +9,8 @@ import torchvision
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
-from tasks.errors import DiskFull, WrongInput
+from tasks.errors import DiskFull, HostLost, WrongInput
+from tasks.launch import launcher
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
@@ -17,9 +18,18 @@ from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.disks import fill, mounted_disk
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.killed_training import TRAIN, launch_and_kill, logged_epochs, own_ranks, runs_beside, runs_in
+from tests.builders.killed_training import (
+    TRAIN,
+    killed_at_checkpoints,
+    launch_and_kill,
+    logged_epochs,
+    own_ranks,
+    runs_beside,
+    runs_in,
+)
 from tests.builders.processes import rank_processes
-from tests.builders.training_runs import weights
+from tests.builders.training_runs import SMALL, weights
+from tests.fakes.interrupted_training import coloured_cache
 
 MOMENTS = 3
 ROUNDS = 20
@@ -32,10 +42,11 @@ def cache(make_images, storage: Storage) -> CacheRef:
     return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
-@pytest.mark.parametrize("num_ranks", [None, 2])
-def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp_path, draw, num_ranks):
+@pytest.mark.parametrize(
+    "distributed", [None, DistributedConfig(num_ranks=2), DistributedConfig(num_ranks=2, backend="torch")]
+)
+def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp_path, draw, distributed):
     """It has the same weights and one MLflow run with each epoch once; no checkpoint and no rank is left."""
-    distributed = None if num_ranks is None else DistributedConfig(num_ranks=num_ranks)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     began = time.monotonic()
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
@@ -54,9 +65,10 @@ def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp
 
 
 @pytest.mark.timeout(3600)
-def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw):
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw, backend):
     """Whatever rank at whatever moment: no rank is left, the MLflow run has ended, and a resumed run is the same."""
-    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=STALL_SECONDS)
+    distributed = DistributedConfig(num_ranks=2, backend=backend, stall_timeout_seconds=STALL_SECONDS)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
     expected = weights(undisturbed, other, tmp_path)
@@ -77,6 +89,70 @@ def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_pa
         resumed = weights(run, own, tmp_path)
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
         assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
+
+
+@pytest.mark.timeout(3600)
+def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(cache, storage, tmp_path, draw, caplog):
+    """Whatever rank is killed or stopped at whatever moment: the same launch ends with the same weights."""
+    settings = {"num_ranks": 2, "stall_timeout_seconds": STALL_SECONDS, "max_restarts": 1}
+    distributed = DistributedConfig.model_validate(settings)
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
+    expected = weights(undisturbed, other, tmp_path)
+    for number in range(ROUNDS):
+        own = resolve_storage(StorageConfig(home=str(tmp_path / f"round-{number}")))
+        spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=own)
+        caplog.clear()
+
+        victim = launch_and_kill(spec, draw, number=signal.SIGSTOP if number % 4 == 0 else signal.SIGKILL)
+
+        told = [message for message in caplog.messages if "restarting 2 ranks from " in message]
+        print(f"round {number}, rank {victim.rank}: {told}")
+        assert len(told) == (victim.rank is not None)
+        assert victim.run is not None
+        restarted = weights(victim.run, own, tmp_path)
+        assert all(torch.equal(restarted[name], expected[name]) for name in expected)
+        assert logged_epochs(victim.run, own) == list(range(TRAIN.max_epochs))
+        assert runs_beside(victim.run, own) == [(victim.run.run_id, "FINISHED")]
+        assert own_ranks() == []
+
+
+@pytest.mark.timeout(3600)
+def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage, tmp_path, monkeypatch):
+    """From three ranks to two and to one, whose rounding alone differs; it is short of no step and no image."""
+    cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 3000, "val": 12, "test": 12})
+    # Rounding grows from step to step, and the faster the higher the rate: a wrong image or dropout would differ more.
+    train = SMALL.model_copy(
+        update={
+            "optimizer": "sgd",
+            "learning_rate": 1e-6,
+            "monitor": "val_loss",
+            "batch_size": 4,
+            "max_epochs": 2,
+            "checkpoint_seconds": 1,
+            "precision": "fp32",
+            "num_threads": 1,
+        }
+    )
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    settings = DistributedConfig(num_ranks=3, min_ranks=1, max_restarts=2)
+    spec = TrainingSpec(train=train, distributed=settings, cache=cache, storage=storage)
+    undisturbed = launch_ranks(spec.model_copy(update={"storage": other}))
+    # Each killed rank is that of a host of its own.
+    monkeypatch.setattr(launcher, "RanksLost", lambda message: HostLost(message, "gone", [0]))
+
+    with killed_at_checkpoints(spec, (2, 0), within_epoch=True) as kills:
+        run = launch_ranks(spec)
+
+    assert len(kills) == 2
+    found, expected = weights(run, storage, tmp_path), weights(undisturbed, other, tmp_path)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7), name
+    # It began at 0: how far training has moved the weights.
+    assert expected["network.features.0.bias"].abs().max() > 1e-5
+    assert logged_epochs(run, storage) == [0, 1]
+    assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
+    assert own_ranks() == []
 
 
 def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path):

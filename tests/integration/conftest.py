@@ -1,8 +1,7 @@
 """Fixtures of the integration tests: a shared Spark session, Prefect's test harness, storage and caches."""
 
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tasks.registry import trial, trial_prediction
 from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.homes import home_with_tracking
 
 
 @pytest.fixture(scope="session")
@@ -43,11 +43,15 @@ def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def storage(storage: Storage, empty_tracking: Path) -> Storage:
+def make_home(tmp_path: Path, empty_tracking: Path) -> Callable[[str], Storage]:
+    """Return a function that creates a home with an empty tracking database in the test's folder."""
+    return lambda name: home_with_tracking(tmp_path / name, empty_tracking)
+
+
+@pytest.fixture
+def storage(make_home: Callable[[str], Storage]) -> Storage:
     """Return a storage in a temporary home with an empty tracking database."""
-    Path(storage.home).mkdir()
-    shutil.copy(empty_tracking, storage.home)
-    return storage
+    return make_home("home")
 
 
 @pytest.fixture

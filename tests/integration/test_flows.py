@@ -54,7 +54,7 @@ from tasks.progress.count import advance, counted
 from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import Storage
 from tasks.stream.counts import StreamCounts
 from tasks.stream.lag import Lag
 from tasks.stream.task import StreamArtifact, progress_row
@@ -112,13 +112,13 @@ def test_user_errors_are_not_retried_and_other_errors_are(monkeypatch):
     assert calls == {"wrong": 1, "lost": 3}
 
 
-def wait_for_logs(run_id: Any, text: str | None = None, num_lines: int = 1) -> list[tuple[int, str]]:
-    """Wait until the log of a flow run has `num_lines` lines and one with `text`, and return their levels and texts."""
+def wait_for_logs(run_id: Any, pattern: str | None = None, num_lines: int = 1) -> list[tuple[int, str]]:
+    """Wait until the log of a flow run has `num_lines` lines, one of which matches; return levels and texts."""
     wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
         while len(found := client.read_logs(wanted)) < num_lines or (
-            text is not None and not any(text in record.message for record in found)
+            pattern is not None and not any(re.search(pattern, record.message) for record in found)
         ):
             assert time.monotonic() < deadline, found
             time.sleep(0.2)
@@ -165,9 +165,10 @@ def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceb
     assert "- Setting: `storage.tables`" in artifact
     assert "hidden" not in artifact
     wait_for_logs(run_id, "Finished in state")
-    # Lines of another thread may arrive later than the last one of the run.
-    lines = wait_for_logs(run_id, message.removesuffix(f" ({kind.__name__})"))
-    assert (logging.ERROR, message.removesuffix(f" ({kind.__name__})")) in lines
+    # The lines of a run may arrive after its last one, which has the sentence in it, too.
+    shown = message.removesuffix(f" ({kind.__name__})")
+    lines = wait_for_logs(run_id, f"^{re.escape(shown)}$")
+    assert (logging.ERROR, shown) in lines
     assert [text for _level, text in lines if "Traceback" in text or "hidden" in text] == []
 
 
@@ -358,7 +359,7 @@ def logged_weights(storage: Storage) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def test_killed_training_run_is_retried_by_prefect_in_one_mlflow_run(source, storage, tmp_path):
+def test_killed_training_run_is_retried_by_prefect_in_one_mlflow_run(source, storage, make_home):
     """Killed when its MLflow run exists and again after an epoch, it creates no other run and repeats no epoch.
 
     Losses and weights are bit-identical to those of an undisturbed run.
@@ -394,7 +395,7 @@ def test_killed_training_run_is_retried_by_prefect_in_one_mlflow_run(source, sto
     assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
     losses = [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, "val_loss")]
     assert [epoch for epoch, _loss in losses] == list(range(10))
-    other_storage = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
+    other_storage = make_home("undisturbed")
     other = train_model(TrainingSpec(train=train, cache=cache, storage=other_storage))
     other_client = mlflow.MlflowClient(tracking_uri=other_storage.tracking)
     assert losses == [
@@ -519,17 +520,9 @@ def test_logs_of_plain_functions_and_of_spark_workers_reach_the_run(spark, stora
     """The log of the flow run has lines of plain functions and of Spark workers."""
     state = run_etl(storage, source)
     flow_run_id = state.state_details.flow_run_id
-    lines: list[str] = []
-    deadline = time.monotonic() + 30
-    with get_client(sync_client=True) as client:
-        while time.monotonic() < deadline and not any("worker: read" in line for line in lines):
-            from prefect.client.schemas.filters import LogFilter
-
-            found = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [flow_run_id]}}))
-            lines = [record.message for record in found]
-            time.sleep(0.5)
-    assert any("60 files in" in line for line in lines)
-    assert any("worker: read" in line for line in lines)
+    # Lines of another thread may arrive later than others.
+    for text in ("60 files in", "worker: read"):
+        assert any(text in line for _level, line in wait_for_logs(flow_run_id, text))
 
 
 def test_training_run_publishes_classes_and_model_card(storage):

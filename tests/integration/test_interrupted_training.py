@@ -15,63 +15,64 @@ import torch
 
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
-from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingUnavailable
-from tasks.launch.launcher import RankFailed
-from tasks.storage import resolve_storage
+from tasks.launch.failures import RankFailed
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
+from tests.builders.killed_training import runs_in
 from tests.builders.processes import rank_processes
 from tests.builders.training_runs import SMALL, epochs_in_event_file, train, train_here, weights
 from tests.fakes.interrupted_training import coloured_cache
 from tests.fakes.small_training import Killed, same_tensors
 
 
-@pytest.mark.parametrize("num_ranks", [None, 2])
-def test_run_killed_after_an_epoch_resumes_to_the_same_weights(cache, storage, tmp_path, num_ranks):
-    """A resumed run has bit-identical weights and one MLflow run, for one process and for two ranks."""
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    settings = {"max_epochs": 4, "schedule": "cosine"}
-    undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
-
-    def kill(event):
-        if event["epoch"] == 2:
-            for process in rank_processes(storage.home):
-                process.send_signal(signal.SIGKILL)
-
-    with pytest.raises(RankFailed, match="was ended by signal 9"):
-        train(cache, storage, num_ranks, on_event=kill, **settings)
-    events = []
-    run = train(cache, storage, num_ranks, on_event=events.append, **settings)
-    assert events[0]["epoch"] > 2
-    resumed = weights(run, storage, tmp_path)
-    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
-    assert epochs_in_event_file(run, storage, tmp_path) == [0, 1, 2, 3]
+def ranks_of(storage):
+    """Return the ranks among the children of this process, by number; to look at all processes takes seconds."""
+    found = rank_processes(storage.home, psutil.Process().children(recursive=True))
+    return {int(rank.environ().get("HOROVOD_RANK", "0")): rank for rank in found}
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])
-def test_interrupted_run_writes_a_checkpoint_and_resumes_from_it(storage, tmp_path, caplog, num_ranks):
-    """All ranks stop after the same step; the model has batch norm, whose statistics differ between ranks."""
+def test_run_that_is_killed_and_then_interrupted_resumes_to_the_same_weights(
+    storage, make_home, tmp_path, caplog, num_ranks
+):
+    """A killed rank ends all, interrupted ranks stop after the same step, and the weights are bit-identical.
+
+    The model has batch norm, whose statistics differ between ranks. The moments of a kill are in tests/faults.
+    """
     # Epochs of a second: the signal comes within an epoch, and not between two.
-    cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 240, "val": 12, "test": 12})
+    cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 120, "val": 12, "test": 12})
     settings = {
-        "model": "shufflenet_v2_x0_5", "max_epochs": 3, "schedule": "cosine", "batch_size": 4, "precision": "fp32",
+        "model": "shufflenet_v2_x0_5", "max_epochs": 4, "patience": 4, "schedule": "cosine", "batch_size": 4,
+        "precision": "fp32",
         # No checkpoint within an epoch, except on SIGTERM.
         "checkpoint_seconds": 86_400,
     }  # fmt: skip
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    other = make_home("other")
     undisturbed = weights(train_here(cache, other, num_ranks, **settings), other, tmp_path)
-    event_times, ranks = [], []
+
+    def kill(event):
+        if event["epoch"] == 1:
+            ranks_of(storage)[0].kill()
+
+    with pytest.raises(RankFailed, match=r"^rank 0 was ended by signal 9"):
+        train(cache, storage, num_ranks, on_event=kill, **settings)
+    assert rank_processes(storage.home) == []
+    assert [status for _run_id, status in runs_in(storage)] in (["KILLED"], ["FAILED"])
+    assert newest_checkpoint(storage)["next_epoch"] >= 1
+
+    events, event_times, ranks = [], [], []
 
     def terminate(event):
+        events.append(event["epoch"])
         event_times.append(time.monotonic())
-        # Fast: the next epoch runs meanwhile.
-        ranks[:] = ranks or rank_processes(storage.home, psutil.Process().children(recursive=True))
-        if event["epoch"] != 2:
+        # Found early: the next epoch runs meanwhile.
+        ranks[:] = ranks or ranks_of(storage).values()
+        if event["epoch"] != 3:
             return
         # Well within the last epoch, which takes about as long as the epoch before.
-        time.sleep(0.1 * (event_times[1] - event_times[0]))
+        time.sleep(0.1 * (event_times[-1] - event_times[0]))
         # Twice, as by a machine that shuts down: from the machine, and from the parent that it also terminates.
         for _ in range(2):
             for process in ranks:
@@ -81,21 +82,25 @@ def test_interrupted_run_writes_a_checkpoint_and_resumes_from_it(storage, tmp_pa
 
     with pytest.raises(RankFailed, match="ended with status 130"):
         train(cache, storage, num_ranks, on_event=terminate, **settings)
+    assert events[0] > 1
     left = newest_checkpoint(storage)
     left_at = left["running"]["position"]
-    assert left["next_epoch"] == 2
+    assert left["next_epoch"] == 3
     # Ranks agree about once per second: by then the epoch may be over, but not validated.
-    assert 0 < left_at <= (236 if num_ranks is None else 240)
+    assert 0 < left_at <= (116 if num_ranks is None else 120)
+
     events = []
     with caplog.at_level(logging.INFO, "lakevision.ranks"):
-        run = train(cache, storage, num_ranks, on_event=events.append, **settings)
-    assert f"rank 0: resuming at epoch 2, image {left_at}" in caplog.messages
-    assert [event["epoch"] for event in events] == [3]
+        run = train(cache, storage, num_ranks, on_event=lambda event: events.append(event["epoch"]), **settings)
+    assert f"rank 0: resuming at epoch 3, image {left_at}" in caplog.messages
+    assert events == [4]
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
-    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     # One MLflow run that has each epoch once.
-    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
+    assert runs_in(storage) == [(run.run_id, "FINISHED")]
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3]
+    assert epochs_in_event_file(run, storage, tmp_path) == [0, 1, 2, 3]
     assert not list(storage.checkpoints.glob("*/*.pt"))
 
 
@@ -126,17 +131,6 @@ def test_run_without_checkpoints_loses_no_metric(cache, storage, monkeypatch):
     run = train_model(TrainingSpec(train=SMALL.model_copy(update={"max_epochs": 3}), cache=cache, storage=storage))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
-
-
-def test_failed_rank_ends_the_other_ranks(cache, storage):
-    """No rank waits for a killed rank."""
-
-    def kill(event):
-        rank_processes(storage.home)[-1].send_signal(signal.SIGKILL)
-
-    with pytest.raises(RankFailed):
-        train(cache, storage, num_ranks=2, max_epochs=200, patience=200, on_event=kill)
-    assert rank_processes(storage.home) == []
 
 
 def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
@@ -170,7 +164,7 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     assert alive == []
 
 
-def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage, tmp_path):
+def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage, make_home):
     """A timed-out run leaves a checkpoint and a killed MLflow run, in which the resumed run continues."""
     settings = {"batch_size": 1, "max_epochs": 10_000, "patience": 10_000, "keep_checkpoints": 20}
     for seconds in (15, 30, 60):  # A busy machine needs so long to start.
@@ -200,7 +194,7 @@ def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage,
         if metrics.epoch == left["next_epoch"]:
             raise Killed
 
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    other = make_home("other")
     with pytest.raises(Killed):
         train_model(
             TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=other), on_epoch=end_there

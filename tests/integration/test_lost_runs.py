@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import mlflow
 import pytest
@@ -13,7 +14,7 @@ from deployments.stack_processes import LocalStack
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
-from tests.builders.submissions import kill_server, restart_server, run_code, running_server
+from tests.builders.submissions import client_of, kill_server, restart_server, run_code, running_server
 
 SILENCE = 20
 """Seconds without a heartbeat; Prefect refuses less than 10."""
@@ -26,16 +27,12 @@ def stack(tmp_path: Path) -> Iterator[LocalStack]:
         yield running
 
 
-def state_of(stack: LocalStack, run: str) -> list[str]:
+def state_of(stack: LocalStack, run: str) -> tuple[str, str | None]:
     """Return type and message of the state of a run."""
-    code = f"""
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:
-    state = client.read_flow_run("{run}").state
-    print(state.type.value)
-    print(state.message)
-"""
-    return run_code(stack, code)
+    with client_of(stack) as client:
+        state = client.read_flow_run(UUID(run)).state
+    assert state is not None
+    return state.type.value, state.message
 
 
 def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
@@ -70,11 +67,13 @@ with get_client(sync_client=True) as client:
     restart_server(stack)
     while time.monotonic() - began < SILENCE - 5:
         assert state_of(stack, run)[0] == "RUNNING"
+        time.sleep(0.5)
     deadline = time.monotonic() + 120
     while (found := state_of(stack, run))[0] == "RUNNING":
         assert time.monotonic() < deadline
+        time.sleep(0.5)
     assert state_of(stack, suspended)[0] == "PAUSED"
-    assert found == ["CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone."]
+    assert found == ("CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone.")
 
 
 def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:

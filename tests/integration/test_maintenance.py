@@ -64,14 +64,17 @@ def register(storage, table: TableRef, name: str = "lakevision", *, tagged: bool
     return run.run_id
 
 
-def purge(storage, run_id: str) -> None:
-    """Delete a run permanently, with `mlflow gc`."""
-    mlflow.MlflowClient(tracking_uri=storage.tracking).delete_run(run_id)
-    command = ("-m", "mlflow", "gc", "--backend-store-uri", storage.tracking, "--run-ids", run_id)
+def purge(storage, *run_ids: str) -> None:
+    """Delete runs permanently, with `mlflow gc`."""
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    for run_id in run_ids:
+        client.delete_run(run_id)
+    command = ("-m", "mlflow", "gc", "--backend-store-uri", storage.tracking, "--run-ids", ",".join(run_ids))
     done = run_python(*command, environment=plain_environment(MLFLOW_TRACKING_URI=storage.tracking), timeout=300)
     assert done.returncode == 0, done.stderr
-    with pytest.raises(MlflowException, match="not found"):
-        mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run_id)
+    for run_id in run_ids:
+        with pytest.raises(MlflowException, match="not found"):
+            client.get_run(run_id)
 
 
 def data_bytes(table: TableRef) -> int:
@@ -254,9 +257,8 @@ def test_purged_run_does_not_stop_maintenance(spark, source, storage, any_retent
     first, held = ingest_three_versions(spark, source, storage)
     second = snapshots.at_version(spark, first.path, 1)
     seen = hashes(spark, second)
-    purge(storage, register(storage, first, "tagged", tagged=True))
-    unknown = register(storage, second, "unknown")
-    purge(storage, unknown)
+    tagged, unknown = register(storage, first, "tagged", tagged=True), register(storage, second, "unknown")
+    purge(storage, tagged, unknown)
     assert seen != held
 
     done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]

@@ -23,7 +23,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.promotion_run import PromoteRun
 from tasks.config.rollback import RollbackConfig, RollbackRun
-from tasks.config.storage import SparkConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
@@ -39,6 +39,7 @@ from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
 from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
+from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.delta_rows import delta_rows
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
@@ -577,6 +578,26 @@ def test_trial_is_a_candidate_once_its_settings_were_chosen(storage, tmp_path):
     assert tracking.promotable_runs(storage) == trials[:1]
     other = log_run(storage, tmp_path, seed=3, accuracy=0.4)
     assert tracking.promotable_runs(storage) == [other, trials[0]]
+
+
+def test_candidates_without_run_ids_are_those_of_the_chosen_tables(storage, tmp_path, source):
+    """The newest run of the home may be on another table; a table without a run is refused, not replaced."""
+    other = resolve_storage(StorageConfig(home=storage.home, tables="other-tables"))
+    elsewhere = log_run(storage, tmp_path, seed=1, accuracy=0.5)
+    assert tracking.promotable_runs(storage) == [elsewhere]
+    for tables in (storage, other):
+        ingest_images(EtlConfig(source=str(source)), tables, SparkConfig())
+    own = log_run(storage, tmp_path, seed=2, accuracy=0.6)
+    with pytest.raises(
+        WrongInput, match=r"none of the 2 finished runs was trained on the table '.*/other-tables/images'"
+    ):
+        promote_best([], NAMED, other)
+    of_other = log_run(other, tmp_path, seed=3, accuracy=0.7)
+    assert promote_best([], NAMED, storage).champion.run_id == own.run_id
+    # By its id, where the folder was moved.
+    moved = resolve_storage(StorageConfig(home=storage.home, tables="moved-tables"))
+    Path(other.tables).rename(moved.tables)
+    assert tracking.promotable_runs(moved, newest_snapshot(None, moved.table("images")).table) == [of_other]
 
 
 def aliases(storage) -> tuple[int | None, int | None]:

@@ -4,13 +4,18 @@ import ast
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from uuid import UUID
 
 import httpx
 import psutil
 import pytest
 from deltalake import DeltaTable
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.filters import LogFilter
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -28,6 +33,7 @@ from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 from tests.builders.streams import stream
+from tests.builders.submissions import client_of
 from tests.builders.untrained_model import log_run
 
 
@@ -63,6 +69,18 @@ def marked(stack: LocalStack) -> list[int]:
 def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
     """Run Python code in its own process, against the stack's server."""
     return run_python("-c", code, environment=stack.environment, timeout=400)
+
+
+@contextmanager
+def gpu_worker(stack: LocalStack) -> Iterator[None]:
+    """Run a worker of the pool `gpu` until the block ends."""
+    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
+    worker = dict(stack._processes)["worker-gpu"]
+    try:
+        yield
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
 
 
 def test_pool_without_a_worker_is_reported_and_times_out(stack):
@@ -179,27 +197,17 @@ def only_train():
 
 only_train()
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
-    worker = dict(stack._processes)["worker-gpu"]
-    try:
+    with gpu_worker(stack):
         done = submit(stack, code)
-    finally:
-        worker.terminate()
-        worker.wait(timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "trained True 1"
 
 
 def test_trials_of_a_search_run_on_the_gpu_pool(stack, make_images):
     """Two trials run at once in a pool with a limit of two, each in its slot; the best trial is not trained again."""
-    widen = """
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolUpdate
-with get_client(sync_client=True) as client:
-    print(client.read_work_pool("gpu").concurrency_limit)
-    client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
-"""
-    assert submit(stack, widen).stdout.strip() == "1"
+    with client_of(stack) as client:
+        assert client.read_work_pool("gpu").concurrency_limit == 1
+        client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
     cache = hand_made_cache(make_images(), str(stack.home / "cache" / "by-hand"))
     code = f"""
 from prefect import flow
@@ -228,28 +236,20 @@ def only_search():
 
 only_search()
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
-    worker = dict(stack._processes)["worker-gpu"]
-    try:
+    with gpu_worker(stack):
         done = submit(stack, code)
-    finally:
-        worker.terminate()
-        worker.wait(timeout=60)
     assert done.stdout.splitlines()[-1].split(" ", 2)[:2] == ["best", "True"], done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "best True False 1"
-    read = """
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import LogFilter
-with get_client(sync_client=True) as client:
-    runs = [run for run in client.read_flow_runs() if run.name.startswith("trial-")]
-    print(sorted((run.name.split("-")[1], run.work_pool_name, run.state.type.value) for run in runs))
-    logs = client.read_logs(LogFilter(flow_run_id={"any_": [run.id for run in runs]}))
-    print(sorted(log.message.split(" slot ")[1].split(" on ")[0] for log in logs if " has slot " in log.message))
-"""
-    runs, slots = submit(stack, read).stdout.splitlines()
-    assert runs == "[('0', 'gpu', 'COMPLETED'), ('1', 'gpu', 'COMPLETED')]"
+    with client_of(stack) as client:
+        runs = [run for run in client.read_flow_runs() if run.name.startswith("trial-")]
+        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id for run in runs]}}))
+    assert sorted((run.name.split("-")[1], run.work_pool_name, run.state.type.value) for run in runs) == [
+        ("0", "gpu", "COMPLETED"),
+        ("1", "gpu", "COMPLETED"),
+    ]
+    slots = sorted(log.message.split(" slot ")[1].split(" on ")[0] for log in logs if " has slot " in log.message)
     # A trial that started after the other had ended took the same slot.
-    assert slots in {"['1 of 2', '2 of 2']", "['1 of 2', '1 of 2']"}
+    assert slots in (["1 of 2", "2 of 2"], ["1 of 2", "1 of 2"])
 
 
 def test_cancelled_trial_is_not_repeated_and_a_cancelled_search_cancels_its_trials(stack, make_images):
@@ -320,13 +320,8 @@ runs = mlflow_client.search_runs(
     "tags.`lakevision.trial` = '0'", order_by=["attributes.start_time DESC"])
 print(runs[0].info.status)
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
-    worker = dict(stack._processes)["worker-gpu"]
-    try:
+    with gpu_worker(stack):
         done = submit(stack, code)
-    finally:
-        worker.terminate()
-        worker.wait(timeout=60)
     ended, states, flow_states, status = done.stdout.splitlines()[-4:]
     assert "'trial-1-" in ended, done.stdout + done.stderr
     assert ended.endswith("was cancelled: run again to train")
@@ -619,16 +614,11 @@ with get_client(sync_client=True) as client:
     print(run.state.name, run.state.message, sorted((task.name.rpartition("-")[0], task.state.name) for task in tasks))
     print([record.message for record in logs(client, run.id, "Finished in state Cancelled") if record.level >= 40])
 """
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
-    worker = dict(stack._processes)["worker-gpu"]
-    log = stack.home / "logs" / "worker-gpu.log"
+    log = stack.log_file("worker-gpu")
     before = log.stat().st_size
-    try:
+    with gpu_worker(stack):
         done = submit(stack, code)
         left = rank_processes(str(stack.home))
-    finally:
-        worker.terminate()
-        worker.wait(timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     raised, messages, explained, traceback, all_ranks, cancelled, errors = done.stdout.splitlines()[-7:]
     assert raised == "raised as WrongInput"
@@ -644,9 +634,12 @@ with get_client(sync_client=True) as client:
     assert b"Traceback" not in log.read_bytes()[before:]
 
 
-def test_edits_of_a_user_survive_a_redeployment(stack):
-    """Every start of a stack deploys again, and keeps a user's schedule, parameters and pool limit."""
-    switch = """
+def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_stack(stack):
+    """Every start of a stack deploys again, and keeps a user's schedule, parameters and pool limit.
+
+    Old runs would hold the pool's only slot, or start with old parameters; a cancelling one ends as cancelled.
+    """
+    change = """
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule
@@ -657,25 +650,6 @@ with get_client(sync_client=True) as client:
     client.update_deployment(pipeline.id, DeploymentUpdate(parameters={"config": {"etl": {"source": "/data/mine"}}}))
     client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=3))
 """
-    assert submit(stack, switch).returncode == 0
-    read = """
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:
-    names = ("pipeline/pipeline", "predict-batch/predict-batch")
-    deployments = [client.read_deployment_by_name(name) for name in names]
-    print([deployment.schedules[0].active for deployment in deployments])
-    crons = [deployment.schedules[0].schedule.cron for deployment in deployments]
-    print(crons, deployments[0].parameters)
-    print(client.read_work_pool("gpu").concurrency_limit)
-"""
-    kept = "['0 5 * * *', '0 * * * *'] {'config': {'etl': {'source': '/data/mine'}}}"
-    for _ in range(2):  # twice: an edit survives any number of starts
-        stack.run("register", [sys.executable, "-m", "deployments.register"])
-        assert submit(stack, read).stdout.split("\n")[:3] == ["[True, False]", kept, "3"]
-
-
-def test_only_runs_of_an_earlier_stack_are_ended(stack):
-    """Old runs would hold the pool's only slot, or start with old parameters; a cancelling one ends as cancelled."""
     make = """
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Running
@@ -687,16 +661,22 @@ with get_client(sync_client=True) as client:
             client.set_flow_run_state(run.id, state, force=True)
         print(run.id)
 """
-    before = submit(stack, make).stdout.split()
+    before = submit(stack, change + make).stdout.split()
     began = datetime.now(UTC).isoformat()
     after = submit(stack, make).stdout.split()
-    stack.run("register", [sys.executable, "-m", "deployments.register", began])
-    read = f"""
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:
-    print([client.read_flow_run(run).state.type.value for run in {before + after}])
-"""
-    assert submit(stack, read).stdout.strip() == "['CRASHED', 'CANCELLED', 'RUNNING', 'CANCELLING']"
+    for since in ([began], []):  # twice: an edit survives any number of starts
+        stack.run("register", [sys.executable, "-m", "deployments.register", *since])
+        with client_of(stack) as client:
+            names = ("pipeline/pipeline", "predict-batch/predict-batch")
+            pipeline, other = (client.read_deployment_by_name(name) for name in names)
+            limit = client.read_work_pool("gpu").concurrency_limit
+            states = [client.read_flow_run(UUID(run)).state.type.value for run in before + after]
+        schedules = [deployment.schedules[0] for deployment in (pipeline, other)]
+        assert [schedule.active for schedule in schedules] == [True, False]
+        assert [schedule.schedule.cron for schedule in schedules] == ["0 5 * * *", "0 * * * *"]
+        assert pipeline.parameters == {"config": {"etl": {"source": "/data/mine"}}}
+        assert limit == 3
+        assert states == ["CRASHED", "CANCELLED", "RUNNING", "CANCELLING"]
 
 
 def test_ended_stack_leaves_no_process(stack):  # the last test that uses the stack

@@ -35,11 +35,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 def test_outage_of_the_server_is_waited_out(stack: LocalStack, tmp_path: Path) -> None:
     """The submitted run completes, and was submitted once; the outage has one warning, and a line at its end."""
     worker = start_worker(stack)
-    submitter = start_submitter(stack, tmp_path / "outage", 40, client_retries=0)
+    submitter = start_submitter(stack, tmp_path / "outage", 3600, client_retries=0)
     process_of(tmp_path / "outage")
     kill_server(stack)
     time.sleep(10)
     restart_server(stack)
+    (tmp_path / "outage" / "end").touch()
     printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
     end_worker(stack, worker)
     assert submitter.returncode == 0, printed

@@ -127,17 +127,15 @@ def test_outage_during_a_training_run_is_one_line_for_every_request(tmp_path, mo
         tracking.has_run(storage, "run")
 
 
-def test_other_errors_of_a_tracking_server_are_not_changed(tmp_path):
+def test_other_errors_of_a_tracking_server_are_not_changed(storage):
     """A missing run is not reported as an outage."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     tracking.prepare_tracking(storage)
     with pytest.raises(MlflowException, match="not found"), tracking.translate_outage(storage):
         mlflow.MlflowClient(tracking_uri=storage.tracking).get_run("0" * 32)
 
 
-def test_table_that_is_logged_again_replaces_the_first(tmp_path):
+def test_table_that_is_logged_again_replaces_the_first(storage):
     """A run that logs its tables again after a resume has each row once; MLflow's own function appends."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
         for recall in (0.25, 0.5):
             run.log_table({"class": ["ant", "bee"], "recall": [1.0, recall]}, "classes.json")
@@ -148,18 +146,16 @@ def test_table_that_is_logged_again_replaces_the_first(tmp_path):
     assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "classes.json", "type": "table"}]
 
 
-def test_missing_artifact_is_none(tmp_path):
+def test_missing_artifact_is_none(storage):
     """Runs of older versions have fewer artifacts."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
         run.log_text("# a card", "model_card.md")
     assert tracking.read_artifact(storage, RunRef(run_id=run.run_id), "model_card.md") == b"# a card"
     assert tracking.read_artifact(storage, RunRef(run_id=run.run_id), "other.md") is None
 
 
-def test_run_has_system_metrics_every_two_seconds_or_as_configured(tmp_path, monkeypatch):
+def test_run_has_system_metrics_every_two_seconds_or_as_configured(storage, monkeypatch):
     """A short run would have no system metrics with MLflow's default interval of 10 s."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     monkeypatch.setenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name, "0.5")
     with tracking.tracked_run(storage, "chosen", "one", {}, {}, None) as run:
         assert MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() == 0.5
@@ -173,9 +169,8 @@ def test_run_has_system_metrics_every_two_seconds_or_as_configured(tmp_path, mon
             time.sleep(0.2)
 
 
-def test_resumed_run_keeps_the_code_version_of_its_start(tmp_path, monkeypatch):
+def test_resumed_run_keeps_the_code_version_of_its_start(storage, monkeypatch):
     """The code that wrote the checkpoint is the code of the model."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
     with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
         assert run.code_version == "first"
@@ -184,9 +179,8 @@ def test_resumed_run_keeps_the_code_version_of_its_start(tmp_path, monkeypatch):
         assert resumed.code_version == "first"
 
 
-def test_run_without_metrics_of_an_epoch_is_resumed(tmp_path, monkeypatch):
+def test_run_without_metrics_of_an_epoch_is_resumed(storage, monkeypatch):
     """A run killed before its first metric is resumed; runs with metrics, finished runs and other code are not."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     config = {"train": {"seed": 1, "max_epochs": 2}}
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
     assert tracking.find_unfinished_run(storage, "key") is None
@@ -234,9 +228,8 @@ def test_password_in_the_tracking_uri_is_not_shown(tmp_path, monkeypatch):
         StorageConfig(tracking="postgresql://bob:hunter2@127.0.0.1/mlflow")
 
 
-def test_experiments_open_with_a_list_of_runs_and_their_metrics(tmp_path):
+def test_experiments_open_with_a_list_of_runs_and_their_metrics(storage):
     """Tags of MLflow's UI choose the view, and a user's change of them stays."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     metrics = {}
     for name, prepare in (
@@ -259,9 +252,8 @@ def test_experiments_open_with_a_list_of_runs_and_their_metrics(tmp_path):
     assert client.get_experiment(training).tags["mlflow.experimentKind"] == "genai_development"
 
 
-def test_experiment_of_an_older_version_gets_missing_tags(tmp_path):
+def test_experiment_of_an_older_version_gets_missing_tags(storage, tmp_path):
     """Runs and artifact location stay, and earlier data validations are still found."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     elsewhere = (tmp_path / "elsewhere").as_uri()
     old = client.create_experiment("lakevision", elsewhere, tags={"mlflow.note.content": "mine"})
@@ -279,9 +271,8 @@ def test_experiment_of_an_older_version_gets_missing_tags(tmp_path):
     assert [found.info.run_id for found in client.search_runs([old])] == [run.info.run_id]
 
 
-def test_run_and_registered_version_have_data_and_model_card(tmp_path):
+def test_run_and_registered_version_have_data_and_model_card(storage, tmp_path):
     """A resumed run has its datasets once; a model card that is too long is cut for the registry."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     table = TableRef(path=storage.table("images"), version=3, table_id="a27e")
     data = tracking.TrainingData(table, "0123456789abcdef" * 4, {"train": 8, "val": 1, "test": 2}, "/data/photos")
@@ -309,9 +300,8 @@ def test_run_and_registered_version_have_data_and_model_card(tmp_path):
     assert "`model_card.md` of the training run" in description
 
 
-def test_resumed_search_logs_missing_parameters(tmp_path):
+def test_resumed_search_logs_missing_parameters(storage):
     """A killed search may have logged some parameters; a resumed one adds the others and changes none."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     experiment = tracking.prepare_tracking(storage)
     about = {"train": {"seed": 1, "model": "resnet18"}, "tune": {"seed": 2}}
@@ -326,9 +316,8 @@ def test_resumed_search_logs_missing_parameters(tmp_path):
         assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == about
 
 
-def test_run_of_a_cancelled_trial_is_killed(tmp_path):
+def test_run_of_a_cancelled_trial_is_killed(storage):
     """Only unfinished runs of the trial itself are ended."""
-    storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     with tracking.parent_run(storage, "tune", "study-1", {}, {}) as parent:
         experiment = tracking.prepare_tracking(storage)

@@ -19,17 +19,17 @@ from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.collectives import SingleProcess
-from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import Storage
 from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.homes import home_with_tracking
 from tests.builders.processes import rank_processes
-from tests.builders.training_runs import SMALL, train, weights
+from tests.builders.training_runs import SMALL, train, train_here, weights
 from tests.conftest import write_images
 
 
@@ -43,6 +43,8 @@ class Finished:
     """The result of each caller."""
     events: list[dict[str, Any]]
     """Events of the only call that trained."""
+    seconds: float
+    """Duration of all calls together."""
 
     def test_images(self) -> CacheLoader:
         """Return the loader of the split `test`."""
@@ -54,20 +56,21 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int | None], Finished]:
+def finished(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Callable[[int | None], Finished]:
     """Return a function that trains once per number of ranks; two callers train with two ranks at once."""
 
     @cache_results
     def make(num_ranks: int | None) -> Finished:
         folder = tmp_path_factory.mktemp(f"finished-{num_ranks}")
         write_images(folder / "source", 20)
-        storage = resolve_storage(StorageConfig(home=str(folder / "home")))
+        storage = home_with_tracking(folder / "home", empty_tracking)
         images = hand_made_cache(folder / "source", f"{storage.cache}/by-hand")
         events: list[dict[str, Any]] = []
+        began = time.perf_counter()
         with ThreadPoolExecutor(2) as pool:
             wanted = [pool.submit(train, images, storage, num_ranks, events.append) for _ in range(num_ranks or 1)]
             runs = [one.result() for one in wanted]
-        return Finished(storage, images, runs, events)
+        return Finished(storage, images, runs, events, time.perf_counter() - began)
 
     return make
 
@@ -185,7 +188,7 @@ def test_ranks_that_accumulate_train_like_one_process_with_large_batches(cache, 
     settings = {"model": "shufflenet_v2_x0_5", "weights": str(path), "freeze_backbone": True, "optimizer": "sgd"}
     settings |= {"reference_batch_size": 16, "learning_rate": 0.05, "precision": "fp32"}
     runs = [
-        train(cache, storage, None, batch_size=16, **settings),
+        train_here(cache, storage, None, batch_size=16, **settings),
         train(cache, storage, 2, batch_size=4, accumulate_steps=2, **settings),
     ]
 
@@ -201,7 +204,7 @@ def test_ranks_that_accumulate_train_like_one_process_with_large_batches(cache, 
 def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path, num_ranks):
     """The head trains first, then the last blocks with their own learning rate, from the best weights so far."""
     path = test_data / "weights" / "mobilenet_v2.pth"
-    run = train(
+    run = train_here(
         cache,
         storage,
         num_ranks,
@@ -237,31 +240,36 @@ def test_diverged_run_names_step_layer_and_images(cache, storage, num_ranks):
     """The run fails at once with a user error, which is not retried; without a table, images are named by row."""
     message = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
     with pytest.raises(WrongInput, match=message + r"its images: rows \d+, .* of the split 'train' in the cache"):
-        train(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
+        train_here(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
+
+
+def test_user_error_in_a_rank_reaches_the_caller(cache, storage):
+    """A user error in the process of a rank is raised by the launcher with its message."""
+    with pytest.raises(WrongInput, match="train.model is 'resnet19', which is not a torchvision classifier"):
+        train(cache, storage, model="resnet19")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"weights": "/nowhere/weights.pth"}, "train.weights is '/nowhere/weights.pth', which is not a file"),
-        ({"model": "resnet19"}, "train.model is 'resnet19', which is not a torchvision classifier"),
         ({"monitor": "val_top5_accuracy"}, "train.monitor is 'val_top5_accuracy', which is 1 in every epoch"),
         ({"device": "cuda"}, "train.device is 'cuda' and torch sees no GPU"),
     ],
 )
-def test_user_error_reaches_the_caller(cache, storage, settings, message):
-    """A user error in the process of a rank is raised by the launcher with its message."""
+def test_wrong_settings_are_user_errors(cache, storage, settings, message):
+    """The error has the setting, its value and the reason."""
     if settings.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     with pytest.raises(WrongInput, match=message):
-        train(cache, storage, **settings)
+        train_here(cache, storage, None, **settings)
 
 
 def test_frozen_backbone_with_pretrained_weights_trains_the_head_alone(cache, storage, test_data, tmp_path):
     """Features are cached, and the weights of the backbone do not change."""
     path = test_data / "weights" / "mobilenet_v2.pth"
-    run = train(
-        cache, storage, model="mobilenet_v2", weights=str(path), freeze_backbone=True, max_epochs=40, patience=40
+    run = train_here(
+        cache, storage, None, model="mobilenet_v2", weights=str(path), freeze_backbone=True, max_epochs=40, patience=40
     )
     trained = weights(run, storage, tmp_path)
     original = torch.load(path, weights_only=True)
@@ -270,9 +278,9 @@ def test_frozen_backbone_with_pretrained_weights_trains_the_head_alone(cache, st
     assert tracking.run_metrics(storage, run)["best_val_accuracy"] > 0.9
 
 
-def test_run_logs_the_share_of_time_that_it_waited_for_data(cache, storage):
+def test_run_logs_the_share_of_time_that_it_waited_for_data(finished):
     """The share is between 0 and 1, and the throughput is that of the training steps."""
-    began = time.perf_counter()
-    metrics = tracking.run_metrics(storage, train(cache, storage))
+    found = finished(None)
+    metrics = tracking.run_metrics(found.storage, found.runs[0])
     assert 0.0 <= metrics["data_wait_share"] <= 1.0
-    assert metrics["images_per_second"] > 39 / (time.perf_counter() - began)
+    assert metrics["images_per_second"] > 39 / found.seconds

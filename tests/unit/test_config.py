@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tasks.config.cache import CacheConfig, CacheRun
-from tasks.config.distributed import DistributedConfig
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainConfig
@@ -102,6 +102,10 @@ def test_settings_are_immutable() -> None:
         (DistributedConfig, {"num_ranks": 0}),
         (DistributedConfig, {"deployment": "no-slash"}),
         (DistributedConfig, {"stall_timeout_seconds": 9}),
+        (DistributedConfig, {"max_restarts": -1}),
+        (DistributedConfig, {"min_ranks": 0}),
+        (DistributedConfig, {"backend": "mpi"}),
+        (DistributedConfig, {"gradient_compression": "int8"}),
         (PromoteConfig, {"model_name": "a/b"}),
         (PromoteConfig, {"min_test_accuracy": 1.5}),
         (PredictConfig, {"alias": "best one"}),
@@ -140,6 +144,13 @@ def test_invalid_value_is_refused(model: type[BaseModel], values: dict[str, Any]
         model.model_validate(values)
     # A field with alternatives has an error for each of them.
     assert {error["loc"][:1] for error in refused.value.errors()} == {(name,) for name in values}
+
+
+def test_more_ranks_at_least_than_at_all_are_refused() -> None:
+    """The sentence has both values; as many ranks are accepted."""
+    with pytest.raises(ValidationError, match=r"min_ranks is 3 and num_ranks 2: give at most as many, or leave"):
+        DistributedConfig(num_ranks=2, min_ranks=3)
+    assert DistributedConfig(num_ranks=2, min_ranks=2).min_ranks == 2
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])
@@ -212,6 +223,33 @@ def test_former_settings_of_ranks_are_refused_with_the_new_ones(name: str, value
         DistributedConfig.model_validate({"num_ranks": 2, name: value})
 
     assert getattr(TrainConfig.model_validate({name: value}), name) == value
+
+
+def test_format_of_gradients_that_the_backend_cannot_send_is_refused() -> None:
+    """Horovod cannot send bfloat16, and each way out that the message names is accepted."""
+    with pytest.raises(ValidationError, match="cannot send bfloat16: set backend to torch, or gradient_compression to"):
+        DistributedConfig(gradient_compression="bf16")
+
+    assert DistributedConfig(gradient_compression="bf16", backend="torch").backend == "torch"
+    assert DistributedConfig(gradient_compression="fp16").backend == "horovod"
+
+
+def test_fewer_ranks_with_synchronized_batch_norm_are_refused() -> None:
+    """The ranks that are left cannot pass the batches of the others at once."""
+    with pytest.raises(ValidationError, match="batch norm of fewer than 4 ranks sees fewer images at once: leave"):
+        DistributedConfig(num_ranks=4, min_ranks=2, sync_batch_norm=True)
+
+    assert DistributedConfig(num_ranks=4, min_ranks=4, sync_batch_norm=True).sync_batch_norm
+
+
+def test_compiled_network_with_synchronized_batch_norm_is_refused() -> None:
+    """The DAG refuses it only if it trains with ranks."""
+    given = {"train": {"compile": True}, "distributed": {"sync_batch_norm": True}}
+    for model, values in ((TrainDistributedRun, given), (PipelineConfig, given | {"train_on": "both"})):
+        with pytest.raises(ValidationError, match="train.compile and distributed.sync_batch_norm are true, but"):
+            model.model_validate(values)
+
+    assert PipelineConfig.model_validate(given | {"train_on": "single"}).train.compile
 
 
 def test_warmup_before_one_cycle_is_refused() -> None:

@@ -5,13 +5,22 @@ import random
 import numpy as np
 import pytest
 
-from tasks.cache.order import Share, count_steps, epoch_order, share_of, window_sizes
+from tasks.cache.order import Share, count_images, count_turns, epoch_order, share_of, window_sizes
+from tasks.cache.virtual_ranks import VirtualRanks
 
 
-def shares(rows: int, rows_per_group: int, batch_size: int, num_ranks: int, start: int = 0) -> list[Share]:
+def shares(
+    rows: int, rows_per_group: int, batch_size: int, num_ranks: int, start: int = 0, num_virtual: int | None = None
+) -> list[Share]:
     """Return the share of each rank of one epoch."""
     order = epoch_order(rows, rows_per_group, 4, 7, 1)
-    return [share_of(order, batch_size, rank, num_ranks, start) for rank in range(num_ranks)]
+    parts = [VirtualRanks.of(rank, num_ranks, num_virtual) for rank in range(num_ranks)]
+    return [share_of(order, batch_size, part, start) for part in parts]
+
+
+def batches_of(share: Share) -> list[list[int]]:
+    """Return the rows of each batch of a share."""
+    return [share.rows[share.images_of(number)].tolist() for number in range(share.num_batches)]
 
 
 def test_order_is_a_permutation_determined_by_seed_and_epoch() -> None:
@@ -55,8 +64,8 @@ def test_steps_have_the_same_images_on_any_number_of_ranks(num_ranks: int) -> No
     rows = epoch_order(500, 6, 4, 7, 1).rows
     parts = shares(500, 6, 5, num_ranks)
 
-    for step in range(parts[0].num_steps):
-        of_ranks = [part.rows[step * 5 : step * 5 + part.count(step)] for part in parts]
+    for step in range(parts[0].num_batches):
+        of_ranks = [part.rows[part.images_of(step)] for part in parts]
         expected = rows[step * 5 * num_ranks : (step + 1) * 5 * num_ranks]
         assert sorted(np.concatenate(of_ranks).tolist()) == sorted(expected.tolist())
 
@@ -64,7 +73,7 @@ def test_steps_have_the_same_images_on_any_number_of_ranks(num_ranks: int) -> No
 def test_rank_reads_its_share_of_the_row_groups() -> None:
     """Each of 4 ranks reads about a quarter of the row groups, not some rows of each."""
     order = epoch_order(40_000, 20, 200, 7, 1)
-    read = [len(share_of(order, 32, rank, 4).groups) for rank in range(4)]
+    read = [len(share_of(order, 32, VirtualRanks.of(rank, 4)).groups) for rank in range(4)]
 
     assert all(number < 0.6 * 2000 for number in read)
 
@@ -80,9 +89,11 @@ def test_every_row_is_read_once_for_any_shape_ranks_and_start() -> None:
         parts = shares(rows, rows_per_group, batch_size, num_ranks, start)
 
         assert sorted(row for part in parts for row in part.rows.tolist()) == sorted(expected.tolist())
-        assert {part.num_steps for part in parts} == {count_steps(rows - start, batch_size, num_ranks)}
+        assert {part.num_batches for part in parts} == {count_turns(rows - start, batch_size, num_ranks)}
         for part in parts:
-            assert sum(part.count(step) for step in range(part.num_steps)) == len(part.rows)
+            assert part.begins[0] == 0
+            assert part.begins[-1] == len(part.rows)
+            assert (np.diff(part.begins) >= 0).all()
             assert sorted(part.images.tolist()) == list(range(len(part.rows)))
             check_reading(part, rows_per_group)
 
@@ -90,11 +101,9 @@ def test_every_row_is_read_once_for_any_shape_ranks_and_start() -> None:
 def check_reading(part: Share, rows_per_group: int) -> None:
     """Check that each step is complete after exactly the number of row groups that the share gives."""
     read: set[int] = set()
-    steps = [
-        set(range(step * part.batch_size, step * part.batch_size + part.count(step))) for step in range(part.num_steps)
-    ]
-    assert [step for step in range(part.num_steps) if not steps[step]] == [
-        step for step in range(part.num_steps) if part.whole_after[step] == 0
+    steps = [set(range(part.begins[step], part.begins[step + 1])) for step in range(part.num_batches)]
+    assert [step for step in range(part.num_batches) if not steps[step]] == [
+        step for step in range(part.num_batches) if part.whole_after[step] == 0
     ]
     for number, group in enumerate(part.groups.tolist(), start=1):
         images = part.images[part.bounds[number - 1] : part.bounds[number]]
@@ -103,6 +112,35 @@ def check_reading(part: Share, rows_per_group: int) -> None:
         before = [wanted <= read for wanted in steps]
         read |= set(images.tolist())
         after = [wanted <= read for wanted in steps]
-        for step in range(part.num_steps):
+        for step in range(part.num_batches):
             if after[step] and not before[step]:
                 assert part.whole_after[step] == number
+
+
+def test_batches_of_virtual_ranks_are_the_same_on_any_number_of_ranks() -> None:
+    """For 300 random cases, fewer ranks have exactly the batches of the configured ones, after an empty one if any."""
+    draw = random.Random(2)
+    for _ in range(300):
+        rows, rows_per_group = draw.randint(1, 200), draw.randint(1, 12)
+        num_virtual, batch_size = draw.randint(1, 5), draw.randint(1, 20)
+        num_ranks, start = draw.randint(1, num_virtual), draw.randint(0, rows)
+        expected = [batches_of(share) for share in shares(rows, rows_per_group, batch_size, num_virtual, start)]
+
+        parts = shares(rows, rows_per_group, batch_size, num_ranks, start, num_virtual)
+
+        num_turns = count_turns(rows - start, batch_size, num_virtual)
+        assert {part.num_batches for part in parts} == {num_turns * -(-num_virtual // num_ranks)}
+        seen = set()
+        for rank, part in enumerate(parts):
+            check_reading(part, rows_per_group)
+            ranks = VirtualRanks(rank, num_ranks, num_virtual)
+            for number, batch in enumerate(batches_of(part)):
+                turn, virtual = number // ranks.num_turns, ranks.at(number % ranks.num_turns)
+                assert batch == ([] if virtual is None else expected[virtual][turn])
+                if virtual is not None:
+                    seen.add((virtual, turn))
+        assert seen == {(virtual, turn) for virtual in range(num_virtual) for turn in range(num_turns)}
+        for virtual in range(num_virtual):
+            left = [rows - start - turn * batch_size * num_virtual for turn in range(num_turns)]
+            counts = [count_images(images, batch_size, num_virtual, virtual) for images in left]
+            assert counts == [len(batch) for batch in expected[virtual]]

@@ -11,6 +11,7 @@ from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheDamaged, read_manifest
 from tasks.cache.order import Share, epoch_order, share_of
 from tasks.cache.reader import open_reader
+from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.cache.worker import Work, read_plain
 from tasks.refs import CacheRef
 
@@ -18,6 +19,7 @@ from tasks.refs import CacheRef
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 SIDE = 16
+BATCH = 5
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def urls(make_cache: Callable[..., CacheRef]) -> list[str]:
 
 def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: bool = True) -> tuple[Any, Assembly]:
     """Return a reader of the share and the batches that it fills."""
-    assembly = Assembly(share, 3, BatchMemory((share.batch_size, SIDE * SIDE * 3), 0, pin=False))
+    assembly = Assembly(share, 3, BatchMemory((BATCH, SIDE * SIDE * 3), 0, pin=False))
     work = Work(assembly, SIDE, SIDE * SIDE * 3, jpeg=False, local=local)
     if not local:
         urls = [f"file://{url}" for url in urls]
@@ -40,7 +42,7 @@ def open_share(urls: list[str], share: Share, workers_count: int = 2, *, local: 
 
 def whole_share(seed: int | None = None) -> Share:
     """Return the share of all 24 rows in batches of 5."""
-    return share_of(epoch_order(24, 3, 2, seed, 0), 5, 0, 1)
+    return share_of(epoch_order(24, 3, 2, seed, 0), BATCH, VirtualRanks())
 
 
 @pytest.mark.parametrize("workers_count", [1, 2, 3, 9])
@@ -63,7 +65,7 @@ def test_file_system_and_direct_reads_give_the_same_batches(urls: list[str], loc
     reader, assembly = open_share(urls, share, local=local)
     with reader:
         list(reader)
-    batches = [assembly.take(step) for step in range(share.num_steps)]
+    batches = [assembly.take(step) for step in range(share.num_batches)]
 
     direct_reader, direct = open_share(urls, share)
     with direct_reader:

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +16,8 @@ import pytest
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled, TimeLimitExceeded, WrongInput
-from tasks.launch.launcher import RankFailed, Stopped, launch_ranks
+from tasks.launch.failures import RanksLost, Stopped
+from tasks.launch.launcher import launch_ranks
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
@@ -125,12 +128,43 @@ def test_progress_of_ranks_is_reported_in_this_process(
     assert reports == [progress]
 
 
+@pytest.mark.timeout(120)
+def test_concurrent_runs_of_ranks_have_different_gpus(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four GPUs each of two runs gets two, and all its ranks see them; on the CPU no GPU is taken."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
+    # Each run waits until the other one has started.
+    program = f"""
+gpus = os.environ["CUDA_VISIBLE_DEVICES"]
+folder = {str(tmp_path)!r}
+open(f"{{folder}}/{{gpus}}-{{number}}.started", "w").close()
+while len([name for name in os.listdir(folder) if name.endswith(".started")]) < 4:
+    time.sleep(0.05)
+if number == 0:
+    send({{"run_id": gpus}})
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+
+    def launch(seed: int) -> str:
+        train = TrainConfig(weights="none", freeze_backbone=False, seed=seed)
+        return launch_ranks(spec_of(train, FAKE_CACHE, storage, 2)).run_id
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(launch, (1, 2))) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+
+    on_cpu = TrainConfig(weights="none", freeze_backbone=False, device="cpu")
+    assert launch_ranks(spec_of(on_cpu, FAKE_CACHE, storage, 2)).run_id == "GPU-a,GPU-b,GPU-c,GPU-d"
+
+
 FAKE_CACHE = CacheRef(url="cache", digest="digest")
 
 
-def launch_two(storage: Storage) -> str:
+def launch_two(storage: Storage, max_restarts: int = 0) -> str:
     """Launch two ranks with the least limit; return the id of the run."""
-    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=10)
+    distributed = DistributedConfig(num_ranks=2, stall_timeout_seconds=10, max_restarts=max_restarts)
     train = TrainConfig(weights="none", freeze_backbone=False)
     return launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=FAKE_CACHE, storage=storage)).run_id
 
@@ -185,7 +219,7 @@ time.sleep(0.3)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     fake_ranks(tmp_path, monkeypatch, program)
-    with pytest.raises(RankFailed, match=r"^rank 1 was ended by signal 9; its last lines:\n$"):
+    with pytest.raises(RanksLost, match=r"^rank 1 was ended by signal 9; its last lines:\n$"):
         launch_two(storage)
 
 
@@ -205,3 +239,24 @@ time.sleep(60)
     with caplog.at_level("INFO", "lakevision.ranks"), pytest.raises(WrongInput, match=r"^train.lr is 1$"):
         launch_two(storage)
     assert "rank 0: the last line" in caplog.messages
+
+
+@pytest.mark.timeout(120)
+def test_killed_rank_is_started_again(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both ranks start again, under the same lock, and only the second start has a result."""
+    program = f"""
+marker = {str(tmp_path)!r} + f"/started-{{number}}"
+if not os.path.exists(marker):
+    open(marker, "w").close()
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+if number == 0:
+    send({{"run_id": "second"}})
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+    with caplog.at_level("INFO", "lakevision.ranks"):
+        assert launch_two(storage, max_restarts=1) == "second"
+    assert "rank 1 was ended by signal 9: restarting 2 ranks from the start (restart 1 of 1)" in caplog.messages

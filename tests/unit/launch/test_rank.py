@@ -15,14 +15,15 @@ from pydantic import ValidationError
 from tasks.collectives import SingleProcess
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
+from tasks.launch.gpu_obstacle import gpu_obstacle
 from tasks.launch.protocol import ACTIVITY
-from tasks.launch.rank import gpu_obstacle, log_level, make_reducer
+from tasks.launch.rank import log_level, make_reducer
 from tasks.launch.reporter import Reporter
 from tasks.launch.start_rank import EXIT_ORPHANED
 from tasks.progress.activity import Activity
 from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.train.identity import run_key
+from tasks.train.identity import decisive_settings, run_key
 from tasks.train.spec import TrainingSpec
 
 # A rank that sleeps instead of training.
@@ -76,6 +77,22 @@ def test_key_does_not_depend_on_log_ranks() -> None:
     train, cache = TrainConfig(weights="none", freeze_backbone=False), CacheRef(url="/nowhere", digest="none")
     keys = {run_key(train, cache, DistributedConfig(log_ranks=ranks)) for ranks in ("rank0", "all")}
     assert len(keys) == 1
+
+
+def test_key_depends_on_what_changes_the_result() -> None:
+    """Backend, compression and synchronized batch norm make another run; runs without them keep their keys."""
+    train, cache = TrainConfig(weights="none", freeze_backbone=False), CacheRef(url="/nowhere", digest="none")
+    configs = [
+        {},
+        {"backend": "torch"},
+        {"gradient_compression": "fp16"},
+        {"sync_batch_norm": True},
+        {"backend": "torch", "gradient_compression": "bf16"},
+    ]
+    keys = [run_key(train, cache, DistributedConfig.model_validate(config)) for config in configs]
+
+    assert len(set(keys)) == len(configs)
+    assert decisive_settings(train, cache, DistributedConfig(), None)["ranks"] == {"num_ranks": 2}
 
 
 @pytest.mark.timeout(60)
@@ -153,19 +170,24 @@ def test_spec_is_unchanged_after_serialization(tmp_path: Path) -> None:
         TrainingSpec.model_validate(json.loads(text) | {"unknown": 1})
 
 
-def test_single_process_is_one_rank_without_horovod() -> None:
-    """A single rank has the reducer of a single process."""
-    reducer = make_reducer(1)
+@pytest.mark.parametrize(
+    "distributed", [None, DistributedConfig(num_ranks=1), DistributedConfig(num_ranks=2, backend="torch")]
+)
+def test_one_rank_is_a_single_process(distributed: DistributedConfig | None) -> None:
+    """A single rank has the reducer of a single process, whatever the backend."""
+    reducer = make_reducer(1, distributed)
 
-    assert isinstance(reducer, SingleProcess)
+    assert type(reducer) is SingleProcess
     assert (reducer.rank, reducer.num_ranks) == (0, 1)
-    assert reducer.broadcast("value") == "value"
 
 
 def test_gpu_obstacle_has_cause_and_remedy() -> None:
     """The reason is a build without NCCL or more ranks than GPUs, with its remedy."""
-    assert gpu_obstacle(nccl_built=True, num_ranks=2, num_gpus=2) is None
-    assert "HOROVOD_GPU_OPERATIONS=NCCL make setup" in str(gpu_obstacle(nccl_built=False, num_ranks=2, num_gpus=2))
-    assert "distributed.num_ranks is 2 and there are 1 GPUs" in str(
-        gpu_obstacle(nccl_built=True, num_ranks=2, num_gpus=1)
-    )
+    for backend, remedy in (
+        ("horovod", "HOROVOD_GPU_OPERATIONS=NCCL make setup"),
+        ("torch", "torch was built without NCCL: install its build for CUDA"),
+    ):
+        assert gpu_obstacle(backend, has_nccl=True, num_ranks=2, num_gpus=2) is None
+        assert remedy in str(gpu_obstacle(backend, has_nccl=False, num_ranks=2, num_gpus=2))
+        too_many = gpu_obstacle(backend, has_nccl=True, num_ranks=2, num_gpus=1)
+        assert "2 ranks share this machine and there are 1 GPUs" in str(too_many)

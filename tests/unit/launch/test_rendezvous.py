@@ -11,7 +11,7 @@ import pytest
 
 from tasks.environment import local_rank_environment
 from tasks.launch.key_value_store import key_value_store
-from tasks.launch.placement import Placement, place_ranks
+from tasks.launch.placement import place_here, place_ranks
 from tasks.launch.rendezvous import ranks_environments
 from tests.builders.processes import ROOT
 
@@ -37,14 +37,9 @@ class Host:
     interface: str = "lo"
 
 
-def placed(num_ranks: int) -> list[Placement]:
-    """Return ranks on this machine."""
-    return place_ranks([Host(slots=num_ranks)], num_ranks)
-
-
 def test_single_process_needs_no_rendezvous() -> None:
     """It gets no variable of Horovod's."""
-    with ranks_environments(placed(1), float("inf")) as environments:
+    with ranks_environments("horovod", place_here(1), float("inf")) as environments:
         assert environments == [local_rank_environment(0, 1)]
 
 
@@ -72,7 +67,7 @@ def test_ranks_are_placed_host_by_host(
 def test_each_place_reaches_the_store_by_its_own_port() -> None:
     """The secret is the same, and the port is that of the place."""
     placements = place_ranks([Host("a", 1), Host("b", 1, interface="eth0")], 2)
-    with ranks_environments(placements, 60, lambda place, _port: 7000 + place) as environments:
+    with ranks_environments("horovod", placements, 60, lambda place, _port: 7000 + place) as environments:
         addresses = [one["HOROVOD_GLOO_RENDEZVOUS_ADDR"].split("/") for one in environments]
         assert [address for address, _ in addresses] == ["127.0.0.1:7000", "127.0.0.1:7001"]
         assert len({secret for _, secret in addresses}) == 1
@@ -106,16 +101,16 @@ def test_request_waits_for_its_key() -> None:
 @pytest.mark.parametrize(("stall_seconds", "gloo"), [(10, 360), (600, 660)])
 def test_gloo_gives_up_only_after_the_watchdog(stall_seconds: int, gloo: int) -> None:
     """Its limit follows from the setting, and is longer than that of a rank's start."""
-    with ranks_environments(placed(2), stall_seconds) as environments:
+    with ranks_environments("horovod", place_here(2), stall_seconds) as environments:
         assert [one["HOROVOD_RANK"] for one in environments] == ["0", "1"]
         assert {one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in environments} == {str(gloo)}
         assert {one["HOROVOD_STALL_CHECK_TIME_SECONDS"] for one in environments} == {str(stall_seconds)}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(660)
 def test_horovod_finds_a_stalled_rank() -> None:
     """The wheel is patched: without the patch, Horovod over Gloo waits forever and does not say for which rank."""
-    with ranks_environments(placed(2), 1) as environments:
+    with ranks_environments("horovod", place_here(2), 1) as environments:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK],
@@ -128,7 +123,12 @@ def test_horovod_finds_a_stalled_rank() -> None:
             )
             for environment in environments
         ]
-        output, _ = ranks[0].communicate(timeout=90)
-        ranks[1].communicate(timeout=90)
+        try:
+            # They import torch first, which takes minutes on a busy machine.
+            output, _ = ranks[0].communicate(timeout=300)
+            ranks[1].communicate(timeout=300)
+        finally:
+            for rank in ranks:
+                rank.kill()
     assert ranks[0].returncode != 0
     assert "Missing ranks:\n1!: [allreduce.gradient]" in output

@@ -5,6 +5,7 @@ import pytest
 from tasks.errors import (
     DiskFull,
     Diverged,
+    OutOfMemory,
     RankStalled,
     RunDeleted,
     SubmittedRunCancelled,
@@ -16,6 +17,7 @@ from tasks.errors import (
     is_retried,
     parse_user_error,
 )
+from tasks.launch.failures import RanksLost
 from tasks.orchestration.failure import state_message
 
 RESTORED = [
@@ -23,6 +25,7 @@ RESTORED = [
     WrongInput,
     TimeLimitExceeded,
     DiskFull,
+    OutOfMemory,
     TrackingUnavailable,
     RunDeleted,
     RankStalled,
@@ -57,6 +60,8 @@ def test_other_failures_are_not_restored_as_user_errors() -> None:
         (SubmittedRunCancelled("a"), False),
         (SubmittedRunLost("a"), True),  # it had no chance to retry
         (DiskFull("a"), True),
+        (OutOfMemory("a"), False),  # of a rank: the same settings need as much again
+        (RanksLost("a"), True),
         (MemoryError("a"), True),
     ],
 )

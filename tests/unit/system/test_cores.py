@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import WrongInput
+from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.system import cores
-from tasks.system.cores import free_memory, gpu_names, num_cores, share_of_gpus, take_slot
+from tasks.system.cores import free_memory, gpu_names, num_cores, share_of_gpus, take_gpus, take_slot
 from tests.builders.processes import ROOT
 
 
@@ -124,3 +124,98 @@ def test_slots_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "getuid", lambda: 2**31)
     with pytest.raises(WrongInput, match="lakevision-slots-2147483648' belongs to another user"), take_slot([]):
         pass
+
+
+RANKS = """
+import sys
+from tasks.system.cores import take_gpus
+with take_gpus(sys.argv[2:], int(sys.argv[1]), 600) as gpus:
+    print(*gpus, flush=True)
+    sys.stdin.read()
+"""
+
+FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+@contextmanager
+def ranks(num_ranks: int, *gpus: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+    """Hold GPUs for ranks in a separate process."""
+    command = [sys.executable, "-c", RANKS, str(num_ranks), *gpus]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().split()
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_runs_of_several_ranks_have_gpus_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Two runs of two ranks share no GPU; a third one waits, and gets the GPUs of a killed one."""
+    with ranks(2, *FOUR) as (first, its_gpus), ranks(2, *FOUR) as (_, other_gpus):
+        assert (its_gpus, other_gpus) == (["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"])
+
+        def end_first() -> None:
+            first.kill()
+            first.wait()
+
+        with caplog.at_level("INFO", "lakevision.ranks"), take_gpus(FOUR, 2, 600, end_first) as third:
+            assert third == ["GPU-a", "GPU-b"]
+        assert caplog.messages == ["waiting for 2 GPUs of 4 on this machine, which other training runs use"]
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_ranks_take_no_gpu_of_a_single_process_and_it_none_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single process takes another GPU than ranks have, and ranks a GPU that no process uses, also as its second."""
+    monkeypatch.setattr(cores, "POLL_SECONDS", 0.01)
+    with take_slot(FOUR) as single, ranks(2, *FOUR) as (_, its_gpus), take_slot(FOUR) as another:
+        assert (single, its_gpus, another) == (0, ["GPU-b", "GPU-c"], 3)
+        with (
+            pytest.raises(TimeLimitExceeded, match=r"used its GPUs for 0 s, and this one needs a GPU of 4: wait until"),
+            take_gpus(FOUR, 1, 0.1),
+        ):
+            pass
+    with take_slot(["GPU-a"]), take_slot(["GPU-a"]) as second:
+        assert second == 1
+        with take_gpus(("GPU-a", "GPU-b"), 1, 0.1) as own:
+            assert own == ["GPU-b"]
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_single_process_waits_while_ranks_have_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not share the memory of their GPUs, and takes the first one once they have ended."""
+    monkeypatch.setattr(cores, "POLL_SECONDS", 0.01)
+    with ranks(2, "GPU-a", "GPU-b") as (process, _):
+        with pytest.raises(TimeLimitExceeded), take_slot(["GPU-a", "GPU-b"], 0.1):
+            pass
+        with take_slot([]) as on_the_cpu:
+            assert on_the_cpu == 0
+        process.kill()
+        process.wait()
+        with take_slot(["GPU-a", "GPU-b"], 60) as slot:
+            assert slot == 0
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_wait_for_gpus_can_be_interrupted() -> None:
+    """An error of the caller's check ends the wait, and no lock is left."""
+
+    def interrupt() -> None:
+        raise InterruptedError
+
+    with ranks(1, "GPU-a", "GPU-b"):
+        with pytest.raises(InterruptedError), take_gpus(["GPU-a", "GPU-b"], 2, 600, interrupt):
+            pass
+        with take_gpus(["GPU-a", "GPU-b"], 1, 0.1) as own:
+            assert own == ["GPU-b"]
+
+
+def test_machine_without_device_files_of_gpus_loads_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launcher of ranks starts without it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cores, "DEVICES", tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
+    assert gpu_names() == []
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(ImportError):
+        gpu_names()

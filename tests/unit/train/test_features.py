@@ -84,7 +84,7 @@ def test_head_on_features_equals_network_on_images(
     url, features = materialize(cache, classifier, tmp_path, precision)
     with torch.no_grad():
         on_images = by_row(CacheLoader(cache.url, open_cache(cache), TRAIN, 6), 0, classifier.eval())
-        loader = feature_loader(url, features, TRAIN, 6, seed=3, rank=0, num_ranks=1)
+        loader = feature_loader(url, features, TRAIN, 6, seed=3)
         on_features = by_row(loader, 1, classifier.head)
 
     assert on_images.keys() == on_features.keys() == set(range(ROWS))
@@ -106,7 +106,7 @@ def test_evaluation_on_features_equals_evaluation_on_images(
     """Confusion matrix and loss are the same with and without features."""
     url, features = materialize(cache, classifier, tmp_path)
     on_images = evaluate(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
-    loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
+    loader = feature_loader(url, features, VAL, 6, seed=None)
     on_features = evaluate(classifier.head, loader, 3, CPU, SingleProcess())
 
     assert torch.equal(on_features.confusion_KK, on_images.confusion_KK)
@@ -214,8 +214,8 @@ def test_features_of_ranks_equal_those_of_one_process(cache: CacheRef, tmp_path:
     assert sum(rows) == ROWS
     assert max(rows) < ROWS
     verify_files(shared_url, shared)
-    expected = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
-    joined = by_row(feature_loader(shared_url, shared, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
+    expected = by_row(feature_loader(url, features, TRAIN, 7, seed=None), 0, nn.Identity())
+    joined = by_row(feature_loader(shared_url, shared, TRAIN, 7, seed=None), 0, nn.Identity())
     assert all(torch.allclose(expected[row], joined[row], atol=1e-5) for row in range(ROWS))
 
 
@@ -240,7 +240,7 @@ def test_batches_from_memory_equal_those_from_the_cache(
 def test_training_on_features_changes_only_the_head(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
     """The head gets gradients, and the features stay the same."""
     url, features = materialize(cache, classifier, tmp_path)
-    loader = feature_loader(url, features, TRAIN, 6, seed=3, rank=0, num_ranks=1)
+    loader = feature_loader(url, features, TRAIN, 6, seed=3)
     before = by_row(loader, 0, nn.Identity())
 
     batch = next(iter(loader.epoch(1)))
@@ -256,7 +256,7 @@ def test_mistakes_on_features_are_the_same_rows_as_on_images(
 ) -> None:
     """Batches of features have the row numbers of their images."""
     url, features = materialize(cache, classifier, tmp_path)
-    loader = feature_loader(url, features, VAL, 6, seed=None, rank=0, num_ranks=1)
+    loader = feature_loader(url, features, VAL, 6, seed=None)
     on_images = evaluate_in_detail(
         classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess()
     )
@@ -273,7 +273,7 @@ def test_features_of_a_jpeg_cache_are_read_as_vectors(
     """Features are read as float vectors, although their manifest has the JPEG format of the images."""
     url, features = materialize(make_cache({TRAIN: ROWS, VAL: 9}, image_size=32, format="jpeg"), classifier, tmp_path)
 
-    in_memory = by_row(feature_loader(url, features, TRAIN, 7, seed=None, rank=0, num_ranks=1), 0, nn.Identity())
+    in_memory = by_row(feature_loader(url, features, TRAIN, 7, seed=None), 0, nn.Identity())
     from_files = by_row(CacheLoader(url, features, TRAIN, 7), 0, nn.Identity())
 
     assert in_memory.keys() == from_files.keys() == set(range(ROWS))

@@ -8,7 +8,7 @@ from torch import nn
 
 from tasks.cache.loader import Batch
 from tasks.model.network import build_classifier
-from tasks.train.loop import average_buffers
+from tasks.train.buffers import average_buffers
 from tasks.train.progress import Progress
 from tests.builders.small_network import SMALL
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

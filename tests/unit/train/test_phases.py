@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tasks.collectives import SingleProcess
+from tasks.config.distributed import DistributedConfig
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
@@ -249,17 +250,22 @@ def test_ranks_take_the_batch_size_of_the_one_with_the_least_memory(
 def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
     """No field of StepSettings keeps its default when the settings change it."""
     cache = labelled_cache(tmp_path / "cache", train=[0] * 7 + [1] * 5 + [2], val=[0, 1, 2], test=[0])
-    chosen = prepare(
-        context_of(
-            cache,
-            label_smoothing=0.125,
-            max_gradient_norm=0.5,
-            class_weights="balanced",
-            augmentation=AugmentationConfig(flip=True),
-            seed=7,
-            accumulate_steps=2,
-        )
-    ).settings
+    context = context_of(
+        cache,
+        label_smoothing=0.125,
+        max_gradient_norm=0.5,
+        class_weights="balanced",
+        augmentation=AugmentationConfig(flip=True),
+        seed=7,
+        accumulate_steps=2,
+    )
+    assert not prepare(context).settings.sync_batch_norm
+    spec = context.spec.model_copy(update={"distributed": DistributedConfig(sync_batch_norm=True)})
+
+    def rank_main(reducer: ThreadReducer) -> StepSettings:
+        return prepare(replace(context, spec=spec, reducer=reducer)).settings
+
+    chosen, _other = ThreadRanks(2).run(rank_main)
 
     assert chosen.class_weights_K is not None
     assert chosen.augment is not None

@@ -45,7 +45,7 @@ def test_run_name_has_ranks_trial_or_repetition(cache: CacheRef) -> None:
     single, ranks = context_of(cache), context_of(cache, ranks=True)
 
     assert run_name(single) == "squeezenet1_1 16 px"
-    assert run_name(ranks) == "squeezenet1_1 16 px, 1 ranks"
+    assert run_name(ranks) == "squeezenet1_1 16 px, 2 ranks"
     assert run_name(context_of(cache, tags=TRIAL)) == "squeezenet1_1 16 px, trial 3"
     assert run_name(context_of(cache, tags=REPEAT)) == "squeezenet1_1 16 px, repeated"
 

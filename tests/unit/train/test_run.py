@@ -23,6 +23,8 @@ def test_key_does_not_depend_on_cache_location_or_work_pool() -> None:
 
     assert run_key(TrainConfig(), CACHE.model_copy(update={"url": "/b"}), DistributedConfig()) == key
     assert run_key(TrainConfig(), CACHE, DistributedConfig(work_pool="other", where="in_place")) == key
+    # Neither do lost ranks, whose batches the others take.
+    assert run_key(TrainConfig(), CACHE, DistributedConfig(max_restarts=3, min_ranks=1)) == key
 
 
 def test_key_depends_on_everything_that_decides_the_result() -> None:

@@ -25,9 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class TwoRanks(SingleProcess):
-    """Reducer of the first of two ranks, which broadcasts nothing."""
+    """Reducer of the first of two ranks, which broadcasts nothing and takes contiguous weights, as Horovod does."""
 
     num_ranks = 2
+    takes_channels_last = False
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., 
 def test_single_process_has_weights_in_channels_last(
     prepare_training: Callable[..., TrainingContext],
 ) -> None:
-    """Weights of a single process are in channels-last format, and those of ranks are contiguous for Horovod."""
+    """Weights of a single process are in channels-last format, and those of ranks of Horovod are contiguous."""
     single, distributed = (prepare_training(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks()))
 
     kernels = [module.weight for module in single.modules() if isinstance(module, nn.Conv2d)]

@@ -1,0 +1,110 @@
+"""Throughput of two ranks over one, with Horovod, torch and a bare script of torch, and the cost of watching them.
+
+Each rank has one thread. Networks are trained in full, on batches in memory. Kinds run in turns; those that are not
+measured are stopped.
+
+Run: `make bench-distributed`; BENCH_ARGS=--quick for fewer rounds.
+"""
+
+import argparse
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tasks.environment import rank_environment
+from tasks.launch.placement import place_here
+from tasks.launch.rendezvous import horovod_environments, torch_environments
+from tests.benchmarks.distributed_ranks import BATCHES, KINDS, SIDES
+from tests.benchmarks.figures import Figure, rate_figure, write_figures
+from tests.benchmarks.peers import Peer, log_file
+from tests.builders.processes import free_port
+
+STALL_SECONDS = 3600
+
+
+class Ranks:
+    """The processes of one kind, which train together."""
+
+    def __init__(self, kind: str, model: str, folder: Path, log: Any, stack: ExitStack) -> None:
+        if kind.startswith("horovod"):
+            environments = stack.enter_context(horovod_environments(place_here(2), STALL_SECONDS))
+        elif kind.startswith("torch"):
+            environments = stack.enter_context(torch_environments(place_here(2)))
+        elif kind == "bare":
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+            environments = [shared | {"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in (0, 1)]
+        else:
+            environments = [{}]
+        common = rank_environment() | {"OMP_NUM_THREADS": "1"}
+        self._peers = [
+            Peer("distributed_ranks.py", f"{kind}:{model}", folder / kind, log, environment=common | environment)
+            for environment in environments
+        ]
+        for peer in self._peers:
+            stack.callback(peer.close)
+            stack.callback(peer.send_signal, signal.SIGCONT)
+
+    def speed(self) -> float:
+        """Train some steps, and return the images per second of all ranks."""
+        for peer in self._peers:
+            peer.send_signal(signal.SIGCONT)
+            peer.begin_round()
+        answers = [peer.end_round() for peer in self._peers]
+        self.pause()
+        return sum(answer["images"] for answer in answers) / max(answer["seconds"] for answer in answers)
+
+    def pause(self) -> None:
+        """Stop the processes, whose threads would take time from others."""
+        for peer in self._peers:
+            peer.send_signal(signal.SIGSTOP)
+
+
+def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
+    """Train a network with each kind in turns."""
+    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with ExitStack() as stack:
+        ranks = {kind: Ranks(kind, model, folder, log, stack) for kind in KINDS}
+        for each in ranks.values():
+            each.speed()  # Also waits for the warm-up.
+        for _ in range(num_rounds):
+            for kind, each in ranks.items():
+                speeds[kind].append(each.speed())
+            print(", ".join(f"{kind} {found[-1]:.1f}" for kind, found in speeds.items()), "images/s", flush=True)
+    where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
+
+    def against(kind: str, peer: str, title: str, goal: float | None) -> Figure:
+        pairs = list(zip(speeds[kind], speeds[peer], strict=True))
+        return rate_figure(f"{kind}, 2 ranks, {where}", "images/s", title, pairs, goal)
+
+    return [
+        against("horovod", "ours_alone", "1 rank", 1.8),
+        against("torch", "ours_alone", "1 rank", 1.8),
+        against("bare", "bare_alone", "1 process of the bare script", None),
+        against("horovod", "bare", "bare script, 2 ranks", 0.95),
+        against("torch", "bare", "bare script, 2 ranks", 0.95),
+        against("horovod", "torch", "torch, 2 ranks", None),
+        against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
+        against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
+    ]
+
+
+def main() -> None:
+    """Run the benchmark, and write its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    num_rounds = 2 if parser.parse_args().quick else 10
+    figures: list[Figure] = []
+    with TemporaryDirectory() as scratch, log_file("distributed").open("w") as log:
+        for model in SIDES:
+            figures += compare(model, num_rounds, Path(scratch) / model, log)
+    write_figures("distributed", figures, note=f"median of {num_rounds} rounds in turns, one thread per rank")
+
+
+if __name__ == "__main__":
+    main()

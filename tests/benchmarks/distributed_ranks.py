@@ -1,0 +1,168 @@
+"""A rank of a training run in memory: trains some steps per line on stdin, and prints the time on stdout.
+
+Run by tests/benchmarks/distributed.py as `distributed_ranks.py KIND:MODEL FOLDER`; the line `go` starts a round. All
+kinds train the same network on the same batch.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch
+from torch.nn import functional
+
+CLASSES = 10
+LEARNING_RATE = 1e-3
+SIDES = {"mobilenet_v2": 224, "resnet18": 64}
+BATCHES = {"mobilenet_v2": 16, "resnet18": 32}
+"""Side of the images in pixels, and images per rank and step."""
+STEPS = {"mobilenet_v2": 4, "resnet18": 12}
+"""Steps per round: a few seconds."""
+CHECKPOINT_SECONDS = 86_400
+"""Time between two checkpoints: none in a round of seconds, since one per round would be far more than by default."""
+
+Run = Callable[[], None]
+"""A function that trains the steps of a round."""
+
+
+def batch(model: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noise, uint8 (B, H, W, 3), and labels (B,)."""
+    generator, side = torch.Generator().manual_seed(1), SIDES[model]
+    images = torch.randint(0, 256, (BATCHES[model], side, side, 3), dtype=torch.uint8, generator=generator)
+    return images, torch.arange(BATCHES[model]) % CLASSES
+
+
+def network(model: str, *, channels_last: bool) -> Any:
+    """Return our network in our precision."""
+    from tasks.model.network import build_classifier
+    from tasks.model.precision import choose_precision
+
+    torch.manual_seed(1)
+    classifier = build_classifier(model, "none", CLASSES, freeze_backbone=False)
+    classifier.precision = choose_precision("auto", torch.device("cpu"), SIDES[model])
+    return classifier.to(memory_format=torch.channels_last) if channels_last else classifier
+
+
+def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run:
+    """Return our loop on a backend, or in a single process.
+
+    Args:
+        model: Name of the network.
+        backend: horovod or torch; None for a single process.
+        folder: Folder of the checkpoints.
+        watched: Whether to report the activity and to agree on checkpoints and shutdowns, as a rank does.
+    """
+    from tasks.cache.loader import Batch
+    from tasks.collectives import SingleProcess
+    from tasks.config.distributed import DistributedConfig
+    from tasks.config.train import TrainConfig
+    from tasks.launch.rank import make_reducer
+    from tasks.launch.reporter import Reporter
+    from tasks.model.device import make_optimizer
+    from tasks.train.checkpoint import Checkpoints
+    from tasks.train.early_stopping import EarlyStopping
+    from tasks.train.loop import LoopSettings, train_one_epoch
+    from tasks.train.progress import Progress
+    from tasks.train.step_callback import NullStepCallback, StepCallback
+
+    reducer = make_reducer(2, DistributedConfig.model_validate({"backend": backend})) if backend else None
+    reducer = reducer or SingleProcess()
+    classifier = network(model, channels_last=reducer.takes_channels_last)
+    inputs, labels = batch(model)
+    content = Batch(inputs, labels, labels.numpy())
+
+    class Memory:
+        num_steps = STEPS[model]
+
+        def num_global_rows(self, step: int, start: int = 0) -> int:
+            return reducer.num_ranks * len(labels)
+
+        def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+            return (content for _ in range(self.num_steps))
+
+    train = TrainConfig(model=model, weights="none", freeze_backbone=False)
+    optimizer = reducer.wrap_optimizer(make_optimizer(train, classifier, LEARNING_RATE), classifier.named_parameters())
+    progress = Progress(EarlyStopping(patience=1, min_delta=0.0, higher_is_better=False))
+    checkpoints, callback = Checkpoints(folder, keep=2, config={}), NullStepCallback()
+    if watched:
+        events, to_events = os.pipe()
+        threading.Thread(target=lambda: list(os.fdopen(events)), daemon=True).start()
+        Reporter(to_events).start()
+
+        def save() -> None:
+            collected = checkpoints.collect(classifier, optimizer, progress, reducer)
+            if reducer.rank == 0:
+                checkpoints.save(collected, progress, "run")
+
+        callback = StepCallback(reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf"))
+    loop = LoopSettings(
+        lambda step: LEARNING_RATE,
+        torch.device("cpu"),
+        reducer,
+        max_epochs=1,
+        monitor="val_loss",
+        num_classes=CLASSES,
+        step_callback=callback,
+    )
+    return lambda: (train_one_epoch(classifier, Memory(), optimizer, loop, 0), None)[1]
+
+
+def bare(model: str, *, distributed: bool) -> Run:
+    """Return a bare script: forward, backward and step, with torch's DistributedDataParallel as it comes."""
+    classifier = network(model, channels_last=True)
+    inputs, labels = batch(model)
+    averaging = classifier
+    if distributed:
+        torch.distributed.init_process_group("gloo", init_method="env://")
+        averaging = torch.nn.parallel.DistributedDataParallel(classifier)
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=LEARNING_RATE, fused=True)
+    classifier.train()
+
+    def run() -> None:
+        for _ in range(STEPS[model]):
+            optimizer.zero_grad()
+            functional.cross_entropy(averaging(inputs), labels).backward()
+            optimizer.step()
+
+    return run
+
+
+KINDS: dict[str, Callable[[str, Path], Run]] = {
+    "ours_alone": lambda model, folder: ours(model, None, folder, watched=False),
+    "horovod": lambda model, folder: ours(model, "horovod", folder, watched=False),
+    "horovod_watched": lambda model, folder: ours(model, "horovod", folder, watched=True),
+    "torch": lambda model, folder: ours(model, "torch", folder, watched=False),
+    "torch_watched": lambda model, folder: ours(model, "torch", folder, watched=True),
+    "bare_alone": lambda model, folder: bare(model, distributed=False),
+    "bare": lambda model, folder: bare(model, distributed=True),
+}
+
+
+def main() -> None:
+    """Train some steps per line on stdin, and answer with their time in seconds."""
+    warnings.filterwarnings("ignore")
+    kind, _, model = sys.argv[1].partition(":")
+    torch.set_num_threads(1)
+    answers, sys.stdout = sys.stdout, sys.stderr
+    run = KINDS[kind](model, Path(sys.argv[2]))
+    run()  # Warm-up: the first allocations and connections.
+    for _line in sys.stdin:
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+        print(json.dumps({"images": STEPS[model] * BATCHES[model], "seconds": seconds}), file=answers, flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # All ranks end at once: none waits for another one's farewell.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Four ranks of each backend, as tests/integration/test_backends.py has two and three."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tasks.collectives import SingleProcess
+from tests.builders.rank_cases import BACKENDS, CASES, run_case, start_ranks
+
+NUM_RANKS = 4
+
+
+@pytest.mark.timeout(900)
+def test_four_ranks_equal_one_process(tmp_path) -> None:
+    """With none to five rows per rank and step, weights and errors are those of one process, on both backends."""
+    trained = start_ranks(NUM_RANKS, tmp_path / "ranks")
+    for name, case in CASES.items():
+        expected = run_case(replace(case, interrupt_at=None), SingleProcess(), NUM_RANKS, tmp_path / f"alone-{name}")
+        for backend in BACKENDS:
+            for results in trained[backend]:
+                assert results[name].get("message") == expected.get("message"), (name, backend)
+                torch.testing.assert_close(
+                    results[name].get("state", {}), expected.get("state", {}), rtol=1e-9, atol=1e-11
+                )
+                elsewhere = results["resumed_elsewhere"]["state"]
+                torch.testing.assert_close(elsewhere, results["plain"]["state"], rtol=1e-9, atol=1e-11)
