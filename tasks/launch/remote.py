@@ -201,7 +201,7 @@ class Agent:
             numbers = sorted(rank.number for rank in running)
             named = f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"
             lost = HostLost(
-                f"host '{self.host}' is lost with {named} ({self._reason()}), and all ranks were ended: run again to "
+                f"host '{self.host}' is lost with {named} ({self._reason()}); all ranks were ended: run again to "
                 "resume from the last checkpoint",
                 self.host,
                 numbers,

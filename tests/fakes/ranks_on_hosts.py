@@ -11,7 +11,7 @@ import psutil
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
-from tasks.refs import CacheRef
+from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.train.spec import TrainingSpec
 from tests.builders.processes import ROOT
@@ -79,11 +79,11 @@ def rank_processes(storage: Storage, num_ranks: int = 3) -> list[psutil.Process]
     return [psutil.Process(int(file.read_text())) for file in files]
 
 
-def launch_and(spec: TrainingSpec, act: Callable[[], None]) -> None:
-    """Train with fake ranks, and act in a thread meanwhile."""
+def launch_and(spec: TrainingSpec, act: Callable[[], None]) -> RunRef:
+    """Train with fake ranks, and act in a thread meanwhile; return the run."""
     thread = threading.Thread(target=act)
     thread.start()
     try:
-        launch_ranks(spec)
+        return launch_ranks(spec)
     finally:
         thread.join()

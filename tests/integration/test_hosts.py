@@ -42,17 +42,22 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
         yield running
 
 
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
 def test_hosts_train_as_the_ranks_of_one_machine(
-    cache: CacheRef, storage: Storage, hosts: SshHosts, tmp_path: Path
+    cache: CacheRef, storage: Storage, hosts: SshHosts, tmp_path: Path, backend: str
 ) -> None:
     """Two ranks on one host and one on the other give the weights of three local ranks, and nothing is left."""
     train = SMALL.model_copy(update={"num_threads": 1, "max_epochs": 1})
     other = storage.model_copy(update={"home": f"{tmp_path}/other"})
     local = launch_ranks(
-        TrainingSpec(train=train, distributed=DistributedConfig(num_ranks=3), cache=cache, storage=other)
+        TrainingSpec(
+            train=train, distributed=DistributedConfig(num_ranks=3, backend=backend), cache=cache, storage=other
+        )
     )
     remote = launch_ranks(
-        TrainingSpec(train=train, distributed=settings(hosts, "one:2,two:1"), cache=cache, storage=storage)
+        TrainingSpec(
+            train=train, distributed=settings(hosts, "one:2,two:1", backend=backend), cache=cache, storage=storage
+        )
     )
     expected, found = weights(local, other, tmp_path), weights(remote, storage, tmp_path)
     assert expected.keys() == found.keys()
@@ -161,12 +166,35 @@ def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage)
             session.kill()
 
     spec = fake_spec(hosts, storage, STEPS.format(home=storage.home))
-    with pytest.raises(HostLost, match=r"^host 'one' is lost with ranks 0, 1 \(.*\), and all ranks were ended") as lost:
+    with pytest.raises(HostLost, match=r"^host 'one' is lost with ranks 0, 1 \(.*\); all ranks were ended") as lost:
         launch_and(spec, kill)
     assert (lost.value.host, lost.value.ranks) == ("one", (0, 1))
     assert len(ranks) == 3
     _gone, alive = psutil.wait_procs(ranks, timeout=30)
     assert alive == []
+
+
+def test_ranks_of_a_lost_host_start_again_on_the_other(
+    hosts: SshHosts, storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rank is missing, the two others complete the run, and the log has one line about it."""
+
+    def kill() -> None:
+        rank_processes(storage)
+        for session in hosts.sessions("two"):
+            session.kill()
+
+    steps = STEPS.format(home=storage.home).replace(
+        "range(1000)", "range(1000 if os.environ['HOROVOD_SIZE'] == '3' else 0)"
+    )
+    spec = fake_spec(hosts, storage, f"{steps}\nsend({{'run_id': os.environ['HOROVOD_SIZE']}})")
+    distributed = spec.distributed.model_copy(update={"max_restarts": 1, "min_ranks": 2})
+    assert launch_and(spec.model_copy(update={"distributed": distributed}), kill).run_id == "2"
+    told = [message for message in caplog.messages if "restarting" in message]
+    assert len(told) == 1
+    assert told[0].startswith("host 'two' is lost with rank 2 (")
+    assert told[0].endswith("): restarting 2 ranks from the start (restart 1 of 1)")
+    wait_until(lambda: processes_of(hosts) == [])
 
 
 def test_killed_rank_on_a_host_is_named(hosts: SshHosts, storage: Storage) -> None:
