@@ -32,7 +32,9 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         if config.trains_single:
             single = stages.run(train_single, config.train, cache, storage, config.single)
         if config.trains_distributed:
-            distributed = stages.run(submit_train_distributed, config.train, config.distributed, cache, storage)
+            distributed = stages.run(
+                submit_train_distributed, config.train, config.distributed, cache, storage, config.spark
+            )
         champion = stages.run(
             promote_run,
             [run for run in (single, distributed) if run is not None],

@@ -1,4 +1,4 @@
-"""The distributed training flow: its ranks run on the machine of the flow run."""
+"""The distributed training flow: its ranks run on the machine of the flow run, or on hosts that it reaches."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -21,7 +21,7 @@ def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache
         images = run_stage(choose_images, config.table_version, storage, config.spark)
         run_stage(check_batches_fit, config.train, images, config.distributed)
         cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
-    return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage)
+    return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage, config.spark)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,16 @@ _RANK_PREFIXES = (
     # Of tracking and storage; these include credentials, without which a rank can neither read nor log.
     *("MLFLOW_", "DATABRICKS_", "AWS_", "AZURE_", "GOOGLE_", "FSSPEC_", "GIT_PYTHON_"),
 )
+_HOST_NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+        *("VIRTUAL_ENV", "CXX", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("CURL_CA_BUNDLE", "JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    }
+)
+"""Variables that name files and devices of one machine: a rank on another one has those of its own machine."""
+
 _LIBRARY_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_"),
     *("KMP_", "GOMP_", "ONEDNN_", "DNNL_", "HF_"),
@@ -147,6 +157,41 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
 
     given = {name: value for name, value in os.environ.items() if is_passed(name)}
     return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | given
+
+
+def portable_environment(further: Collection[str] = ()) -> dict[str, str]:
+    """Return the environment of a rank on another machine, without the variables that are that machine's own.
+
+    Args:
+        further: As `rank_environment`; these are passed whatever they name.
+    """
+    return {
+        name: value for name, value in rank_environment(further).items() if name in further or name not in _HOST_NAMES
+    }
+
+
+_LOCAL_RANK, _LOCAL_SIZE = "LAKEVISION_LOCAL_RANK", "LAKEVISION_LOCAL_SIZE"
+"""Variables of a rank, set by its launcher."""
+
+
+def local_rank_environment(local_rank: int, local_size: int) -> dict[str, str]:
+    """Return the environment from which a rank reads its number among the ranks of its machine."""
+    return {_LOCAL_RANK: str(local_rank), _LOCAL_SIZE: str(local_size)}
+
+
+def local_rank_and_size() -> tuple[int, int] | None:
+    """Return the number of this rank among those of its machine, and how many these are; None without a launcher."""
+    given = os.environ.get(_LOCAL_RANK), os.environ.get(_LOCAL_SIZE)
+    return None if given[0] is None or given[1] is None else (int(given[0]), int(given[1]))
+
+
+def ssh_address() -> str | None:
+    """Return the address of this machine by which ssh reached it: the third word of $SSH_CONNECTION; None without ssh.
+
+    The four words are addresses and ports of client and server (ssh(1), ENVIRONMENT).
+    """
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
 
 
 class Rendezvous(NamedTuple):

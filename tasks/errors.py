@@ -112,6 +112,22 @@ class RankStalled(UserError, RuntimeError):
     """
 
 
+class HostLost(UserError, RuntimeError):
+    """A host does not answer, or no longer, and all ranks were ended; the message names host and ranks.
+
+    Retried, since it may come back: training resumes from the last checkpoint.
+
+    Attributes:
+        host: Name of the host; empty in the error of a submitted run.
+        ranks: Numbers of the ranks on it.
+    """
+
+    def __init__(self, message: object = "", host: str = "", ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.host = host
+        self.ranks = tuple(ranks)
+
+
 USER_ERRORS: dict[str, type[UserError]] = {
     kind.__name__: kind
     for kind in (
@@ -128,6 +144,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         TableInUse,
         RunDeleted,
         RankStalled,
+        HostLost,
     )
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""

@@ -6,8 +6,10 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
-from tasks.config.form import Schema, must_be, when
+from tasks.config.form import Schema, must_be, when, when_given
 from tasks.config.frozen import FrozenConfig
+from tasks.config.hosts import Hosts, parse_hosts
+from tasks.config.storage import SparkConfig
 from tasks.config.submitted import (
     Deployment,
     HeartbeatTimeout,
@@ -17,7 +19,7 @@ from tasks.config.submitted import (
     SubmitTimeout,
 )
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
-from tasks.config.values import YEAR_SECONDS
+from tasks.config.values import YEAR_SECONDS, Text
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
@@ -29,7 +31,11 @@ GradientCompression = Literal["none", "fp16", "bf16"]
 class DistributedConfig(FrozenConfig):
     """Distributed training, submitted to a GPU work pool."""
 
-    rules: ClassVar[tuple[Schema, ...]] = (when("gradient_compression", "bf16", must_be("backend", "torch")),)
+    rules: ClassVar[tuple[Schema, ...]] = (
+        when("gradient_compression", "bf16", must_be("backend", "torch")),
+        when("launcher", "hosts", {"required": ["hosts"], "properties": {"hosts": {"minLength": 1}}}),
+        when_given("hosts", must_be("launcher", "hosts")),
+    )
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
     backend: Backend = Field(
@@ -59,6 +65,30 @@ class DistributedConfig(FrozenConfig):
     start_timeout_seconds: StartTimeout = 1800
     heartbeat_timeout_seconds: HeartbeatTimeout = 900
     run_timeout_seconds: RunTimeout = 86_400
+    launcher: Literal["local", "hosts", "spark"] = Field(
+        "local",
+        description="local: the ranks run where the flow runs. hosts: on the machines in `hosts`, over ssh. spark: as "
+        "tasks of the Spark master, one rank per task",
+    )
+    hosts: Hosts = Field(
+        "",
+        description="Machines of the launcher hosts, each with its number of ranks, such as node1:4,node2:4. User, "
+        "port and key are those of ssh's configuration, and a password cannot be given",
+    )
+    host_python: Text = Field(
+        "", description="Path of the Python interpreter on the hosts; empty: the same path as on this machine"
+    )
+    host_folder: Text = Field(
+        "",
+        description="Folder on the hosts that contains this package, a checkout of the same version; empty: the same "
+        "path as on this machine",
+    )
+    interface: Text = Field(
+        "",
+        description="Network interface of the hosts over which ranks exchange gradients, such as ib0; empty: the one "
+        "by which this machine reaches each host",
+    )
+    ssh_config: Text = Field("", description="Configuration file for ssh; empty: that of the user")
     stall_timeout_seconds: int = Field(
         600,
         ge=10,
@@ -120,22 +150,46 @@ class DistributedConfig(FrozenConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.launcher != "hosts":
+            if self.hosts:
+                raise ValueError(
+                    f"hosts is '{self.hosts}', but launcher is '{self.launcher}': set launcher to hosts, or leave "
+                    "hosts out"
+                )
+            return self
+        slots = sum(slots for _, slots in parse_hosts(self.hosts))
+        if not slots:
+            raise ValueError("launcher is 'hosts', but hosts is empty: name them, such as node1:4,node2:4")
+        if self.num_ranks > slots:
+            raise ValueError(
+                f"num_ranks is {self.num_ranks}, but hosts '{self.hosts}' has places for {slots} ranks: give at most "
+                f"{slots}, or more hosts"
+            )
+        return self
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result; those that are newer than others only if they are set."""
         newer = {"backend", "gradient_compression", "sync_batch_norm"}
         return self.model_dump(include={"num_ranks"}) | self.model_dump(include=newer, exclude_defaults=True)
 
 
-def check_options(train: TrainConfig, distributed: DistributedConfig) -> None:
-    """Check settings of training against those of its ranks.
+def check_options(train: TrainConfig, distributed: DistributedConfig, spark: SparkConfig) -> None:
+    """Check the settings of ranks against those of training and of Spark.
 
     Raises:
-        ValueError: They exclude each other.
+        ValueError: They exclude each other, or the Spark master of the launcher spark is this machine.
     """
     if train.compile and distributed.sync_batch_norm:
         raise ValueError(
             "train.compile and distributed.sync_batch_norm are true, but a compiled network cannot exchange the "
             "statistics of its layers: set one of them to false"
+        )
+    if distributed.launcher == "spark" and spark.master.startswith("local"):
+        raise ValueError(
+            f"distributed.launcher is 'spark', but spark.master is '{spark.master}', which is this machine: name the "
+            "master of a cluster, or set distributed.launcher to local"
         )
 
 
@@ -148,5 +202,5 @@ class TrainDistributedRun(TrainRun):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_options(self.train, self.distributed)
+        check_options(self.train, self.distributed, self.spark)
         return self

@@ -68,7 +68,7 @@ class PipelineConfig(SparkRun):
     @model_validator(mode="after")
     def _check_training(self) -> Self:
         if self.trains_distributed:
-            check_options(self.train, self.distributed)
+            check_options(self.train, self.distributed, self.spark)
         return self
 
     @model_validator(mode="after")

@@ -12,17 +12,7 @@ class RankFailed(RuntimeError):
 
 
 class RanksLost(RankFailed):
-    """Ranks were ended by a signal, or their host does not answer; the others were terminated.
-
-    Attributes:
-        num_gone: Number of ranks that cannot start again, since their host is gone.
-        hosts: Names of these hosts.
-    """
-
-    def __init__(self, message: str, num_gone: int = 0, hosts: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.num_gone = num_gone
-        self.hosts = hosts
+    """A rank was ended by a signal, and the others were terminated; all may start again (`HostLost`: fewer may)."""
 
 
 class Stopped(RuntimeError):

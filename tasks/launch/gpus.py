@@ -13,8 +13,8 @@ def gpus_of_run(
 ) -> Iterator[dict[str, str]]:
     """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
 
-    A single process keeps the GPU of its slot, or sees all. With fewer GPUs than ranks nothing is acquired: the ranks
-    train on the CPU, or refuse `train.device: cuda`.
+    A single process keeps the GPU of its slot, or sees all. Ranks on other hosts see all GPUs of theirs. With fewer
+    GPUs than ranks nothing is acquired: the ranks train on the CPU, or refuse `train.device: cuda`.
 
     Args:
         spec: Specification of the training run.
@@ -26,6 +26,9 @@ def gpus_of_run(
     """
     if spec.distributed is None:
         yield share_of_gpus(spec.slot) if spec.num_slots > 1 else {}
+        return
+    if spec.distributed.launcher != "local":
+        yield {}
         return
     names = [] if spec.train.device == "cpu" else gpu_names()
     if len(names) < spec.num_ranks:

@@ -1,33 +1,30 @@
-"""Launcher of the ranks of a training run on this machine, which end together."""
+"""Launcher of the ranks of a training run, on this machine or on several hosts, which end together."""
 
 import logging
-import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import filelock
 
 from tasks import tracking
 from tasks.cache.manifest import read_manifest
-from tasks.environment import rank_environment
 from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
 from tasks.launch.failures import RankFailed, RanksLost, Stopped
 from tasks.launch.gpus import gpus_of_run
+from tasks.launch.placement import place_ranks
+from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
-from tasks.launch.rank_process import Message, RankProcess, first_failed, start, terminate
+from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
 from tasks.launch.rendezvous import ranks_environments
 from tasks.launch.restarts import Deadline, train_with_restarts
 from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
-from tasks.system.cores import num_cores
 from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock, training_lock
@@ -60,10 +57,11 @@ def launch_ranks(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RunRef:
-    """Train with the ranks of `spec` on this machine, and return the MLflow run of rank 0.
+    """Train with the ranks of `spec`, and return the MLflow run of rank 0.
 
     If a rank fails, all ranks are terminated; after a loss they are started again (`train_with_restarts`). If this
-    process ends, by any signal, the ranks exit. Ranks on GPUs wait for GPUs that no other training run has.
+    process ends, by any signal, the ranks exit, on all hosts. Ranks on the GPUs of this machine wait for GPUs that no
+    other training run has.
 
     Args:
         spec: Specification of the training run.
@@ -80,6 +78,7 @@ def launch_ranks(
         RanksLost: A rank was ended by a signal, and no restart was left; the message has its last lines.
         RankFailed: A rank failed for another reason; the message has its last lines.
         RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`, and no restart was left.
+        HostLost: A host does not answer, or no longer, and no restart was left; the error has its ranks.
         TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
         Stopped: `stop` was set.
     """
@@ -136,23 +135,21 @@ def _train(
     run_id: str | None = None
     backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
+    watchdog = Watchdog(num_ranks, stall_seconds)
     with (
-        TemporaryDirectory() as scratch,
-        ranks_environments(backend, num_ranks, stall_seconds) as environments,
+        open_places(spec, gpus, messages, watchdog.heard) as places,
+        ranks_environments(
+            backend,
+            placements := place_ranks(places, num_ranks),
+            stall_seconds,
+            lambda place, port: places[place].reach(port),
+        ) as environments,
     ):
-        spec_path = Path(scratch, "spec.json")
-        spec_path.write_text(spec.model_dump_json())
-        common = rank_environment(spec.train.environment) | {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "OMP_NUM_THREADS": str(spec.train.num_threads or max(1, num_cores() // (num_ranks * spec.num_slots))),
-        }
-        if unset := [name for name in spec.train.environment if name not in common]:
-            logger.warning("train.environment names '%s', which is not set where the ranks start", "', '".join(unset))
-        common |= gpus
-        watchdog = Watchdog(num_ranks, stall_seconds)
         try:
-            for number, environment in enumerate(environments):
-                ranks.append(start(number, spec_path, common | environment, messages, watchdog.heard))
+            for placement, environment in zip(placements, environments, strict=True):
+                place = places[placement.place]
+                threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
+                ranks.append(place.start(placement.rank, environment | {"OMP_NUM_THREADS": str(threads)}))
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
                 deadline.check()
                 _check_stop(stop)

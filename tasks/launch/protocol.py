@@ -1,4 +1,26 @@
-"""The protocol between a rank and its launcher: events as lines of JSON on a pipe of their own, and exit statuses."""
+"""The protocols of ranks, agents and launcher: lines of JSON, and exit statuses; uses only the standard library.
+
+A rank sends its launcher, or the agent of its host, events on a pipe of their own. An agent and its launcher exchange
+messages, objects whose `kind` is one of these:
+
+| to the agent | fields | answer |
+|---|---|---|
+| prepare | spec, environment, interface | cores, interface |
+| forward | port: of the launcher | port: on the agent's loopback interface |
+| write, see, remove | folder, names: of files that test whether the folder is shared | error, or missing |
+| start | rank, environment | |
+| signal | rank, number | |
+
+| from the agent | fields |
+|---|---|
+| hello | versions, address: by which the launcher reaches the host, or None; host: its name, if it is not given |
+| answer | id: of the request; and the fields above, or error |
+| line, event, activity | rank, value |
+| closed | rank: one of its two pipes, for output and events, has ended |
+| status | rank, value: exit status, as of subprocess |
+
+Both send `beat` every two seconds, and `open`, `data` and `close` with the number of a forwarded connection.
+"""
 
 ACTIVITY = "activity"
 """Key of the event with the fields of a rank's `Activity`; every rank sends it, once per BEAT_SECONDS."""

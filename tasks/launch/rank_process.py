@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tasks.launch.protocol import ACTIVITY, EXIT_ENDED
 from tasks.progress.activity import Activity
@@ -25,17 +25,45 @@ DRAIN_SECONDS = 2.0
 """Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
 
 
+class Process(Protocol):
+    """A process as `subprocess.Popen`: of this machine, or of another one through its agent."""
+
+    returncode: Any
+    """Exit status, negative after a signal; None while the process runs."""
+    stdin: Any
+    """Pipe whose end ends the process; None if it has none here."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status once the process has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not within the given seconds.
+        """
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the process."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
 @dataclass
 class RankProcess:
-    """A rank, started by this process."""
+    """A rank, started by this process or by an agent."""
 
     number: int
-    process: "subprocess.Popen[str]"
+    process: Process
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     open_pipes: int = 2
     """Pipes that may hold more: output and events."""
     failure: Exception | None = None
-    """The user error that the rank reported."""
+    """The user error that the rank reported, or the loss of its host."""
     ended_at: float | None = None
 
     def has_ended(self) -> bool:
@@ -139,5 +167,5 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
             rank.process.kill()
             rank.process.wait()
     for rank in ranks:
-        assert rank.process.stdin is not None
-        rank.process.stdin.close()
+        if rank.process.stdin is not None:
+            rank.process.stdin.close()

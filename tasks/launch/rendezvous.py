@@ -1,20 +1,19 @@
-"""The rendezvous servers through which the ranks on this machine find each other, one for each backend."""
+"""The environment variables by which the ranks of each backend find each other, on one machine or on several."""
 
 import secrets
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import HTTPServer
 
 from tasks.config.distributed import Backend
-from tasks.environment import Rendezvous
+from tasks.environment import Rendezvous, local_rank_environment
+from tasks.launch.key_value_store import key_value_store
+from tasks.launch.placement import Placement
 from tasks.launch.watchdog import START_SECONDS
 
 GLOO_MARGIN_SECONDS = 60
 """Seconds from the watchdog's limit to Gloo's."""
 
-ADDRESS, INTERFACE = "127.0.0.1", "lo"
-"""Address and network interface of ranks on one machine."""
+LOOPBACK = "127.0.0.1"
 
 
 def gloo_timeout(stall_seconds: float) -> int:
@@ -25,74 +24,92 @@ def gloo_timeout(stall_seconds: float) -> int:
     return int(max(stall_seconds, START_SECONDS) + GLOO_MARGIN_SECONDS)
 
 
+Reach = Callable[[int, int], int]
+"""Maps the index of a place and a port here to the port of its loopback interface by which the place reaches it."""
+
+
 @contextmanager
-def ranks_environments(backend: Backend, num_ranks: int, stall_seconds: float) -> Iterator[list[dict[str, str]]]:
+def ranks_environments(
+    backend: Backend,
+    placements: Sequence[Placement],
+    stall_seconds: float,
+    reach: Reach = lambda _place, port: port,
+) -> Iterator[list[dict[str, str]]]:
     """Run the rendezvous server of a backend; yield the environment variables of each rank.
 
-    A single process needs no server and no variables.
+    A single process needs no server. A server listens only on the loopback interface and has a secret; hosts reach it
+    through the connections of their agents.
 
     Args:
         backend: Library that exchanges the gradients.
-        num_ranks: Number of ranks.
-        stall_seconds: The watchdog's limit, `distributed.stall_timeout_seconds`.
+        placements: The ranks.
+        stall_seconds: Limit of the watchdog, `distributed.stall_timeout_seconds`.
+        reach: Way of the places to the server.
     """
-    if num_ranks == 1:
-        yield [{}]
+    local = [local_rank_environment(one.local_rank, one.local_size) for one in placements]
+    if len(placements) == 1:
+        yield local
         return
     if backend == "torch":
-        with torch_environments(num_ranks) as environments:
-            yield environments
+        server = torch_environments(placements, reach)
     else:
-        with horovod_environments(num_ranks, stall_seconds) as environments:
-            yield environments
+        server = horovod_environments(placements, stall_seconds, reach)
+    with server as environments:
+        yield [variables | environment for variables, environment in zip(local, environments, strict=True)]
 
 
 @contextmanager
-def torch_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
-    """Run the server of the ranks' addresses; yield the environment variables of each rank."""
+def torch_environments(
+    placements: Sequence[Placement], reach: Reach = lambda _place, port: port
+) -> Iterator[list[dict[str, str]]]:
+    """Run the server of the ranks' addresses for torch; yield the environment variables of each rank."""
     from tasks.launch.key_values import serve
 
     secret = secrets.token_hex(32)
-    with serve(ADDRESS, secret) as port:
+    with serve(LOOPBACK, secret) as port:
+        ports = {place: reach(place, port) for place in {one.place for one in placements}}
         yield [
-            Rendezvous(rank, num_ranks, rank, num_ranks, ADDRESS, port, secret).environment()
-            | {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
-            for rank in range(num_ranks)
+            Rendezvous(
+                one.rank, one.size, one.local_rank, one.local_size, LOOPBACK, ports[one.place], secret
+            ).environment()
+            | {"GLOO_SOCKET_IFNAME": one.interface, "NCCL_SOCKET_IFNAME": one.interface}
+            for one in placements
         ]
 
 
 @contextmanager
-def horovod_environments(num_ranks: int, stall_seconds: float) -> Iterator[list[dict[str, str]]]:
-    """Run Horovod's rendezvous server; yield the environment variables of each rank.
+def horovod_environments(
+    placements: Sequence[Placement], stall_seconds: float, reach: Reach = lambda _place, port: port
+) -> Iterator[list[dict[str, str]]]:
+    """Run Horovod's key-value store; yield the environment variables of each rank.
 
     After `stall_seconds`, Horovod warns of ranks that others wait for. It does not end them: unlike the watchdog, it
     cannot tell slow ranks from stalled ones.
 
-    Horovod's own launcher binds the server to all interfaces, passes the environment on a command line, which `ps`
-    shows, and starts each rank in its own session. Here the server listens only on the loopback interface.
+    Horovod's own launcher binds its store to all interfaces, without a secret, and passes the environment on a command
+    line, which `ps` shows.
     """
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    with key_value_store() as store:
+        ports = {place: reach(place, store.port) for place in {one.place for one in placements}}
+        yield [_of_horovod(one, ports[one.place], store.secret, stall_seconds) for one in placements]
 
-    assignments = get_host_assignments(parse_hosts(f"localhost:{num_ranks}"), num_ranks)
-    server: HTTPServer = RendezvousHTTPServer((ADDRESS, 0), RendezvousHandler, 0)
-    server.init(assignments)  # type: ignore[attr-defined]  # Horovod has no types
-    thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", daemon=True)
-    thread.start()
-    shared = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": ADDRESS,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
+
+def _of_horovod(placement: Placement, port: int, secret: str, stall_seconds: float) -> dict[str, str]:
+    return {
+        # Horovod joins address, port and key to a URL: what follows the port in the address becomes part of its path.
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{LOOPBACK}:{port}/{secret}",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": INTERFACE,
-        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "HOROVOD_GLOO_IFACE": placement.interface,
+        "NCCL_SOCKET_IFNAME": placement.interface,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(int(stall_seconds)),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_timeout(stall_seconds)),
+        "HOROVOD_HOSTNAME": placement.host,
+        "HOROVOD_RANK": str(placement.rank),
+        "HOROVOD_SIZE": str(placement.size),
+        "HOROVOD_LOCAL_RANK": str(placement.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(placement.local_size),
+        "HOROVOD_CROSS_RANK": str(placement.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(placement.cross_size),
     }
-    try:
-        yield [shared | create_slot_env_vars(assignment) for assignment in assignments]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from tasks import tracking
-from tasks.errors import RankStalled, TimeLimitExceeded
+from tasks.config.hosts import parse_hosts
+from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
 from tasks.launch.failures import RanksLost, Stopped
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import newest_position
@@ -60,8 +61,9 @@ def train_with_restarts(
 ) -> RunRef:
     """Train, and start the ranks again after a loss, at most `distributed.max_restarts` times.
 
-    Ranks that were killed or stalled start again, as many as before; those of a host that is gone do not, down to
-    `distributed.min_ranks`. Other errors are raised: they would occur again, or belong to the caller.
+    Ranks that were killed or stalled start again, as many as before. Those of a lost host start on the other hosts, as
+    many as fit there; if that is fewer than `distributed.min_ranks`, on the same hosts, since it may come back. Other
+    errors are raised: they would occur again, or belong to the caller.
 
     Args:
         spec: Specification of the training run.
@@ -70,7 +72,7 @@ def train_with_restarts(
         stop: Ends the wait for a restart.
 
     Raises:
-        RanksLost, RankStalled: No restart is left, or too few ranks.
+        RanksLost, RankStalled, HostLost: No restart is left.
         TimeLimitExceeded: The time limit ended the wait for a restart.
         Stopped: `stop` was set.
         Exception: As `attempt`.
@@ -81,12 +83,12 @@ def train_with_restarts(
     while True:
         try:
             return attempt(spec)
-        except (RanksLost, RankStalled) as loss:
+        except (RanksLost, RankStalled, HostLost) as loss:
             restart += 1
-            left = without_lost(spec, loss)
-            if restart > max_restarts or left is None:
+            if restart > max_restarts:
                 loss.was_retried = max_restarts > 0
                 raise
+            left = without_lost(spec, loss) if isinstance(loss, HostLost) else spec
             _log_restart(left, loss, restart, max_restarts)
         # Outside the handler: an error of the next attempt has nothing to do with this loss.
         if (stop or threading.Event()).wait(min(delay, deadline.seconds_left)):
@@ -96,15 +98,18 @@ def train_with_restarts(
         spec = left.model_copy(update={"tags": spec.tags | {tracking.RESTARTS_TAG: str(restart)}})
 
 
-def without_lost(spec: TrainingSpec, loss: RanksLost | RankStalled) -> TrainingSpec | None:
-    """Return the specification for the ranks that are left, or None if they are fewer than `min_ranks`."""
-    if not isinstance(loss, RanksLost) or not loss.num_gone:
+def without_lost(spec: TrainingSpec, loss: HostLost) -> TrainingSpec:
+    """Return the specification for the ranks that fit on the other hosts, or `spec` if they are too few."""
+    settings = spec.distributed
+    assert settings is not None, "a single process runs on this machine"
+    lost_hosts = (*spec.lost_hosts, loss.host)
+    if settings.launcher == "hosts":
+        num_left = min(spec.num_ranks, sum(slots for _, slots in parse_hosts(settings.hosts, lost_hosts)))
+    else:
+        num_left = spec.num_ranks - len(loss.ranks)
+    if num_left < (settings.min_ranks or settings.num_ranks):
         return spec
-    num_left = spec.num_ranks - loss.num_gone
-    least = (spec.distributed.min_ranks if spec.distributed else None) or spec.num_virtual_ranks
-    if num_left < least:
-        return None
-    return spec.model_copy(update={"ranks_left": num_left, "lost_hosts": (*spec.lost_hosts, *loss.hosts)})
+    return spec.model_copy(update={"ranks_left": num_left, "lost_hosts": lost_hosts})
 
 
 def _log_restart(spec: TrainingSpec, loss: Exception, restart: int, max_restarts: int) -> None:

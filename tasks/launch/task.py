@@ -11,6 +11,7 @@ from prefect.logging import get_run_logger
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.single import SingleConfig
+from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.launch.launcher import launch_ranks
@@ -84,10 +85,14 @@ def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunR
 
 @stage("train-distributed", timeout_seconds=None, cache_key=_key)
 def submit_train_distributed(
-    train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage
+    train: TrainConfig,
+    distributed: DistributedConfig,
+    cache: CacheRef,
+    storage: Storage,
+    spark: SparkConfig = SparkConfig(),
 ) -> RunRef:
     """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
-    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
+    spec = _distributed_spec(train, distributed, cache, storage, spark)
     if found := tracking.find_finished_run(storage, spec.key):
         publish_run(found, storage, "train-distributed")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
@@ -95,7 +100,9 @@ def submit_train_distributed(
         get_run_logger().info("no Prefect server is configured: %d ranks train in place", distributed.num_ranks)
         return train_with_artifacts(spec, "train-distributed")
     parameters = {
-        "config": TrainDistributedRun(storage=storage.as_config(), train=train, distributed=distributed).model_dump(),
+        "config": TrainDistributedRun(
+            storage=storage.as_config(), spark=spark, train=train, distributed=distributed
+        ).model_dump(),
         "cache_ref": cache.model_dump(),
     }
     submitted = submit(distributed, "distributed", "training", parameters)
@@ -104,7 +111,25 @@ def submit_train_distributed(
 
 
 @stage("train-ranks", timeout_seconds=None)
-def train_ranks(train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage) -> RunRef:
-    """Run the ranks on this machine, on a worker of the GPU pool."""
-    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=flow_run_tags())
-    return train_with_artifacts(spec, "train-distributed")
+def train_ranks(
+    train: TrainConfig,
+    distributed: DistributedConfig,
+    cache: CacheRef,
+    storage: Storage,
+    spark: SparkConfig = SparkConfig(),
+) -> RunRef:
+    """Launch the ranks from this machine, a worker of the GPU pool."""
+    return train_with_artifacts(_distributed_spec(train, distributed, cache, storage, spark), "train-distributed")
+
+
+def _distributed_spec(
+    train: TrainConfig, distributed: DistributedConfig, cache: CacheRef, storage: Storage, spark: SparkConfig
+) -> TrainingSpec:
+    return TrainingSpec(
+        train=train,
+        distributed=distributed,
+        spark=spark if distributed.launcher == "spark" else None,
+        cache=cache,
+        storage=storage,
+        tags=flow_run_tags(),
+    )

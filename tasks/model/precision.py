@@ -87,6 +87,7 @@ def largest_batch(
     num_ranks: int,
     device: torch.device,
     *,
+    num_local: int | None = None,
     copies: int = OPTIMIZER_COPIES,
 ) -> int:
     """Return the largest power of two as batch size with which a step fits into the memory of the device.
@@ -95,15 +96,16 @@ def largest_batch(
         model: The model to train, on its device.
         example: The model's input for one image, (H, W, 3) or (F,), in its data type.
         num_rows: Number of images of the split `train`, of which an epoch has at least MIN_AUTO_STEPS steps.
-        num_ranks: Number of ranks that share the images, and on a CPU the memory.
+        num_ranks: Number of ranks that share the images.
         device: Device of the model.
+        num_local: Number of ranks on this machine, which on a CPU share its memory; None for all of them.
         copies: Memory of optimizer and averages, as a multiple of the trained weights.
     """
     bound = max(1, min(MAX_AUTO_BATCH, num_rows // (MIN_AUTO_STEPS * num_ranks)))
     if device.type == "cuda":
         fits = _fits_gpu(model, example, bound, device, copies)
     else:
-        free = free_memory() * MEMORY_SHARE / num_ranks
+        free = free_memory() * MEMORY_SHARE / (num_local or num_ranks)
         fits = int(free / max(1, forward_bytes(model, example, SAMPLE) / SAMPLE))
     size = 1 << (max(1, min(bound, fits)).bit_length() - 1)
     logger.info("train.batch_size auto: %d images per step (%d fit, the epoch allows %d)", size, fits, bound)

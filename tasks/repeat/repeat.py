@@ -116,9 +116,11 @@ def repeat_training(original: OriginalRun, cache: CacheRef, storage: Storage, ta
     differences = check_same_data(original, cache) + differences_now(original)
     for sentence in differences:
         logger.warning("changed since the original run: %s", sentence)
+    ranks = original.distributed
     spec = TrainingSpec(
         train=original.train,
-        distributed=original.distributed,
+        # On this machine, wherever the original was trained: its hosts may have others to serve, or be gone.
+        distributed=None if ranks is None else ranks.model_copy(update={"launcher": "local", "hosts": ""}),
         cache=cache,
         storage=storage,
         tags=tags | {tracking.REPEAT_TAG: original.run_id},

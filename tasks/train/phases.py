@@ -15,6 +15,7 @@ from tasks.cache.rows import count_labels
 from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
+from tasks.environment import local_rank_and_size
 from tasks.errors import join_names
 from tasks.metrics.evaluate import Loader
 from tasks.model.augmentation import make_augment
@@ -151,6 +152,7 @@ class TrainingContext:
             self.manifest.splits[TRAIN].rows // self.spec.train.accumulate_steps,
             self.ranks.num_virtual,
             self.device,
+            num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
             copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
         )
         fits = torch.zeros(self.reducer.num_ranks, dtype=torch.int64)

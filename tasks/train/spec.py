@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef
 from tasks.storage import Storage
@@ -24,6 +25,8 @@ class TrainingSpec(BaseModel):
     storage: Storage
     distributed: DistributedConfig | None = None
     """Settings of distributed training; None for a single process."""
+    spark: SparkConfig | None = None
+    """Spark session of the launcher spark; None for the others."""
     tags: dict[str, str] = {}
     """Tags of the MLflow run."""
     repetition: str | None = None

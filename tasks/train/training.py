@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.collectives import Reducer, SingleProcess
-from tasks.environment import given_threads
+from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
 from tasks.model.device import choose_device, make_deterministic
@@ -140,9 +140,10 @@ class Training:
     def _prepare(self) -> TrainingContext:
         train, reducer = self._train, self._reducer
         manifest = open_cache(self._spec.cache)
-        device = choose_device(train.device, reducer.rank, reducer.gpu_obstacle)
-        # The launcher has set OMP_NUM_THREADS; the division is for calls without it.
-        torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // reducer.num_ranks))
+        # The launcher has set these variables; otherwise all ranks are in this process.
+        local_rank, local_size = local_rank_and_size() or (reducer.rank, reducer.num_ranks)
+        device = choose_device(train.device, local_rank, reducer.gpu_obstacle)
+        torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // local_size))
         make_deterministic(device)
         torch.manual_seed(train.seed)
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tasks.environment import rank_environment
+from tasks.launch.placement import place_here
 from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tests.benchmarks.distributed_ranks import BATCHES, KINDS, SIDES
 from tests.benchmarks.figures import Figure, rate_figure, write_figures
@@ -32,9 +33,9 @@ class Ranks:
 
     def __init__(self, kind: str, model: str, folder: Path, log: Any, stack: ExitStack) -> None:
         if kind.startswith("horovod"):
-            environments = stack.enter_context(horovod_environments(2, STALL_SECONDS))
+            environments = stack.enter_context(horovod_environments(place_here(2), STALL_SECONDS))
         elif kind.startswith("torch"):
-            environments = stack.enter_context(torch_environments(2))
+            environments = stack.enter_context(torch_environments(place_here(2)))
         elif kind == "bare":
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
             environments = [shared | {"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in (0, 1)]

@@ -20,6 +20,7 @@ from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import Diverged
+from tasks.launch.placement import place_here
 from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tasks.progress.activity import current, stepping
 from tasks.schema import TRAIN, VAL
@@ -237,7 +238,10 @@ def start_ranks(num_ranks: int, folder: Path) -> dict[str, list[dict[str, Any]]]
     with compressed gradients.
     """
     folder.mkdir()
-    with horovod_environments(num_ranks, START_SECONDS) as ours, torch_environments(num_ranks) as others:
+    with (
+        horovod_environments(place_here(num_ranks), START_SECONDS) as ours,
+        torch_environments(place_here(num_ranks)) as others,
+    ):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.builders.rank_cases", str(folder)],

@@ -10,13 +10,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
-from tasks.refs import CacheRef
+from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
+from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
+from tasks.train.spec import TrainingSpec
 from tests.builders.etl_and_cache import make_storage
+from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_runs import read_contents, run_and_read
-from tests.builders.processes import ROOT
+from tests.builders.processes import ROOT, run_python
 from tests.builders.spark_cluster import SparkCluster, run_stages, start_cluster, submit_locally
+from tests.builders.training_runs import SMALL, weights
 from tests.conftest import write_images
 
 PER_CLASS = 10
@@ -105,6 +111,35 @@ def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None
     with socket.create_connection((master.hostname, master.port), timeout=30) as connection:
         connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
         assert b"Expected SaslMessage" in connection.recv(4096)
+
+
+def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> None:
+    """Each rank is started by a task of the barrier stage, the weights are those of local ranks, and none is left."""
+    write_images(cluster.shared / "sixty", 20)
+    cache = hand_made_cache(cluster.shared / "sixty", f"{cluster.shared}/by-hand")
+    storage, other = (
+        resolve_storage(StorageConfig(home=str(cluster.shared / name))) for name in ("ranks", "local-ranks")
+    )
+    spec = TrainingSpec(
+        train=SMALL.model_copy(update={"num_threads": 1, "max_epochs": 1, "batch_size": 4}),
+        distributed=DistributedConfig(num_ranks=2, launcher="spark"),
+        spark=cluster.spark_config(),
+        cache=cache,
+        storage=storage,
+    )
+    local = spec.model_copy(update={"distributed": DistributedConfig(num_ranks=2), "spark": None, "storage": other})
+    arguments = ("-m", "tests.builders.ranks_on_cluster", spec.model_dump_json(), local.model_dump_json())
+    finished = run_python(*arguments, environment=cluster.environment(), timeout=900, cwd=cluster.private / "cwd")
+    assert finished.returncode == 0, finished.stderr
+    done = json.loads(finished.stdout.splitlines()[-1])
+    assert len(done["parents"]) == 2
+    assert all("tasks.launch.host_agent --connect" in agent for agent, *_ in done["parents"])
+    assert all("pyspark" in worker for _, worker, *_ in done["parents"])
+    assert done["left"] == []
+    found = weights(RunRef(run_id=done["remote"]), storage, tmp_path)
+    expected = weights(RunRef(run_id=done["local"]), other, tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_jvm_of_spark_submit_is_used_by_all_sessions_and_its_end_is_one_sentence(tmp_path) -> None:

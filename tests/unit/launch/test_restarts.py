@@ -7,7 +7,16 @@ import pytest
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.errors import DiskFull, Diverged, OutOfMemory, RankStalled, TimeLimitExceeded, WrongInput, is_retried
+from tasks.errors import (
+    DiskFull,
+    Diverged,
+    HostLost,
+    OutOfMemory,
+    RankStalled,
+    TimeLimitExceeded,
+    WrongInput,
+    is_retried,
+)
 from tasks.launch import restarts
 from tasks.launch.failures import RankFailed, RanksLost, Stopped
 from tasks.launch.restarts import Deadline, train_with_restarts
@@ -79,32 +88,34 @@ def test_restart_is_told_in_one_line(storage: Storage, caplog: pytest.LogCapture
     assert {given.key for given in attempts.specs} == {spec.key}
 
 
-def test_ranks_of_a_lost_host_do_not_start_again(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    """The others do, down to `min_ranks`, and never on that host."""
-    spec = spec_of(storage, 6, max_restarts=9, min_ranks=2)
+def test_ranks_of_a_lost_host_start_on_the_others(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    """As many as fit there, down to `min_ranks`; if they are fewer, all wait for the host."""
+    spec = spec_of(storage, 6, max_restarts=9, min_ranks=2, launcher="hosts", hosts="a:2,b:2,c:1,d:3")
     attempts = Attempts(
-        RanksLost("host 'b' with the ranks 2 and 3 does not answer", 2, ("b",)),
+        HostLost("host 'a' with the ranks 0 and 1 does not answer", "a", [0, 1]),
         RanksLost(KILLED),
-        RanksLost("host 'c' with the ranks 2 and 3 does not answer", 2, ("c",)),
-        RanksLost("host 'd' with the rank 1 does not answer", 1, ("d",)),
+        HostLost("host 'd' is not reached", "d"),
+        HostLost("host 'b' with the ranks 0 and 1 does not answer", "b", [0, 1]),
     )
 
-    with pytest.raises(RanksLost, match="host 'd'"):
-        train_with_restarts(spec, attempts, Deadline(60))
+    assert train_with_restarts(spec, attempts, Deadline(60)).run_id == "run"
 
-    assert attempts.ranks == [6, 4, 4, 2]
-    assert [given.lost_hosts for given in attempts.specs] == [(), ("b",), ("b",), ("b", "c")]
+    # The hosts b, c and d have six places, b and c have three, and c alone one.
+    assert attempts.ranks == [6, 6, 6, 3, 3]
+    assert [given.lost_hosts for given in attempts.specs] == [(), ("a",), ("a",), ("a", "d"), ("a", "d")]
     assert {given.num_virtual_ranks for given in attempts.specs} == {6}
     assert {given.key for given in attempts.specs} == {spec.key}
-    assert "restarting 4 ranks" in caplog.text
+    assert "restarting 3 ranks" in caplog.text
 
 
 def test_all_ranks_are_needed_by_default(storage: Storage) -> None:
-    """Without `min_ranks`, the loss of a host is not followed by a restart."""
-    attempts = Attempts(RanksLost("host 'b' with the rank 1 does not answer", 1, ("b",)))
-    with pytest.raises(RanksLost):
-        train_with_restarts(spec_of(storage, 2, max_restarts=3), attempts, Deadline(60))
-    assert attempts.ranks == [2]
+    """Without `min_ranks`, as many ranks start again, and the lost host may come back."""
+    loss = HostLost("host 'b' with the rank 1 does not answer", "b", [1])
+    attempts = Attempts(loss, loss)
+    with pytest.raises(HostLost) as lost:
+        train_with_restarts(spec_of(storage, 2, max_restarts=1), attempts, Deadline(60))
+    assert attempts.ranks == [2, 2]
+    assert not is_retried(lost.value)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 2])

@@ -1,0 +1,164 @@
+"""Agents as the tasks of a barrier stage of a Spark master, one rank per task."""
+
+import functools
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, suppress
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tasks.environment import portable_environment
+from tasks.errors import HostLost, WrongInput
+from tasks.launch import rank_process
+from tasks.launch.channel import Channel
+from tasks.launch.handshake import accept_agent
+from tasks.launch.remote import Agent, Heard
+from tasks.launch.spark_task import Invitation, run_agent
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.session import spark_session
+from tasks.train.spec import TrainingSpec
+
+logger = logging.getLogger("lakevision.ranks")
+
+CONNECT_SECONDS = 300.0
+"""Time limit from the submission of the stage to the greeting of its last agent."""
+
+CLOSE_SECONDS = 15.0
+"""Time limit for the end of the stage after its agents were ended; then it is cancelled."""
+
+JOB_GROUP = "lakevision-ranks"
+
+
+class _Stage:
+    """The barrier stage, which runs as long as its agents do."""
+
+    def __init__(self, session: SparkSession, invitation: Invitation, num_ranks: int) -> None:
+        self.failure: BaseException | None = None
+        self._context = session.sparkContext
+        self._ranks = self._context.parallelize(range(num_ranks), num_ranks)
+        self._task = functools.partial(run_agent, invitation)
+        self._thread = InheritableThread(target=self._run, name="spark-ranks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._context.setJobGroup(JOB_GROUP, "agents of ranks", interruptOnCancel=True)
+        try:
+            self._ranks.barrier().mapPartitions(self._task).collect()
+        except BaseException as error:  # Raised again by the launcher, or the reason of a lost connection.
+            self.failure = error
+
+    def end(self, *, cancel: bool) -> None:
+        """Wait until the stage has ended, and cancel it if it does not or if it would start other agents."""
+        if not cancel:
+            self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(JOB_GROUP)
+            self._thread.join(CLOSE_SECONDS)
+
+
+@contextmanager
+def spark_agents(
+    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard
+) -> Iterator[list[Agent]]:
+    """Start an agent per rank on the executors, and yield them, host by host; end them with the block.
+
+    Raises:
+        WrongInput: The master runs fewer tasks at once than there are ranks, or as `spark_session`.
+        HostLost: An agent has not connected in time.
+        ClusterUnavailable, SparkFailed: As `spark_session`.
+    """
+    assert spec.spark is not None, "the settings of the launcher spark have a Spark master"
+    with spark_session(spec.spark, spec.storage) as session:
+        if (slots := num_task_slots(session)) < spec.num_ranks:
+            raise WrongInput(
+                f"distributed.num_ranks is {spec.num_ranks}, but '{spec.spark.master}' runs {slots} tasks at once: "
+                f"give at most {slots}, or more cores, or fewer cores per task"
+            )
+        conf, secret = session.sparkContext.getConf(), secrets.token_hex(32)
+        reached = str(conf.get("spark.driver.host"))
+        bound = str(conf.get("spark.driver.bindAddress") or reached)
+        with socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server:
+            invitation = Invitation(
+                reached, server.getsockname()[1], secret, portable_environment(spec.train.environment)
+            )
+            stage = _Stage(session, invitation, spec.num_ranks)
+            connected: dict[int, tuple[socket.socket, Agent]] = {}
+            finished = False
+
+            def welcome(number: int, connection: socket.socket) -> None:
+                channel = Channel(connection.fileno(), connection.fileno())
+                connected[number] = connection, Agent(f"task {number}", 1, channel, messages, heard, _reason)
+
+            try:
+                _accept(server, secret, welcome, connected, stage, spec.num_ranks)
+                agents = [agent for _, (_, agent) in sorted(connected.items())]
+                for agent in agents:
+                    agent.wait_until_ready(CONNECT_SECONDS)
+                yield sorted(agents, key=lambda agent: agent.host)
+                finished = True
+            finally:
+                for connection, agent in connected.values():
+                    agent.close()
+                    with suppress(OSError):  # The agent may have ended.
+                        connection.shutdown(socket.SHUT_RDWR)
+                for connection, agent in connected.values():
+                    agent.join()
+                    connection.close()
+                stage.end(cancel=not finished)
+
+
+def _reason() -> str:
+    return "the connection to its Spark task ended: its executor's log says why"
+
+
+def _accept(
+    server: socket.socket,
+    secret: str,
+    welcome: Callable[[int, socket.socket], None],
+    connected: Sized,
+    stage: _Stage,
+    num_ranks: int,
+) -> None:
+    """Accept the connections of all agents; others, without the secret, are closed.
+
+    Args:
+        server: The listening socket.
+        secret: Secret of the training run.
+        welcome: Called with the number and the connection of each agent.
+        connected: Agents that have connected.
+        stage: The stage that starts them.
+        num_ranks: Number of agents.
+
+    Raises:
+        HostLost: They have not connected in time.
+    """
+    deadline, lock = time.monotonic() + CONNECT_SECONDS, threading.Lock()
+
+    def introduce(connection: socket.socket, address: str) -> None:
+        try:
+            number = accept_agent(connection, secret)
+        except (OSError, ValueError) as error:
+            logger.warning("a connection from %s was refused: %s", address, error)
+            connection.close()
+            return
+        with lock:
+            welcome(number, connection)
+
+    server.settimeout(0.5)
+    while len(connected) < num_ranks:
+        if stage.failure is not None:
+            raise stage.failure
+        if time.monotonic() > deadline:
+            raise HostLost(
+                f"Spark has started agents for {len(connected)} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
+                "check the logs of its executors, and that they reach this machine"
+            )
+        with suppress(TimeoutError):
+            connection, address = server.accept()
+            threading.Thread(target=introduce, args=(connection, address[0]), daemon=True).start()

@@ -1,0 +1,199 @@
+"""Agents on other machines, each started by an ssh process of its own whose input stays open."""
+
+import logging
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from tasks.config.distributed import DistributedConfig
+from tasks.config.hosts import parse_hosts
+from tasks.errors import HostLost, WrongInput
+from tasks.launch import rank_process
+from tasks.launch.channel import SILENT_SECONDS, Channel
+from tasks.launch.code_version import code_folder
+from tasks.launch.remote import Agent, Heard
+from tasks.text.printable import printable
+
+logger = logging.getLogger("lakevision.ranks")
+
+CONNECT_SECONDS = 60.0
+"""Time limit from the start of ssh to the greeting of the agent."""
+
+CLOSE_SECONDS = 10.0
+"""Time limit for the end of an agent and its ssh, after which ssh is killed; the agent ends by itself."""
+
+SSH_FAILED = 255
+"""Exit status of ssh if the connection failed; others are those of the command."""
+
+OPTIONS = (
+    *("-T", "-a", "-x"),  # no terminal, no forwarded keys, no windows
+    *("-o", "BatchMode=yes"),  # a question for a password would wait forever
+    *("-o", "ConnectTimeout=20"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ClearAllForwardings=yes", "-o", "ControlPath=none", "-o", "LogLevel=ERROR"),
+)
+
+LAST_LINES = 20
+"""Lines of ssh's errors that are kept."""
+
+REASONS: tuple[tuple[str, str, type[WrongInput | HostLost]], ...] = (
+    (
+        "Could not resolve hostname",
+        "its name is unknown: correct distributed.hosts, or ssh's configuration",
+        WrongInput,
+    ),
+    (
+        "Permission denied",
+        "it accepts none of the keys: put a public key of this user into ~/.ssh/authorized_keys there, or name the key "
+        "in ssh's configuration",
+        WrongInput,
+    ),
+    (
+        "Host key verification failed",
+        "its own key is unknown here or has changed: connect once by hand to check it",
+        WrongInput,
+    ),
+    ("Too many authentication failures", "too many keys were offered: name one in ssh's configuration", WrongInput),
+    ("Bad configuration option", "ssh's configuration is not valid: correct it", WrongInput),
+    ("Can't open user config file", "distributed.ssh_config cannot be read: correct its path", WrongInput),
+    (
+        "No module named",
+        "its Python does not find this package: install it there, or correct distributed.host_folder and host_python",
+        WrongInput,
+    ),
+)
+"""Texts in the errors of ssh and of the agent, what they mean for a user, and the error."""
+
+
+class SshProcess:
+    """An ssh process with an agent at its other end."""
+
+    def __init__(self, host: str, command: Sequence[str]) -> None:
+        self._host = host
+        self._errors: deque[str] = deque(maxlen=LAST_LINES)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Its own session, so that Ctrl-C on the terminal reaches the ranks only through this process.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._reader = threading.Thread(target=self._read_errors, name=f"ssh-{host}", daemon=True)
+        self._reader.start()
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            text = printable(line.decode(errors="replace").rstrip())
+            self._errors.append(text)
+            logger.debug("host '%s': %s", self._host, text)
+
+    def reason(self) -> str:
+        """Return the reason why the connection ended, after it has: the last error of ssh or of the agent."""
+        try:
+            status = self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            return f"nothing was heard of it for {SILENT_SECONDS} s"
+        self._reader.join(timeout=1.0)
+        if lines := [line for line in self._errors if line]:
+            return lines[-1]
+        return "ssh was disconnected" if status == SSH_FAILED else f"ssh ended with status {status}"
+
+    def refusal(self, python: str) -> Exception | None:
+        """Return the error for a connection that ended before the agent's greeting; None if ssh still runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        if self._process.returncode is None:
+            return None
+        reason = self.reason()
+        text = " ".join(self._errors)
+        for part, meaning, kind in REASONS:
+            if part in text:
+                return kind(f"distributed.hosts has '{self._host}', and {meaning} ({reason})")
+        if self._process.returncode in {126, 127}:
+            return WrongInput(
+                f"distributed.hosts has '{self._host}', which cannot run '{python}' ({reason}): install Python there, "
+                "or give its path as distributed.host_python"
+            )
+        if self._process.returncode == SSH_FAILED:
+            return HostLost(f"host '{self._host}' is not reached ({reason}): start it, or leave it out", self._host)
+        return HostLost(f"the agent on host '{self._host}' ended at once ({reason}): correct that there", self._host)
+
+    def end(self, *, kill: bool = False) -> None:
+        """End the agent by the end of its input, and ssh with it; kill ssh if it does not end."""
+        assert self._process.stdin is not None
+        if kill:
+            self._process.kill()
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+
+    def close(self) -> None:
+        """Close the pipes from ssh, which nothing reads any more."""
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def ssh_command(host: str, settings: DistributedConfig) -> list[str]:
+    """Return the command that starts the agent of a host; no setting or secret of the training run is on it."""
+    agent = [
+        *("exec", "env", f"PYTHONPATH={settings.host_folder or code_folder()}"),
+        # -P: a folder `tasks` in the home there is not this package.
+        *(settings.host_python or sys.executable, "-P", "-m", "tasks.launch.host_agent"),
+    ]
+    chosen = ("-F", settings.ssh_config) if settings.ssh_config else ()
+    return ["ssh", *chosen, *OPTIONS, "--", host, shlex.join(agent)]
+
+
+@contextmanager
+def ssh_agents(
+    settings: DistributedConfig,
+    lost_hosts: Sequence[str],
+    messages: "queue.Queue[rank_process.Message]",
+    heard: Heard,
+) -> Iterator[list[Agent]]:
+    """Start an agent on each host that is not lost, all at once, and yield them; end them with the block.
+
+    Raises:
+        WrongInput: A host is unknown, refuses the key, or has no such interpreter.
+        HostLost: A host is not reached.
+    """
+    started: list[tuple[SshProcess, Agent]] = []
+    python = settings.host_python or sys.executable
+    try:
+        for host, slots in parse_hosts(settings.hosts, lost_hosts):
+            try:
+                process = SshProcess(host, ssh_command(host, settings))
+            except FileNotFoundError:
+                raise WrongInput(
+                    "distributed.launcher is 'hosts', and this machine has no ssh: install openssh-client"
+                ) from None
+            started.append((process, Agent(host, slots, process.channel, messages, heard, process.reason)))
+        for process, agent in started:
+            try:
+                agent.wait_until_ready(CONNECT_SECONDS)
+            except HostLost as error:
+                raise (process.refusal(python) or error) from None
+        yield [agent for _, agent in started]
+    finally:
+        unused = [agent.close() for _, agent in started]
+        for (process, _), is_unused in zip(started, unused, strict=True):
+            process.end(kill=not is_unused)
+        for process, agent in started:
+            agent.join()
+            process.close()

@@ -1,0 +1,209 @@
+"""Training on several hosts: sshds on this machine, and real agents, with real or fake ranks."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tasks.config.distributed import DistributedConfig
+from tasks.errors import HostLost, WrongInput
+from tasks.launch.code_version import code_folder
+from tasks.launch.launcher import RankFailed, launch_ranks
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tasks.train.spec import TrainingSpec
+from tests.builders.spark_cluster import can_mount
+from tests.builders.ssh_hosts import SshHosts, find_sshd, start_hosts
+from tests.builders.training_runs import SMALL, weights
+from tests.fakes.ranks_on_hosts import (
+    STEPS,
+    fake_spec,
+    launch_and,
+    processes_of,
+    rank_processes,
+    settings,
+    wait_until,
+)
+
+pytestmark = [
+    pytest.mark.skipif(find_sshd() is None or shutil.which("ssh") is None, reason="needs sshd (openssh-server)"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    """Return two running hosts."""
+    with start_hosts(tmp_path_factory.mktemp("hosts") / "ssh", ["one", "two"]) as running:
+        yield running
+
+
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_hosts_train_as_the_ranks_of_one_machine(
+    cache: CacheRef, storage: Storage, hosts: SshHosts, tmp_path: Path, backend: str
+) -> None:
+    """Two ranks on one host and one on the other give the weights of three local ranks, and nothing is left."""
+    train = SMALL.model_copy(update={"num_threads": 1, "max_epochs": 1})
+    other = storage.model_copy(update={"home": f"{tmp_path}/other"})
+    local = launch_ranks(
+        TrainingSpec(
+            train=train, distributed=DistributedConfig(num_ranks=3, backend=backend), cache=cache, storage=other
+        )
+    )
+    remote = launch_ranks(
+        TrainingSpec(
+            train=train, distributed=settings(hosts, "one:2,two:1", backend=backend), cache=cache, storage=storage
+        )
+    )
+    expected, found = weights(local, other, tmp_path), weights(remote, storage, tmp_path)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    wait_until(lambda: processes_of(hosts) == [])
+
+
+def test_ranks_know_their_place(hosts: SshHosts, storage: Storage) -> None:
+    """Ranks are numbered host by host, each host has its interface, and no value of a setting is on a command line."""
+    program = f"""
+names = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
+open({storage.home!r} + f"/place-{{number}}", "w").write(" ".join(os.environ[name] for name in names))
+send({{"run_id": "r"}})
+"""
+    assert launch_ranks(fake_spec(hosts, storage, program)).run_id == "r"
+    places = [Path(storage.home, f"place-{number}").read_text() for number in range(3)]
+    assert places == ["0 2 0 2 lo", "1 2 0 1 lo", "0 1 1 2 lo"]
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "message"),
+    [
+        (
+            "refused:1",
+            WrongInput,
+            r"^distributed.hosts has 'refused', and it accepts none of the keys: put a public key ",
+        ),
+        ("closed:1", HostLost, r"^host 'closed' is not reached \(.*Connection refused.*\): start it, or leave "),
+        (
+            "no-such-host.invalid:1",
+            WrongInput,
+            r"^distributed.hosts has 'no-such-host.invalid', and its name is unknown",
+        ),
+    ],
+)
+def test_host_that_is_not_reached_is_named(
+    hosts: SshHosts, storage: Storage, named: str, error: type[Exception], message: str
+) -> None:
+    """The error says which host and why, and the host that was reached has no process left."""
+    with pytest.raises(error, match=message):
+        launch_ranks(fake_spec(hosts, storage, "", f"one:1,{named}"))
+    wait_until(lambda: processes_of(hosts) == [])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"host_python": "/no/python"},
+            r"^distributed.hosts has 'one', which cannot run '/no/python' \(.*\): install Py",
+        ),
+        (
+            # An interpreter without this package: that of this environment finds it wherever the folder is.
+            {"host_folder": "/nowhere", "host_python": f"{sys.base_prefix}/bin/python3"},
+            r"^distributed.hosts has 'one', and its Python does not find this package: install it",
+        ),
+        (
+            {"interface": "none0"},
+            r"^host 'one' cannot take part .* its interfaces are .*, not 'none0'\): correct that there$",
+        ),
+    ],
+)
+def test_host_without_python_package_or_interface_is_named(
+    hosts: SshHosts, storage: Storage, values: dict[str, str], message: str
+) -> None:
+    """The error names the host and the setting."""
+    spec = fake_spec(hosts, storage, "")
+    with pytest.raises(WrongInput, match=message):
+        launch_ranks(spec.model_copy(update={"distributed": settings(hosts, "one:1,two:1", **values)}))
+
+
+def test_other_version_of_the_code_is_refused(hosts: SshHosts, storage: Storage, tmp_path: Path) -> None:
+    """One changed character is another version."""
+    shutil.copytree(code_folder() / "tasks", tmp_path / "code" / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "code" / "tasks" / "refs.py"
+    changed.write_text(changed.read_text() + "\n")
+    spec = fake_spec(hosts, storage, "")
+    distributed = settings(hosts, "one:1,two:1", host_folder=str(tmp_path / "code"))
+    with pytest.raises(
+        WrongInput, match=r"^host 'one' has another version of this project \(code \w+ there and \w+ he"
+    ):
+        launch_ranks(spec.model_copy(update={"distributed": distributed}))
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+def test_folder_that_is_not_shared_is_named(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with another file system at the same path is named, with the setting, and no file is left there."""
+    monkeypatch.setattr("tasks.launch.shared_folders.SEE_SECONDS", 1)
+    storage.checkpoints.mkdir(parents=True)
+    with start_hosts(tmp_path / "ssh", ["one", "two"], hidden={"two": storage.checkpoints}) as own:
+        expected = (
+            r"^storage.home is '.*', which the hosts .* must share: this machine does not see what host 'two' writes"
+        )
+        with pytest.raises(WrongInput, match=expected):
+            launch_ranks(fake_spec(own, storage, "", "one:1,two:1"))
+    assert list(storage.checkpoints.glob(".lakevision-probe-*")) == []
+
+
+def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage) -> None:
+    """SIGKILL of one host's sshd session ends all ranks on both hosts, and the error names host and ranks."""
+    ranks: list[psutil.Process] = []
+
+    def kill() -> None:
+        ranks.extend(rank_processes(storage))
+        for session in hosts.sessions("one"):
+            session.kill()
+
+    spec = fake_spec(hosts, storage, STEPS.format(home=storage.home))
+    with pytest.raises(HostLost, match=r"^host 'one' is lost with ranks 0, 1 \(.*\); all ranks were ended") as lost:
+        launch_and(spec, kill)
+    assert (lost.value.host, lost.value.ranks) == ("one", (0, 1))
+    assert len(ranks) == 3
+    _gone, alive = psutil.wait_procs(ranks, timeout=30)
+    assert alive == []
+
+
+def test_ranks_of_a_lost_host_start_again_on_the_other(
+    hosts: SshHosts, storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rank is missing, the two others complete the run, and the log has one line about it."""
+
+    def kill() -> None:
+        rank_processes(storage)
+        for session in hosts.sessions("two"):
+            session.kill()
+
+    steps = STEPS.format(home=storage.home).replace(
+        "range(1000)", "range(1000 if os.environ['HOROVOD_SIZE'] == '3' else 0)"
+    )
+    spec = fake_spec(hosts, storage, f"{steps}\nsend({{'run_id': os.environ['HOROVOD_SIZE']}})")
+    distributed = spec.distributed.model_copy(update={"max_restarts": 1, "min_ranks": 2})
+    assert launch_and(spec.model_copy(update={"distributed": distributed}), kill).run_id == "2"
+    told = [message for message in caplog.messages if "restarting" in message]
+    assert len(told) == 1
+    assert told[0].startswith("host 'two' is lost with rank 2 (")
+    assert told[0].endswith("): restarting 2 ranks from the start (restart 1 of 1)")
+    wait_until(lambda: processes_of(hosts) == [])
+
+
+def test_killed_rank_on_a_host_is_named(hosts: SshHosts, storage: Storage) -> None:
+    """The error names the rank and its signal, and shows its last lines."""
+
+    def kill() -> None:
+        rank_processes(storage)[2].kill()
+
+    program = f"print('the last line', flush=True)\n{STEPS.format(home=storage.home)}"
+    with pytest.raises(RankFailed, match=r"^rank 2 was ended by signal 9; its last lines:\nthe last line$"):
+        launch_and(fake_spec(hosts, storage, program), kill)
+    wait_until(lambda: processes_of(hosts) == [])
