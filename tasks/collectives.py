@@ -14,8 +14,6 @@ class Reducer(Protocol):
     num_ranks: int
     gpu_obstacle: str | None
     """Reason why these ranks cannot train on GPUs, with the way out; None if they can."""
-    takes_channels_last: bool
-    """Whether weights may be in channels-last format, which is that of the cache's pixels."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over all ranks, the same on each."""
@@ -57,7 +55,6 @@ class SingleProcess:
     rank = 0
     num_ranks = 1
     gpu_obstacle: str | None = None
-    takes_channels_last = True
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values`."""

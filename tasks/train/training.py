@@ -149,20 +149,11 @@ class Training:
         classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
-        if self._is_channels_last():
-            classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
+        # The memory format of the cache's pixels, on any number of ranks: dropout draws in the order of the memory.
+        classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
         return context
-
-    def _is_channels_last(self) -> bool:
-        """Return whether the weights have the memory format of the cache's pixels, which is faster.
-
-        The last rank of a run keeps the format of its ranks: dropout draws its numbers in the order of the memory.
-        """
-        distributed = self._spec.distributed
-        had_horovod = distributed is not None and distributed.num_ranks > 1 and distributed.backend == "horovod"
-        return self._reducer.takes_channels_last and not had_horovod
 
     def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
         progress, classifier = self.progress, context.classifier

@@ -41,7 +41,7 @@ def batch(model: str) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.arange(BATCHES[model]) % CLASSES
 
 
-def network(model: str, *, channels_last: bool) -> Any:
+def network(model: str) -> Any:
     """Return our network in our precision."""
     from tasks.model.network import build_classifier
     from tasks.model.precision import choose_precision
@@ -49,7 +49,7 @@ def network(model: str, *, channels_last: bool) -> Any:
     torch.manual_seed(1)
     classifier = build_classifier(model, "none", CLASSES, freeze_backbone=False)
     classifier.precision = choose_precision("auto", torch.device("cpu"), SIDES[model])
-    return classifier.to(memory_format=torch.channels_last) if channels_last else classifier
+    return classifier.to(memory_format=torch.channels_last)
 
 
 def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run:
@@ -76,7 +76,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run
 
     reducer = make_reducer(2, DistributedConfig.model_validate({"backend": backend})) if backend else None
     reducer = reducer or SingleProcess()
-    classifier = network(model, channels_last=reducer.takes_channels_last)
+    classifier = network(model)
     inputs, labels = batch(model)
     content = Batch(inputs, labels, labels.numpy())
 
@@ -118,7 +118,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run
 
 def bare(model: str, *, distributed: bool) -> Run:
     """Return a bare script: forward, backward and step, with torch's DistributedDataParallel as it comes."""
-    classifier = network(model, channels_last=True)
+    classifier = network(model)
     inputs, labels = batch(model)
     averaging = classifier
     if distributed:

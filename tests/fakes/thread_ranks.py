@@ -44,7 +44,6 @@ class ThreadReducer:
         self.rank = rank
         self.num_ranks = ranks.num_ranks
         self.gpu_obstacle: str | None = None
-        self.takes_channels_last = False
 
     def _exchange(self, value: Any) -> list[Any]:
         self._ranks.values[self.rank] = value

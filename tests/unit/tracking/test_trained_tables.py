@@ -28,7 +28,7 @@ def test_table_tags_come_from_the_parameters_of_the_run() -> None:
             cache=CacheRef(url="/cache", digest="d"),
         ),
         manifest=manifest,
-        reducer=SimpleNamespace(num_ranks=1),
+        ranks=SimpleNamespace(num_virtual=1),
         device=torch.device("cpu"),
         precision=torch.float32,
     )

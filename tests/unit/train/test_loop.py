@@ -151,7 +151,7 @@ def test_ranks_accumulate_unequal_and_empty_batches_like_one_process() -> None:
 
 
 def test_accumulated_gradients_have_the_memory_format_of_their_parameters() -> None:
-    """Horovod takes contiguous gradients only, and a convolution of channels-last images returns others."""
+    """A convolution of channels-last images returns gradients in another one than that of its contiguous weights."""
     convolution = nn.Conv2d(3, 4, 3)
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
     accumulate_gradients(list(convolution.parameters()), convolution(images).square().sum())
