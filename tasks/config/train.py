@@ -206,6 +206,13 @@ class TrainConfig(FrozenConfig):
         le=MAX_THREADS,
         description="Compute threads per rank; 0: divide the available cores among the ranks and concurrent trials",
     )
+    trace_steps: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Steps of rank 0 in each phase that torch's profiler records, after the first 3, as the artifact "
+        "trace/phase-00.json.gz; it is slower meanwhile. 0: none",
+    )
     environment: list[VariableName] = Field(
         default_factory=list,
         max_length=100,
@@ -265,9 +272,9 @@ class TrainConfig(FrozenConfig):
         return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the result: all except the checkpoints kept, timeout and environment."""
+        """Return the settings that determine the result: all but checkpoints kept, timeout, environment and trace."""
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
-        return self.model_dump(exclude=kept | {"timeout_seconds", "environment"})
+        return self.model_dump(exclude=kept | {"timeout_seconds", "environment", "trace_steps"})
 
 
 NETWORK = {

@@ -35,6 +35,7 @@ from tasks.train.results import log_results, run_config, run_name, run_tags, tra
 from tasks.train.serving_form import ServingEvaluation, evaluate_serving_form
 from tasks.train.spec import TrainingSpec
 from tasks.train.step_callback import StepCallback
+from tasks.train.trace import TracedSteps
 
 logger = logging.getLogger("lakevision.train")
 
@@ -192,6 +193,11 @@ class Training:
             reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left
         )
 
+        traced = None
+        if train.trace_steps and self._run is not None:
+            run, name = self._run, f"phase-{progress.phase:02d}.json.gz"
+            traced = TracedSteps(step_callback, train.trace_steps, name, lambda folder: run.log_folder(folder, "trace"))
+
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
             step_callback.saved()
@@ -219,7 +225,10 @@ class Training:
             buffers=trainable.buffers,
         )
         try:
-            return fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
+            is_over = fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
+            if traced is not None:
+                traced.end()
+            return is_over
         except Diverged as diverged:
             raise diverged.with_image_names(
                 lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)
