@@ -31,10 +31,11 @@ from tasks.train.sweep import launch_lock, training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
-SHUTDOWN_GRACE_SECONDS = 25.0
+SHUTDOWN_GRACE_SECONDS = 12.0
 """Seconds that ranks have after SIGTERM to write their checkpoint and exit before they get SIGKILL.
 
-Prefect kills the process of a cancelled run 30 s after SIGTERM, and the state of the run must be reported by then."""
+A rank in a collective operation, for which another one is missing, sees no SIGTERM. All processes of a cancelled run
+have ended after 15 s. Prefect kills its own process 30 s after SIGTERM, and the state must be reported by then."""
 
 FAILED_GRACE_SECONDS = 5.0
 """The same after a rank has failed, when the others wait for it in a step that never ends."""
@@ -136,8 +137,13 @@ def _train(
     backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     watchdog = Watchdog(num_ranks, stall_seconds)
+
+    def check() -> None:
+        deadline.check()
+        _check_stop(stop)
+
     with (
-        open_places(spec, gpus, messages, watchdog.heard) as places,
+        open_places(spec, gpus, messages, watchdog.heard, check) as places,
         ranks_environments(
             backend,
             placements := place_ranks(places, num_ranks),
@@ -151,8 +157,7 @@ def _train(
                 threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
                 ranks.append(place.start(placement.rank, environment | {"OMP_NUM_THREADS": str(threads)}))
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
-                deadline.check()
-                _check_stop(stop)
+                check()
                 received = None
                 with suppress(queue.Empty):
                     received = messages.get(timeout=POLL_SECONDS)
@@ -222,7 +227,8 @@ def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = Tr
 
     Raises:
         UserError: The error that a rank reported.
-        RanksLost: A rank was ended by a signal.
+        HostLost: The host of a rank is lost.
+        RanksLost: A rank was ended by a signal from outside.
         RankFailed: A rank failed for another reason.
     """
     for rank in ranks:
@@ -238,7 +244,9 @@ def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = Tr
         raise failed.failure
     status = failed.process.returncode
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    kind = RanksLost if status < 0 else RankFailed
+    # Ranks that are told to end write a checkpoint together first; this process has told none so far.
+    is_lost = status < 0 or status == EXIT_ENDED
+    kind = RanksLost if is_lost else RankFailed
     raise kind(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
 
 

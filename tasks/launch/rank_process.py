@@ -96,7 +96,8 @@ def start(
     events, to_events = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tasks.launch.start_rank", str(to_events), str(spec_path)],
+            # -P: a folder or module in the working directory, such as the home on another host, replaces none of ours.
+            [sys.executable, "-P", "-u", "-m", "tasks.launch.start_rank", str(to_events), str(spec_path)],
             # Never written to: the pipe closes when this process ends, and then the rank exits.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

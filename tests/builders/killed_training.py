@@ -3,11 +3,14 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -22,6 +25,7 @@ from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
+from tests.builders.processes import ROOT
 
 TRAIN = TrainConfig(
     model="shufflenet_v2_x0_5",
@@ -34,6 +38,24 @@ TRAIN = TrainConfig(
     # Weights are compared exactly: the precision must not depend on the machine.
     precision="fp32",
 )
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from tasks.launch.launcher import launch_ranks
+from tasks.train.spec import TrainingSpec
+launch_ranks(TrainingSpec.model_validate_json(Path(sys.argv[1]).read_text()))
+"""
+"""A program that launches the training run of a file."""
+
+
+def start_launcher(spec: TrainingSpec, path: Path) -> "subprocess.Popen[str]":
+    """Launch a training run in a process of its own; its specification is written to `path`."""
+    path.write_text(spec.model_dump_json())
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def own_ranks() -> list[psutil.Process]:

@@ -41,7 +41,7 @@ import json, os, runpy, signal, sys, threading, time
 sys.executable = {str(python)!r}
 if "tasks.launch.host_agent" in sys.argv:
     runpy.run_module("tasks.launch.host_agent", run_name="__main__", alter_sys=True)
-descriptor, number = int(sys.argv[4]), int(os.environ["HOROVOD_RANK"])
+descriptor, number = int(sys.argv[-2]), int(os.environ["HOROVOD_RANK"])
 def send(event):
     os.write(descriptor, f"{{json.dumps(event)}}\\n".encode())
 sys.path.insert(0, {str(ROOT)!r})

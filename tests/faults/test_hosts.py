@@ -1,8 +1,6 @@
 """Training on several hosts whose launcher or agents are killed, and whose network is cut."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from tasks.errors import HostLost
 from tasks.storage import Storage
-from tests.builders.processes import ROOT
+from tests.builders.killed_training import start_launcher
 from tests.builders.ssh_hosts import SshHosts, find_sshd, start_hosts
 from tests.fakes.ranks_on_hosts import STEPS, fake_spec, launch_and, processes_of, rank_processes, wait_until
 
@@ -19,14 +17,6 @@ pytestmark = [
     pytest.mark.skipif(find_sshd() is None or shutil.which("ssh") is None, reason="needs sshd (openssh-server)"),
     pytest.mark.timeout(300),
 ]
-
-LAUNCHER = """
-import sys
-from pathlib import Path
-from tasks.launch.launcher import launch_ranks
-from tasks.train.spec import TrainingSpec
-launch_ranks(TrainingSpec.model_validate_json(Path(sys.argv[1]).read_text()))
-"""
 
 
 @pytest.fixture
@@ -42,9 +32,7 @@ def test_ranks_on_hosts_end_with_launcher_and_agent(
 ) -> None:
     """SIGKILL of the launcher or of one agent leaves neither ranks nor agents nor sessions."""
     spec = fake_spec(hosts, storage, STEPS.format(home=storage.home))
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "spec.json")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as launcher:
+    with start_launcher(spec, tmp_path / "spec.json") as launcher:
         ranks = rank_processes(storage)
         if victim == "launcher":
             launcher.kill()

@@ -1,8 +1,10 @@
 """Training runs that are killed at random moments, and training runs on a full disk."""
 
+import os
 import signal
 import time
 
+import psutil
 import pytest
 import torch
 import torchvision
@@ -26,6 +28,7 @@ from tests.builders.killed_training import (
     own_ranks,
     runs_beside,
     runs_in,
+    start_launcher,
 )
 from tests.builders.processes import rank_processes
 from tests.builders.training_runs import SMALL, weights
@@ -89,6 +92,40 @@ def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_pa
         resumed = weights(run, own, tmp_path)
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
         assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_nothing_is_left_fifteen_seconds_after_the_end_of_a_launcher(cache, storage, tmp_path, draw, backend):
+    """Interrupted, terminated or killed at any moment, also while a rank is stopped; then the run is completed."""
+    distributed = DistributedConfig(num_ranks=2, backend=backend)
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    began = time.monotonic()
+    undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
+    took = time.monotonic() - began
+    expected, shared_memory = weights(undisturbed, other, tmp_path), set(os.listdir("/dev/shm"))
+    spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
+    for number in range(ROUNDS):
+        sent = draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        with start_launcher(spec, tmp_path / "spec.json") as launcher:
+            time.sleep(draw.uniform(0.1, 0.8) * took)
+            # It may have trained to the end already.
+            started = psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else []
+            ranks = rank_processes(storage.home, started)
+            if ranks and number % 3 == 0:
+                draw.choice(ranks).suspend()
+            launcher.send_signal(sent)
+            sent_at = time.monotonic()
+            launcher.communicate(timeout=15)
+            _gone, alive = psutil.wait_procs(started, timeout=max(0.0, sent_at + 15 - time.monotonic()))
+        print(f"round {number}: {sent.name} with {len(ranks)} ranks, the end after {time.monotonic() - sent_at:.1f} s")
+        assert alive == []
+        assert rank_processes(storage.home) == []
+        assert set(os.listdir("/dev/shm")) == shared_memory
+    run = launch_ranks(spec)
+    resumed = weights(run, storage, tmp_path)
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+    assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
 
 
 @pytest.mark.timeout(3600)

@@ -74,7 +74,7 @@ def fake_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> N
     rank.write_text(f"""#!{sys.executable}
 import json, os, signal, sys, time
 from dataclasses import asdict
-descriptor, number = int(sys.argv[4]), int(os.environ.get("HOROVOD_RANK", "0"))
+descriptor, number = int(sys.argv[-2]), int(os.environ.get("HOROVOD_RANK", "0"))
 def send(event):
     os.write(descriptor, f"{{json.dumps(event)}}\\n".encode())
 def step(number):
