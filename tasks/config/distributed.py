@@ -20,6 +20,7 @@ from tasks.config.submitted import (
 )
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
+from tasks.environment import runs_under_spark_submit
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
@@ -34,7 +35,12 @@ class DistributedConfig(FrozenConfig):
     rules: ClassVar[tuple[Schema, ...]] = (
         when("gradient_compression", "bf16", must_be("backend", "torch")),
         when("launcher", "hosts", {"required": ["hosts"], "properties": {"hosts": {"minLength": 1}}}),
-        when_given("hosts", must_be("launcher", "hosts")),
+        *(
+            when_given(name, must_be("launcher", "hosts"))
+            for name in ("hosts", "host_python", "host_folder", "ssh_config")
+        ),
+        when_given("interface", {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}),
+        when_given("min_ranks", {"required": ["max_restarts"], "properties": {"max_restarts": {"minimum": 1}}}),
     )
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
@@ -117,6 +123,11 @@ class DistributedConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_min_ranks(self) -> Self:
+        if self.min_ranks is not None and not self.max_restarts:
+            raise ValueError(
+                f"min_ranks is {self.min_ranks}, but max_restarts is 0, so ranks never start again: set max_restarts, "
+                "or leave min_ranks out"
+            )
         if self.min_ranks is not None and self.min_ranks > self.num_ranks:
             raise ValueError(
                 f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}: give at most as many, or leave "
@@ -153,10 +164,16 @@ class DistributedConfig(FrozenConfig):
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:
         if self.launcher != "hosts":
-            if self.hosts:
+            for name in ("hosts", "host_python", "host_folder", "ssh_config"):
+                if value := getattr(self, name):
+                    raise ValueError(
+                        f"{name} is '{value}', but launcher is '{self.launcher}': set launcher to hosts, or leave "
+                        f"{name} out"
+                    )
+            if self.interface and self.launcher == "local":
                 raise ValueError(
-                    f"hosts is '{self.hosts}', but launcher is '{self.launcher}': set launcher to hosts, or leave "
-                    "hosts out"
+                    f"interface is '{self.interface}', but launcher is 'local', whose ranks use the loopback one: set "
+                    "launcher to hosts or spark, or leave interface out"
                 )
             return self
         slots = sum(slots for _, slots in parse_hosts(self.hosts))
@@ -186,7 +203,7 @@ def check_options(train: TrainConfig, distributed: DistributedConfig, spark: Spa
             "train.compile and distributed.sync_batch_norm are true, but a compiled network cannot exchange the "
             "statistics of its layers: set one of them to false"
         )
-    if distributed.launcher == "spark" and spark.master.startswith("local"):
+    if distributed.launcher == "spark" and spark.master.startswith("local") and not runs_under_spark_submit():
         raise ValueError(
             f"distributed.launcher is 'spark', but spark.master is '{spark.master}', which is this machine: name the "
             "master of a cluster, or set distributed.launcher to local"

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tasks.config.distributed import DistributedConfig
+from tasks.launch.gpu_obstacle import expected_gpu_obstacle
 from tasks.system.cores import gpu_names, share_of_gpus, take_gpus
 from tasks.train.spec import TrainingSpec
 
@@ -14,7 +16,7 @@ def gpus_of_run(
     """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
 
     A single process keeps the GPU of its slot, or sees all. Ranks on other hosts see all GPUs of theirs. With fewer
-    GPUs than ranks nothing is acquired: the ranks train on the CPU, or refuse `train.device: cuda`.
+    GPUs than ranks, or without NCCL, nothing is acquired: the ranks train on the CPU, or refuse `train.device: cuda`.
 
     Args:
         spec: Specification of the training run.
@@ -31,8 +33,13 @@ def gpus_of_run(
         yield {}
         return
     names = [] if spec.train.device == "cpu" else gpu_names()
-    if len(names) < spec.num_ranks:
+    if len(names) < spec.num_ranks or (spec.train.device != "cuda" and _trains_on_cpu(spec.distributed)):
         yield {}
         return
     with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
         yield {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+
+
+def _trains_on_cpu(distributed: DistributedConfig) -> bool:
+    """Return whether ranks with `train.device: auto` cannot use the GPUs, such as without NCCL."""
+    return expected_gpu_obstacle(distributed.backend, distributed.num_ranks) is not None

@@ -187,6 +187,8 @@ def run(
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
+            # Before the ranks end, and may report an end of their own: the launcher learns its cause.
+            channel.send("ending")
             agent.end_ranks()
 
 

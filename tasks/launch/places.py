@@ -5,13 +5,12 @@ import logging
 import os
 import queue
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from tasks.config.distributed import DistributedConfig
 from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
@@ -73,7 +72,11 @@ class ThisMachine(Loopback):
 
 @contextmanager
 def open_places(
-    spec: TrainingSpec, gpus: dict[str, str], messages: "queue.Queue[rank_process.Message]", heard: Heard
+    spec: TrainingSpec,
+    gpus: dict[str, str],
+    messages: "queue.Queue[rank_process.Message]",
+    heard: Heard,
+    check: Callable[[], None],
 ) -> Iterator[Sequence[StartingPlace]]:
     """Yield the places of the ranks; connections to other hosts, and what runs there, end with the block.
 
@@ -82,6 +85,7 @@ def open_places(
         gpus: Environment with the GPUs of ranks on this machine.
         messages: Queue for the output and events of its ranks.
         heard: Called with the activities of its ranks.
+        check: Called during a wait for executors of Spark; an exception in it ends the wait.
 
     Raises:
         WrongInput: A host cannot take part: it is unknown, has another version of the code, or shares no folder.
@@ -96,7 +100,7 @@ def open_places(
             path.write_text(spec.model_dump_json())
             yield [ThisMachine(spec, path, gpus, messages, heard)]
         return
-    with _agents(spec, spec.distributed, messages, heard) as agents:
+    with _agents(spec, messages, heard, check) as agents:
         _check_versions(agents)
         # Spark has sent the environment to its tasks: unlike ssh, their connections to this process are not encrypted.
         over_ssh = spec.distributed.launcher == "hosts"
@@ -110,18 +114,15 @@ def open_places(
 
 @contextmanager
 def _agents(
-    spec: TrainingSpec,
-    distributed: DistributedConfig,
-    messages: "queue.Queue[rank_process.Message]",
-    heard: Heard,
+    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard, check: Callable[[], None]
 ) -> Iterator[list[Agent]]:
-    if distributed.launcher == "hosts":
-        with ssh_agents(distributed, spec.lost_hosts, messages, heard) as agents:
+    if spec.distributed is not None and spec.distributed.launcher == "hosts":
+        with ssh_agents(spec, messages, heard) as agents:
             yield agents
         return
     from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.
 
-    with spark_agents(spec, messages, heard) as agents:
+    with spark_agents(spec, messages, heard, check) as agents:
         yield agents
 
 

@@ -17,7 +17,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import UserError, WrongInput, user_error_name
 from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
-from tasks.launch.rendezvous import gloo_timeout
+from tasks.launch.rendezvous import collective_timeout
 from tasks.progress.activity import working
 from tasks.progress.count import listener
 from tasks.system.signals import interrupt_on
@@ -51,7 +51,7 @@ def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reduc
     if distributed.backend == "torch":
         from tasks.launch.torch_reducer import TorchReducer
 
-        timeout = gloo_timeout(distributed.stall_timeout_seconds)
+        timeout = collective_timeout(distributed.stall_timeout_seconds)
         return TorchReducer(rendezvous(), timeout, distributed.gradient_compression)
     from tasks.launch.horovod_reducer import HorovodReducer
 

@@ -109,6 +109,7 @@ class Agent:
         self._answers: queue.Queue[Message | None] = queue.Queue()
         self._is_closing = False
         self._has_ended = False
+        self._is_lost = False
         self._lock = threading.Lock()
         """Held to start a rank, and to note that the connection has ended: no rank is started after that."""
         channel.start_beats()  # At once: an agent may wait for its launcher to reach all others.
@@ -187,7 +188,8 @@ class Agent:
                 self.host,
             ) from None
         if answer is None:
-            raise HostLost(self._reason(), self.host)
+            self._answers.put(None)  # For the next request, which gets no answer either.
+            raise HostLost(f"host '{self.host}' is lost ({self._reason()}): run again", self.host)
         return answer
 
     def _read(self) -> None:
@@ -196,18 +198,8 @@ class Agent:
         with self._lock:
             self._has_ended = True
         self._answers.put(None)
-        running = [rank for rank in self._ranks.values() if rank.process.poll() is None]
-        if running and not self._is_closing:
-            numbers = sorted(rank.number for rank in running)
-            named = f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"
-            lost = HostLost(
-                f"host '{self.host}' is lost with {named} ({self._reason()}); all ranks were ended: run again to "
-                "resume from the last checkpoint",
-                self.host,
-                numbers,
-            )
-            for rank in running:
-                rank.failure = lost
+        running = self._running()
+        self._mark_lost(self._reason)
         for rank in running:
             assert isinstance(rank.process, RemoteProcess), "an agent starts these"
             rank.process.end(-signal.SIGKILL)
@@ -215,12 +207,34 @@ class Agent:
             for _ in range(2 - self._num_closed.get(number, 0)):
                 self._messages.put((rank, None))
 
+    def _running(self) -> list[RankProcess]:
+        return [rank for rank in self._ranks.values() if rank.process.poll() is None]
+
+    def _mark_lost(self, reason: Callable[[], str]) -> None:
+        """Give the running ranks the loss of their host as the cause of their end, unless it was asked for."""
+        running = self._running()
+        if not running or self._is_closing or self._is_lost:
+            return
+        self._is_lost = True
+        numbers = sorted(rank.number for rank in running)
+        named = f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"
+        lost = HostLost(
+            f"host '{self.host}' is lost with {named} ({reason()}); all ranks were ended: run again to resume from the "
+            "last checkpoint",
+            self.host,
+            numbers,
+        )
+        for rank in running:
+            rank.failure = lost
+
     def _handle(self, message: Message) -> None:
         kind, rank = message["kind"], self._ranks.get(message.get("rank", -1))
         if kind in KINDS:
             self._tunnel.handle(message)
         elif kind in {"hello", "answer"}:
             self._answers.put(message)
+        elif kind == "ending":
+            self._mark_lost(lambda: "its agent was told to end")
         elif kind == STRAY:
             logger.info("host '%s': %s", self.host, message["value"])
         elif rank is None:

@@ -8,7 +8,7 @@ from tasks.config.distributed import Backend
 from tasks.environment import Rendezvous, local_rank_environment
 from tasks.launch.key_value_store import key_value_store
 from tasks.launch.placement import Placement
-from tasks.launch.watchdog import START_SECONDS
+from tasks.launch.watchdog import START_SECONDS, WORK_SECONDS
 
 GLOO_MARGIN_SECONDS = 60
 """Seconds from the watchdog's limit to Gloo's."""
@@ -22,6 +22,15 @@ def gloo_timeout(stall_seconds: float) -> int:
     After the watchdog, which names the rank that is missing: Gloo only knows that one is.
     """
     return int(max(stall_seconds, START_SECONDS) + GLOO_MARGIN_SECONDS)
+
+
+def collective_timeout(stall_seconds: float) -> int:
+    """Return the seconds after which a collective operation of torch fails.
+
+    It counts from the first rank that waits, unlike Horovod's. So it is longer than all work that the watchdog allows
+    the other ranks, such as computing features.
+    """
+    return int(max(stall_seconds, WORK_SECONDS) + GLOO_MARGIN_SECONDS)
 
 
 Reach = Callable[[int, int], int]

@@ -95,7 +95,8 @@ def train_with_restarts(
             raise Stopped("training was stopped: run again to resume from the last checkpoint")
         deadline.check()
         delay = min(2 * delay, MAX_DELAY_SECONDS)
-        spec = left.model_copy(update={"tags": spec.tags | {tracking.RESTARTS_TAG: str(restart)}})
+        tags = spec.tags | {tracking.RESTARTS_TAG: str(restart)}
+        spec = left.model_copy(update={"restart": restart, "tags": tags})
 
 
 def without_lost(spec: TrainingSpec, loss: HostLost) -> TrainingSpec:

@@ -20,7 +20,7 @@ from tasks.launch.channel import Channel
 from tasks.launch.handshake import accept_agent
 from tasks.launch.remote import Agent, Heard
 from tasks.launch.spark_task import Invitation, run_agent
-from tasks.spark.cluster import num_task_slots
+from tasks.spark.cluster import is_local, num_task_slots
 from tasks.spark.session import spark_session
 from tasks.train.spec import TrainingSpec
 
@@ -64,21 +64,30 @@ class _Stage:
 
 @contextmanager
 def spark_agents(
-    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard
+    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard, check: Callable[[], None]
 ) -> Iterator[list[Agent]]:
     """Start an agent per rank on the executors, and yield them, host by host; end them with the block.
 
     Raises:
         WrongInput: The master runs fewer tasks at once than there are ranks, or as `spark_session`.
-        HostLost: An agent has not connected in time.
+        HostLost: An agent has not connected in time, or after a restart the master runs fewer tasks than ranks.
         ClusterUnavailable, SparkFailed: As `spark_session`.
     """
     assert spec.spark is not None, "the settings of the launcher spark have a Spark master"
     with spark_session(spec.spark, spec.storage) as session:
-        if (slots := num_task_slots(session)) < spec.num_ranks:
+        master = str(session.sparkContext.master)
+        if is_local(master):
             raise WrongInput(
-                f"distributed.num_ranks is {spec.num_ranks}, but '{spec.spark.master}' runs {slots} tasks at once: "
-                f"give at most {slots}, or more cores, or fewer cores per task"
+                f"distributed.launcher is 'spark', but the session's master is '{master}', which is this machine: name "
+                "the master of a cluster, or set distributed.launcher to local"
+            )
+        if (slots := num_task_slots(session, check)) < spec.num_ranks:
+            has_too_few = f"'{master}' runs {slots} tasks at once, and there are {spec.num_ranks} ranks"
+            if spec.restart:
+                raise HostLost(f"executors are lost ({has_too_few})", ranks=range(slots, spec.num_ranks))
+            raise WrongInput(
+                f"distributed.num_ranks is {spec.num_ranks}, but {has_too_few}: give at most {slots}, or more cores, "
+                "or fewer cores per task"
             )
         conf, secret = session.sparkContext.getConf(), secrets.token_hex(32)
         reached = str(conf.get("spark.driver.host"))
@@ -96,7 +105,7 @@ def spark_agents(
                 connected[number] = connection, Agent(f"task {number}", 1, channel, messages, heard, _reason)
 
             try:
-                _accept(server, secret, welcome, connected, stage, spec.num_ranks)
+                _accept(server, secret, welcome, connected, stage, spec.num_ranks, check)
                 agents = [agent for _, (_, agent) in sorted(connected.items())]
                 for agent in agents:
                     agent.wait_until_ready(CONNECT_SECONDS)
@@ -124,6 +133,7 @@ def _accept(
     connected: Sized,
     stage: _Stage,
     num_ranks: int,
+    check: Callable[[], None],
 ) -> None:
     """Accept the connections of all agents; others, without the secret, are closed.
 
@@ -134,6 +144,7 @@ def _accept(
         connected: Agents that have connected.
         stage: The stage that starts them.
         num_ranks: Number of agents.
+        check: Called meanwhile; an exception in it ends the wait.
 
     Raises:
         HostLost: They have not connected in time.
@@ -152,6 +163,7 @@ def _accept(
 
     server.settimeout(0.5)
     while len(connected) < num_ranks:
+        check()
         if stage.failure is not None:
             raise stage.failure
         if time.monotonic() > deadline:

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from tasks.launch.channel import SILENT_SECONDS, Channel
 from tasks.launch.code_version import code_folder
 from tasks.launch.remote import Agent, Heard
 from tasks.text.printable import printable
+from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -162,21 +164,20 @@ def ssh_command(host: str, settings: DistributedConfig) -> list[str]:
 
 @contextmanager
 def ssh_agents(
-    settings: DistributedConfig,
-    lost_hosts: Sequence[str],
-    messages: "queue.Queue[rank_process.Message]",
-    heard: Heard,
+    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard
 ) -> Iterator[list[Agent]]:
     """Start an agent on each host that is not lost, all at once, and yield them; end them with the block.
 
     Raises:
         WrongInput: A host is unknown, refuses the key, or has no such interpreter.
-        HostLost: A host is not reached.
+        HostLost: A host is not reached; after a restart for any reason, since it was reached before.
     """
+    settings = spec.distributed
+    assert settings is not None, "a single process runs on this machine"
     started: list[tuple[SshProcess, Agent]] = []
     python = settings.host_python or sys.executable
     try:
-        for host, slots in parse_hosts(settings.hosts, lost_hosts):
+        for host, slots in parse_hosts(settings.hosts, spec.lost_hosts):
             try:
                 process = SshProcess(host, ssh_command(host, settings))
             except FileNotFoundError:
@@ -184,11 +185,13 @@ def ssh_agents(
                     "distributed.launcher is 'hosts', and this machine has no ssh: install openssh-client"
                 ) from None
             started.append((process, Agent(host, slots, process.channel, messages, heard, process.reason)))
+        deadline = time.monotonic() + CONNECT_SECONDS
         for process, agent in started:
             try:
-                agent.wait_until_ready(CONNECT_SECONDS)
+                agent.wait_until_ready(max(1.0, deadline - time.monotonic()))
             except HostLost as error:
-                raise (process.refusal(python) or error) from None
+                refusal = process.refusal(python) or error
+                raise (HostLost(str(refusal), agent.host) if spec.restart else refusal) from None
         yield [agent for _, agent in started]
     finally:
         unused = [agent.close() for _, agent in started]

@@ -1,4 +1,4 @@
-"""Prefect tasks that train in one process, on a work pool, or as ranks on this machine.
+"""Prefect tasks that train in one process, on a work pool, or as ranks.
 
 Training runs outside the flow's process, so that the flow's heartbeats continue.
 """

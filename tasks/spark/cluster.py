@@ -5,7 +5,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark import TaskContext
@@ -126,15 +126,19 @@ def _address_towards(master: str) -> str:
     )
 
 
-def num_task_slots(spark: SparkSession) -> int:
+def num_task_slots(spark: SparkSession, check: Callable[[], None] = lambda: None) -> int:
     """Return the number of tasks that run at once; on a cluster, once the executors that are starting have registered.
 
     A session on a cluster is there before its executors: the first jobs would be split for the two cores that Spark
     assumes then.
+
+    Args:
+        spark: The session.
+        check: Called while executors are missing; an exception in it ends the wait.
     """
     context = spark.sparkContext
     if not is_local(str(context.master)):
-        _wait_for_executors(spark)
+        _wait_for_executors(spark, check)
     conf = context.getConf()
     slots = context.defaultParallelism // int(conf.get("spark.task.cpus", "1") or 1)
     if share := float(conf.get("spark.task.resource.gpu.amount", "0") or 0):
@@ -144,7 +148,7 @@ def num_task_slots(spark: SparkSession) -> int:
     return max(1, slots)
 
 
-def _wait_for_executors(spark: SparkSession) -> None:
+def _wait_for_executors(spark: SparkSession, check: Callable[[], None]) -> None:
     context: Any = spark.sparkContext._jsc
     registered: Any = context.sc().getExecutorMemoryStatus  # one entry is the driver's
     if registered().size() > 1:
@@ -154,6 +158,7 @@ def _wait_for_executors(spark: SparkSession) -> None:
     job = context.parallelize(jvm.java.util.List.of(0), 1).countAsync()
     began, warnings = time.monotonic(), 0
     while not job.isDone():
+        check()
         time.sleep(0.1)
         if time.monotonic() - began > WARNING_SECONDS * (warnings + 1):
             warnings += 1

@@ -35,6 +35,8 @@ class TrainingSpec(BaseModel):
     """Number of this run among the concurrent runs on this machine, from 0."""
     num_slots: int = 1
     """Number of concurrent runs on this machine, which share its cores and get its GPUs round-robin."""
+    restart: int = 0
+    """Number of restarts after losses before this start."""
     ranks_left: int | None = None
     """Number of ranks after the loss of a host; None: `distributed.num_ranks`."""
     lost_hosts: tuple[str, ...] = ()

@@ -174,6 +174,20 @@ def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage)
     assert alive == []
 
 
+def test_host_whose_agent_is_told_to_end_is_lost(hosts: SshHosts, storage: Storage) -> None:
+    """As at a shutdown of the host: ranks that end in order, with a status of their own, are lost all the same."""
+
+    def end() -> None:
+        agent = rank_processes(storage)[2].parent()
+        assert agent is not None
+        agent.terminate()
+
+    program = f"signal.signal(signal.SIGTERM, lambda *_: os._exit(130))\n{STEPS.format(home=storage.home)}"
+    with pytest.raises(HostLost, match=r"^host 'two' is lost with rank 2 \(its agent was told to end\); all ranks"):
+        launch_and(fake_spec(hosts, storage, program), end)
+    wait_until(lambda: processes_of(hosts) == [])
+
+
 def test_ranks_of_a_lost_host_start_again_on_the_other(
     hosts: SshHosts, storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:

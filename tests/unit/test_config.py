@@ -149,8 +149,8 @@ def test_invalid_value_is_refused(model: type[BaseModel], values: dict[str, Any]
 def test_more_ranks_at_least_than_at_all_are_refused() -> None:
     """The sentence has both values; as many ranks are accepted."""
     with pytest.raises(ValidationError, match=r"min_ranks is 3 and num_ranks 2: give at most as many, or leave"):
-        DistributedConfig(num_ranks=2, min_ranks=3)
-    assert DistributedConfig(num_ranks=2, min_ranks=2).min_ranks == 2
+        DistributedConfig(num_ranks=2, min_ranks=3, max_restarts=1)
+    assert DistributedConfig(num_ranks=2, min_ranks=2, max_restarts=1).min_ranks == 2
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (0.9, 0.2)])
@@ -237,9 +237,9 @@ def test_format_of_gradients_that_the_backend_cannot_send_is_refused() -> None:
 def test_fewer_ranks_with_synchronized_batch_norm_are_refused() -> None:
     """The ranks that are left cannot pass the batches of the others at once."""
     with pytest.raises(ValidationError, match="batch norm of fewer than 4 ranks sees fewer images at once: leave"):
-        DistributedConfig(num_ranks=4, min_ranks=2, sync_batch_norm=True)
+        DistributedConfig(num_ranks=4, min_ranks=2, max_restarts=1, sync_batch_norm=True)
 
-    assert DistributedConfig(num_ranks=4, min_ranks=4, sync_batch_norm=True).sync_batch_norm
+    assert DistributedConfig(num_ranks=4, min_ranks=4, max_restarts=1, sync_batch_norm=True).sync_batch_norm
 
 
 def test_compiled_network_with_synchronized_batch_norm_is_refused() -> None:

@@ -39,6 +39,13 @@ def test_hosts_have_a_name_and_a_number_of_ranks_each() -> None:
         ({"launcher": "hosts", "hosts": "a:1;b:1"}, "which is not a list of hosts"),
         ({"launcher": "hosts", "hosts": "a:0"}, "which is not a list of hosts"),
         ({"launcher": "hosts", "hosts": "user@a:2"}, "which is not a list of hosts"),
+        (
+            {"host_python": "/py"},
+            "host_python is '/py', but launcher is 'local': set launcher to hosts, or leave host_",
+        ),
+        ({"launcher": "spark", "ssh_config": "c"}, "ssh_config is 'c', but launcher is 'spark': set launcher to hosts"),
+        ({"interface": "ib0"}, "interface is 'ib0', but launcher is 'local', whose ranks use the loopback one: set"),
+        ({"min_ranks": 1}, "min_ranks is 1, but max_restarts is 0, so ranks never start again: set max_restarts, or"),
     ],
 )
 def test_wrong_hosts_are_refused_by_call_and_form(settings: dict[str, Any], message: str) -> None:
