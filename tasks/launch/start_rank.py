@@ -4,6 +4,7 @@ It imports only the standard library at first, so that from the beginning the ra
 a rank run without the garbage collector, whose repeated scans of long-lived objects take a fifth of the time (LOG.md).
 """
 
+import ctypes
 import faulthandler
 import gc
 import os
@@ -15,13 +16,19 @@ import traceback
 from tasks.launch.reporter import Reporter
 
 EXIT_ORPHANED = 3
+PR_SET_PDEATHSIG = 1
+"""The option of prctl(2) that names the signal a process gets when its parent ends."""
 
 
 def end_with_parent() -> None:
     """Exit as soon as the parent process, which has the other end of stdin, has ended.
 
-    The parent never writes. The pipe closes when the parent ends, even by SIGKILL, so that no rank is orphaned.
+    The parent never writes. The pipe closes when the parent ends, even by SIGKILL, so that no rank is orphaned. A
+    stopped rank cannot read: Linux sends it SIGKILL, which ends stopped processes as well, at the end of the thread
+    that started it. In all launchers that thread waits for the rank.
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         sys.stdin.buffer.read()

@@ -96,13 +96,16 @@ def test_key_depends_on_what_changes_the_result() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_orphaned_rank_exits() -> None:
-    """A rank in its own session exits when its parent is killed."""
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_orphaned_rank_exits(is_stopped: bool) -> None:
+    """A rank in its own session exits when its parent is killed, also while it is stopped."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
         rank = psutil.Process(int(parent.stdout.readline()))
         assert rank.is_running()
+        if is_stopped:
+            rank.suspend()
 
         parent.kill()
         parent.wait()
