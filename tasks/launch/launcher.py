@@ -31,7 +31,7 @@ from tasks.train.sweep import launch_lock, training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
-SHUTDOWN_GRACE_SECONDS = 12.0
+SHUTDOWN_GRACE_SECONDS = 10.0
 """Seconds that ranks have after SIGTERM to write their checkpoint and exit before they get SIGKILL.
 
 A rank in a collective operation, for which another one is missing, sees no SIGTERM. All processes of a cancelled run
