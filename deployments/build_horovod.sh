@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 version=0.28.1
 # Part of the wheel's key: increment it with each change of the patches, so that older wheels are built again.
-patch=2
+patch=3
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 python=$PWD/.venv/bin/python
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}

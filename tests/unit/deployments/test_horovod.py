@@ -10,11 +10,12 @@ from tests.builders.processes import ROOT
 
 
 def write_sources(folder: Path) -> None:
-    """Write files with the texts that are replaced."""
+    """Write files with the texts that are replaced, each once."""
     for name, old, _new in PATCHES:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"before\n  {old}\nafter\n")
+        with file.open("a") as sources:
+            sources.write(f"before\n  {old}\nafter\n")
 
 
 def run_patch(folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -28,8 +29,9 @@ def test_sources_are_patched(tmp_path: Path) -> None:
     write_sources(tmp_path)
     done = run_patch(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    for name, _old, new in PATCHES:
-        assert (tmp_path / name).read_text() == f"before\n  {new}\nafter\n"
+    for patched in {name for name, _old, _new in PATCHES}:
+        expected = "".join(f"before\n  {new}\nafter\n" for name, _old, new in PATCHES if name == patched)
+        assert (tmp_path / patched).read_text() == expected
 
 
 def test_build_fails_if_the_text_to_patch_is_not_found(tmp_path: Path) -> None:
