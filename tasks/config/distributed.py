@@ -39,6 +39,11 @@ class DistributedConfig(FrozenConfig):
             when_given(name, must_be("launcher", "hosts"))
             for name in ("hosts", "host_python", "host_folder", "ssh_config")
         ),
+        when(
+            "shared_home",
+            False,
+            {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}},
+        ),
         when_given("interface", {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}),
         when_given("min_ranks", {"required": ["max_restarts"], "properties": {"max_restarts": {"minimum": 1}}}),
     )
@@ -93,6 +98,11 @@ class DistributedConfig(FrozenConfig):
         "",
         description="Network interface of the hosts over which ranks exchange gradients, such as ib0; empty: the one "
         "by which this machine reaches each host",
+    )
+    shared_home: bool = Field(
+        True,
+        description="storage.home is one folder on all hosts, such as a network file system. false: each host has one "
+        "of its own at that path, with copies of the checkpoints; cache, artifacts and tracking must be shared anyway",
     )
     ssh_config: Text = Field("", description="Configuration file for ssh; empty: that of the user")
     stall_timeout_seconds: int = Field(
@@ -163,6 +173,11 @@ class DistributedConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:
+        if self.launcher == "local" and not self.shared_home:
+            raise ValueError(
+                "shared_home is false, but launcher is 'local', whose ranks are on one machine: set launcher to hosts "
+                "or spark, or leave shared_home out"
+            )
         if self.launcher != "hosts":
             for name in ("hosts", "host_python", "host_folder", "ssh_config"):
                 if value := getattr(self, name):

@@ -1,12 +1,38 @@
-"""GPUs of the ranks on this machine."""
+"""GPUs of ranks: each has one that no other training run has, on this machine and on those that ssh reaches."""
 
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tasks.config.distributed import DistributedConfig
+from tasks.config.distributed import Backend
 from tasks.launch.gpu_obstacle import expected_gpu_obstacle
+from tasks.launch.placement import place_ranks
+from tasks.launch.remote import Agent
 from tasks.system.cores import gpu_names, share_of_gpus, take_gpus
 from tasks.train.spec import TrainingSpec
+
+logger = logging.getLogger("lakevision.ranks")
+
+POLL_SECONDS = 2.0
+"""Seconds between two attempts to get the GPUs of all hosts."""
+
+
+def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[str]:
+    """Return the GPUs of this machine for ranks that take one each; empty where they take none.
+
+    With fewer GPUs than ranks, or without NCCL, the ranks train on the CPU, or refuse `train.device: cuda`.
+
+    Args:
+        device: `train.device`.
+        backend: `distributed.backend`.
+        num_ranks: Number of ranks on this machine.
+    """
+    names = [] if device == "cpu" else gpu_names()
+    if len(names) < num_ranks or (device != "cuda" and expected_gpu_obstacle(backend, num_ranks) is not None):
+        return []
+    return names
 
 
 @contextmanager
@@ -15,8 +41,7 @@ def gpus_of_run(
 ) -> Iterator[dict[str, str]]:
     """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
 
-    A single process keeps the GPU of its slot, or sees all. Ranks on other hosts see all GPUs of theirs. With fewer
-    GPUs than ranks, or without NCCL, nothing is acquired: the ranks train on the CPU, or refuse `train.device: cuda`.
+    A single process keeps the GPU of its slot, or sees all. For ranks on other hosts see `take_gpus_of_hosts`.
 
     Args:
         spec: Specification of the training run.
@@ -32,14 +57,44 @@ def gpus_of_run(
     if spec.distributed.launcher != "local":
         yield {}
         return
-    names = [] if spec.train.device == "cpu" else gpu_names()
-    if len(names) < spec.num_ranks or (spec.train.device != "cuda" and _trains_on_cpu(spec.distributed)):
+    names = gpus_to_choose_from(spec.train.device, spec.distributed.backend, spec.num_ranks)
+    if not names:
         yield {}
         return
     with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
         yield {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
-def _trains_on_cpu(distributed: DistributedConfig) -> bool:
-    """Return whether ranks with `train.device: auto` cannot use the GPUs, such as without NCCL."""
-    return expected_gpu_obstacle(distributed.backend, distributed.num_ranks) is not None
+def take_gpus_of_hosts(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], None]) -> None:
+    """Acquire a GPU for each rank on each host, which it keeps until its agent ends.
+
+    Waits while other training runs have too many of them. It acquires the GPUs of all hosts or none, so that two runs
+    never wait for each other.
+
+    Args:
+        spec: Specification of the training run.
+        agents: The agents of the hosts.
+        check: Called during the wait; an exception in it ends the wait.
+
+    Raises:
+        HostLost: The connection to a host ended.
+        WrongInput: The folder of the locks belongs to another user there.
+    """
+    assert spec.distributed is not None, "a single process runs on this machine"
+    counts = Counter(one.place for one in place_ranks(agents, spec.num_ranks))
+    wanted = {"device": spec.train.device, "backend": spec.distributed.backend}
+    is_logged = False
+    while True:
+        for index, num_ranks in counts.items():
+            if not agents[index].ask("take_gpus", num_ranks=num_ranks, **wanted)["are_taken"]:
+                missing = agents[index].host
+                break
+        else:
+            return
+        for index in counts:
+            agents[index].ask("release_gpus")
+        if not is_logged:
+            is_logged = True
+            logger.info("waiting for GPUs of host '%s', which other training runs use", missing)
+        check()
+        time.sleep(POLL_SECONDS)

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,7 +62,10 @@ class HostAgent:
             "write": _write,
             "see": _see,
             "remove": _remove,
+            "take_gpus": self._take_gpus,
+            "release_gpus": self._release_gpus,
         }
+        self._gpus = ExitStack()
         threading.Thread(target=self._forward_messages, name="messages", daemon=True).start()
 
     def handle(self, message: Message) -> None:
@@ -97,6 +101,20 @@ class HostAgent:
         self._environment = rank_environment() | message["environment"] | self._environment | {"PYTHONPATH": paths}
         return {"cores": self._cores or num_cores(), "interface": choose_interface(message["interface"], self._address)}
 
+    def _take_gpus(self, message: Message) -> dict[str, Any]:
+        from tasks.launch.gpus import gpus_to_choose_from
+        from tasks.system.cores import try_to_take_gpus
+
+        names = gpus_to_choose_from(message["device"], message["backend"], message["num_ranks"])
+        own = try_to_take_gpus(names, message["num_ranks"], self._gpus) if names else []
+        if own:
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        return {"are_taken": own is not None}
+
+    def _release_gpus(self, _message: Message) -> dict[str, Any]:
+        self._gpus.close()
+        return {}
+
     def _start(self, number: int, environment: dict[str, str]) -> None:
         def heard(rank: int, activity: Activity) -> None:
             self._channel.send("activity", rank=rank, value=activity)
@@ -119,6 +137,8 @@ class HostAgent:
 
 
 def _write(message: Message) -> dict[str, Any]:
+    if message["make"]:
+        Path(message["folder"]).mkdir(parents=True, exist_ok=True)
     for name in message["names"]:
         with Path(message["folder"], name).open("x"):
             pass

@@ -15,6 +15,7 @@ from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_versions
+from tasks.launch.gpus import take_gpus_of_hosts
 from tasks.launch.placement import Loopback, Place
 from tasks.launch.rank_process import RankProcess
 from tasks.launch.remote import Agent, Heard
@@ -85,7 +86,7 @@ def open_places(
         gpus: Environment with the GPUs of ranks on this machine.
         messages: Queue for the output and events of its ranks.
         heard: Called with the activities of its ranks.
-        check: Called during a wait for executors of Spark; an exception in it ends the wait.
+        check: Called during a wait for executors of Spark, or for GPUs; an exception in it ends the wait.
 
     Raises:
         WrongInput: A host cannot take part: it is unknown, has another version of the code, or shares no folder.
@@ -109,6 +110,8 @@ def open_places(
             agent.prepare(spec.model_dump_json(), environment, spec.distributed.interface)
         _check_addresses(agents)
         check_shared(spec, agents)
+        if over_ssh:  # Spark assigns GPUs itself.
+            take_gpus_of_hosts(spec, agents, check)
         yield agents
 
 

@@ -114,13 +114,17 @@ def without_lost(spec: TrainingSpec, loss: HostLost) -> TrainingSpec:
 
 
 def _log_restart(spec: TrainingSpec, loss: Exception, restart: int, max_restarts: int) -> None:
-    position = newest_position(spec.storage.checkpoints / spec.key)
+    if not spec.shares_home:
+        start = "the newest checkpoint of the hosts"
+    else:
+        position = newest_position(spec.storage.checkpoints / spec.key)
+        start = "the start" if position is None else "the checkpoint at epoch {}, image {}".format(*position)
     logger.warning(
         "%s: restarting %d rank%s from %s (restart %d of %d)",
         str(loss).partition("\n")[0].partition(";")[0],
         spec.num_ranks,
         "s" if spec.num_ranks > 1 else "",
-        "the start" if position is None else "the checkpoint at epoch {}, image {}".format(*position),
+        start,
         restart,
         max_restarts,
     )

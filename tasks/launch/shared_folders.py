@@ -1,4 +1,4 @@
-"""The check that all hosts of a training run see the same files, by files that each of them writes and lists."""
+"""The check which files the hosts of a training run share, by files that each of them writes and lists."""
 
 import os
 import secrets
@@ -36,26 +36,70 @@ def shared_folders(storage: Storage, cache_url: str) -> dict[str, str]:
 def check_shared(spec: TrainingSpec, agents: Sequence[Agent]) -> None:
     """Check that this machine and all hosts see the files that each of them writes.
 
+    Without `distributed.shared_home`, no host may see the checkpoints of another one.
+
     Raises:
-        WrongInput: A folder is not shared, or a host cannot write to it.
+        WrongInput: A folder is not shared, or shared against the settings, or a host cannot write to it.
         HostLost: The connection to a host ended.
     """
-    for setting, folder in shared_folders(spec.storage, spec.cache.url).items():
+    folders = shared_folders(spec.storage, spec.cache.url)
+    if not spec.shares_home:
+        _check_own(folders.pop("storage.home"), agents)
+    for setting, folder in folders.items():
         Path(folder).mkdir(parents=True, exist_ok=True)
         _check_folder(setting, folder, agents)
 
 
-def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
+def _check_own(folder: str, agents: Sequence[Agent]) -> None:
+    """Check that the hosts do not share a folder, in which they would overwrite each other's files."""
+    names = _mark_names(len(agents))
+    written: list[Agent] = []
+    try:
+        for agent, name in zip(agents, names, strict=True):
+            try:
+                agent.ask("write", folder=folder, names=[name], make=True)
+            except WrongInput as error:
+                raise WrongInput(
+                    f"storage.home is '{folder}', where '{agent.host}' cannot write ({error}): give storage.home a "
+                    "folder that each host can write to"
+                ) from None
+            written.append(agent)
+        for agent in agents:
+            of_others = [name for other, name in zip(agents, names, strict=True) if other.host != agent.host]
+            missing = agent.ask("see", folder=folder, names=of_others)["missing"]
+            if seen := set(of_others) - set(missing):
+                writer = agents[names.index(min(seen))].host
+                raise WrongInput(
+                    f"distributed.shared_home is false, but host '{agent.host}' sees what host '{writer}' writes to "
+                    f"'{folder}': set distributed.shared_home to true"
+                )
+    finally:
+        _remove(folder, written, names)
+
+
+def _mark_names(number: int) -> list[str]:
     mark = f"{PROBE}{secrets.token_hex(8)}-"
-    names = [f"{mark}{number}" for number in range(len(agents) + 1)]
+    return [f"{mark}{index}" for index in range(number)]
+
+
+def _remove(folder: str, agents: Sequence[Agent], names: Sequence[str]) -> None:
+    for agent, name in zip(agents, names, strict=False):
+        with suppress(Exception):  # A host that is lost: its error is raised already, or by what follows.
+            agent.ask("remove", folder=folder, names=[name])
+
+
+def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
+    names = _mark_names(len(agents) + 1)
     written: list[Agent] = []
     what = f"{setting} is '{folder}', which the hosts of a training run must share"
     remedy = f"give {setting} a folder that has the same path on all of them, or a URL where it takes one"
+    if setting == "storage.home":
+        remedy += ", or set distributed.shared_home to false"
     try:
         Path(folder, names[-1]).touch()
         for agent, name in zip(agents, names, strict=False):
             try:
-                agent.ask("write", folder=folder, names=[name])
+                agent.ask("write", folder=folder, names=[name], make=False)
             except WrongInput as error:
                 raise WrongInput(f"{what}, and where '{agent.host}' cannot write ({error}): {remedy}") from None
             written.append(agent)
@@ -69,9 +113,7 @@ def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
                 )
             time.sleep(0.2)
     finally:
-        for agent, name in zip(written, names, strict=False):
-            with suppress(Exception):  # A host that is lost: its error is raised already, or by what follows.
-                agent.ask("remove", folder=folder, names=[name])
+        _remove(folder, written, names)
         Path(folder, names[-1]).unlink(missing_ok=True)
 
 

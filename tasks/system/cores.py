@@ -149,17 +149,40 @@ def take_gpus(
         yield _wait_for(lambda: _free_gpus(gpus, num_ranks, held), wanted, len(gpus), timeout_seconds, check)
 
 
+def try_to_take_gpus(gpus: Sequence[str], num_ranks: int, held: ExitStack) -> list[str] | None:
+    """Acquire GPUs as `take_gpus`, without a wait.
+
+    Args:
+        gpus: GPUs to choose from, as `gpu_names`.
+        num_ranks: Number of ranks, at most that of the GPUs.
+        held: Releases the GPUs at its end.
+
+    Returns:
+        The names of the GPUs; None if other training runs have too many of them.
+
+    Raises:
+        WrongInput: The folder of the locks belongs to another user.
+    """
+    with filelock.FileLock(_own_folder() / "slots.lock"):
+        return _free_gpus(gpus, num_ranks, held)
+
+
 T = TypeVar("T")
+
+
+def _own_folder() -> Path:
+    folder = slots_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
+    return folder
 
 
 def _wait_for(
     take: Callable[[], T | None], wanted: str, num_gpus: int, timeout_seconds: float, check: Callable[[], None]
 ) -> T:
     """Call `take` under the lock of all slots until it returns a value."""
-    folder = slots_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid():
-        raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
+    folder = _own_folder()
     deadline, is_logged = time.monotonic() + timeout_seconds, False
     while True:
         # Held for milliseconds: two processes would find each other's GPUs in use, and both keep waiting.

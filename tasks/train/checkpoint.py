@@ -45,7 +45,7 @@ class Checkpoints:
             keep: Number of checkpoints to keep.
             config: Settings and data that a run must share with a checkpoint to resume from it.
         """
-        self._folder = folder
+        self.folder = folder
         self._keep = keep
         self._config = config
         self._best_written = ""
@@ -113,18 +113,18 @@ class Checkpoints:
         best = f"best-{progress.phase:02d}-{max(0, progress.stopping.best_epoch):06d}.pt" if progress.best_state else ""
         name = f"{checkpoint_name(progress.phase, progress.next_epoch, progress.running.position)}+{best or '.pt'}"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             if best and best != self._best_written:
-                _write(self._folder / best, progress.best_state)
+                _write(self.folder / best, progress.best_state)
                 self._best_written = best
-            _write(self._folder / name, content | {"run_id": run_id, "best": best, "form": FORM})
+            _write(self.folder / name, content | {"run_id": run_id, "best": best, "form": FORM})
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             logger.warning(
                 "no checkpoint was written, the disk of '%s' is full: training continues, "
                 "the previous checkpoint is kept",
-                self._folder,
+                self.folder,
             )
             return False
         self._remove_old()
@@ -157,11 +157,11 @@ class Checkpoints:
         read, self._read = self._read, None
         if read is not None and read[0] == name:
             return read[1]
-        content: dict[str, Any] = torch.load(self._folder / name, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(self.folder / name, map_location="cpu", weights_only=True)
         best = content["best"]
         try:
             content["best_state"] = (
-                torch.load(self._folder / best, map_location="cpu", weights_only=True) if best else {}
+                torch.load(self.folder / best, map_location="cpu", weights_only=True) if best else {}
             )
         except FileNotFoundError:
             raise ValueError(f"the weights of its best epoch, {best}, are missing") from None
@@ -169,17 +169,17 @@ class Checkpoints:
         return content
 
     def _steps(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*.pt"))
+        return sorted(self.folder.glob("step-*.pt"))
 
     def _remove_old(self) -> None:
         steps = self._steps()
         for path in steps[: -self._keep]:
             path.unlink()
-        for path in self._folder.glob(f"*{PARTIAL}"):
+        for path in self.folder.glob(f"*{PARTIAL}"):
             path.unlink()
         # Compared by name: an older checkpoint that is kept resumes with the weights that were the best ones then.
         needed = {path.name.partition("+")[2] for path in steps[-self._keep :]}
-        for path in self._folder.glob("best-*.pt"):
+        for path in self.folder.glob("best-*.pt"):
             if path.name not in needed:
                 path.unlink()
 

@@ -19,6 +19,16 @@ def checkpoint_name(phase: int, epoch: int, image: int) -> str:
     return f"step-{phase:02d}-{epoch:06d}-{image:012d}"
 
 
+def files_of(name: str) -> list[str]:
+    """Return the names of a checkpoint's files, in the order in which they are written.
+
+    Args:
+        name: Name of the checkpoint, of which the file of its best weights is a part; it may have none.
+    """
+    best = name.partition("+")[2]
+    return [name] if best == ".pt" else [best, name]
+
+
 def newest_position(folder: Path) -> tuple[int, int] | None:
     """Return epoch and image of the newest checkpoint, by the name of its file; None without a checkpoint."""
     names = sorted(path.name for path in folder.glob("step-*.pt"))

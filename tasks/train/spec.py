@@ -53,6 +53,11 @@ class TrainingSpec(BaseModel):
         return decisive_settings(self.train, self.cache, self.distributed, self.repetition)
 
     @property
+    def shares_home(self) -> bool:
+        """Whether all ranks have the same folder of checkpoints."""
+        return self.distributed is None or self.distributed.shared_home
+
+    @property
     def num_virtual_ranks(self) -> int:
         """Number of ranks that decide the result: a lost rank's batches are taken by the others."""
         return self.distributed.num_ranks if self.distributed else 1

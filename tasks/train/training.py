@@ -9,6 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks import tracking
+from tasks.broadcast import broadcast_value
 from tasks.cache.manifest import open_cache
 from tasks.collectives import Reducer, SingleProcess
 from tasks.environment import given_threads, local_rank_and_size
@@ -23,6 +24,7 @@ from tasks.schema import TRAIN
 from tasks.system.cores import num_cores
 from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
+from tasks.train.checkpoint_copies import writes_checkpoints
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.identity import check_fits
@@ -41,6 +43,9 @@ logger = logging.getLogger("lakevision.train")
 
 RUN = TypeAdapter(RunRef)
 
+RANK_ZERO_PART = TypeAdapter(tuple[str, dict[str, str]])
+"""What only rank 0 knows of a checkpoint: the id of the MLflow run, and the tags that training sets on it."""
+
 SEND_SECONDS = 2.0
 """Maximum seconds for sending the remaining metrics when training is interrupted."""
 
@@ -57,6 +62,7 @@ class Training:
         self._storage = spec.storage
         self._reducer = reducer
         self._on_epoch = on_epoch
+        self._writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
         self.progress = Progress(
             EarlyStopping(
@@ -182,8 +188,12 @@ class Training:
         def save() -> None:
             with working("writing a checkpoint"):
                 content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
+                run_id = "" if self._run is None else self._run.run_id
+                if not self._spec.shares_home:  # The first rank of each host writes it.
+                    run_id, content["tags"] = broadcast_value(reducer, RANK_ZERO_PART, (run_id, progress.tags))
+                is_saved = self._writes and self.checkpoints.save(content, progress, run_id)
                 # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
-                if self._run is not None and self.checkpoints.save(content, progress, self._run.run_id):
+                if self._run is not None and is_saved:
                     self._send_epochs()
 
         def seconds_left() -> float:

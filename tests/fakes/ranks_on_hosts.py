@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -31,8 +31,18 @@ def settings(hosts: SshHosts, named: str, **values: object) -> DistributedConfig
     return DistributedConfig(num_ranks=num_ranks, launcher="hosts", hosts=named, ssh_config=str(hosts.config), **values)
 
 
-def fake_spec(hosts: SshHosts, storage: Storage, program: str, named: str = "one:2,two:1") -> TrainingSpec:
-    """Return a training run whose hosts run a program in place of each rank, in which `send` sends an event."""
+def fake_spec(
+    hosts: SshHosts, storage: Storage, program: str, named: str = "one:2,two:1", variables: Mapping[str, str] = {}
+) -> TrainingSpec:
+    """Return a training run whose hosts run a program in place of each rank, in which `send` sends an event.
+
+    Args:
+        hosts: The hosts.
+        storage: Its storage.
+        program: Source of the program.
+        named: The hosts that take part, with their numbers of ranks.
+        variables: Environment of the agents.
+    """
     Path(storage.home).mkdir(parents=True, exist_ok=True)
     folder = Path(storage.home).parent
     python = folder / "python"
@@ -40,6 +50,7 @@ def fake_spec(hosts: SshHosts, storage: Storage, program: str, named: str = "one
 import json, os, runpy, signal, sys, threading, time
 sys.executable = {str(python)!r}
 if "tasks.launch.host_agent" in sys.argv:
+    os.environ.update({dict(variables)!r})
     runpy.run_module("tasks.launch.host_agent", run_name="__main__", alter_sys=True)
 descriptor, number = int(sys.argv[-2]), int(os.environ["HOROVOD_RANK"])
 def send(event):

@@ -1,7 +1,10 @@
 """Training on several hosts: sshds on this machine, and real agents, with real or fake ranks."""
 
+import logging
 import shutil
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +13,14 @@ import pytest
 import torch
 
 from tasks.config.distributed import DistributedConfig
+from tasks.config.storage import StorageConfig
 from tasks.errors import HostLost, WrongInput
 from tasks.launch.code_version import code_folder
-from tasks.launch.launcher import RankFailed, launch_ranks
+from tasks.launch.failures import RankFailed, Stopped
+from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
-from tasks.storage import Storage
+from tasks.storage import Storage, resolve_storage
+from tasks.system.cores import take_gpus
 from tasks.train.spec import TrainingSpec
 from tests.builders.spark_cluster import can_mount
 from tests.builders.ssh_hosts import SshHosts, find_sshd, start_hosts
@@ -48,7 +54,7 @@ def test_hosts_train_as_the_ranks_of_one_machine(
 ) -> None:
     """Two ranks on one host and one on the other give the weights of three local ranks, and nothing is left."""
     train = SMALL.model_copy(update={"num_threads": 1, "max_epochs": 1})
-    other = storage.model_copy(update={"home": f"{tmp_path}/other"})
+    other = resolve_storage(StorageConfig(home=f"{tmp_path}/other"))
     local = launch_ranks(
         TrainingSpec(
             train=train, distributed=DistributedConfig(num_ranks=3, backend=backend), cache=cache, storage=other
@@ -60,6 +66,7 @@ def test_hosts_train_as_the_ranks_of_one_machine(
         )
     )
     expected, found = weights(local, other, tmp_path), weights(remote, storage, tmp_path)
+    assert local.run_id != remote.run_id
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     wait_until(lambda: processes_of(hosts) == [])
@@ -154,6 +161,67 @@ def test_folder_that_is_not_shared_is_named(storage: Storage, tmp_path: Path, mo
         with pytest.raises(WrongInput, match=expected):
             launch_ranks(fake_spec(own, storage, "", "one:1,two:1"))
     assert list(storage.checkpoints.glob(".lakevision-probe-*")) == []
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+def test_hosts_without_a_shared_folder_resume_from_the_checkpoint_of_either(
+    cache: CacheRef, storage: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host whose checkpoints are gone gets those of the other; the weights are those of an undisturbed run."""
+    caplog.set_level(logging.INFO, "lakevision.ranks")
+    train = SMALL.model_copy(update={"num_threads": 1, "batch_size": 4, "max_epochs": 40, "patience": 40})
+    other = resolve_storage(StorageConfig(home=f"{tmp_path}/other"))
+    local = launch_ranks(
+        TrainingSpec(train=train, distributed=DistributedConfig(num_ranks=2), cache=cache, storage=other)
+    )
+    storage.checkpoints.mkdir(parents=True)
+    stop = threading.Event()
+    with start_hosts(tmp_path / "ssh", ["one", "two"], hidden={"two": storage.checkpoints}) as own:
+        distributed = settings(own, "one:1,two:1", shared_home=False)
+        spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
+        with pytest.raises(Stopped):
+            launch_ranks(spec, lambda _event: stop.set(), stop)
+        assert list((storage.checkpoints / spec.key).glob("step-*.pt")) != []
+        shutil.rmtree(storage.checkpoints / spec.key)
+        caplog.clear()
+        run = launch_ranks(spec)
+        assert [message for message in caplog.messages if message.startswith("rank 0: resuming at epoch ")] != []
+        wait_until(lambda: processes_of(own) == [])
+    expected, found = weights(local, other, tmp_path), weights(run, storage, tmp_path)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert list(storage.checkpoints.rglob("*.pt")) == []
+
+
+def test_shared_folder_is_named_where_each_host_should_have_its_own(hosts: SshHosts, storage: Storage) -> None:
+    """Two hosts that write the same checkpoints would remove each other's files."""
+    spec = fake_spec(hosts, storage, "")
+    assert spec.distributed is not None
+    distributed = spec.distributed.model_copy(update={"shared_home": False})
+    expected = r"^distributed.shared_home is false, but host 'one' sees what host 'two' writes to '.*': set distrib"
+    with pytest.raises(WrongInput, match=expected):
+        launch_ranks(spec.model_copy(update={"distributed": distributed}))
+    assert list(storage.checkpoints.glob(".lakevision-probe-*")) == []
+
+
+def test_ranks_on_hosts_wait_for_gpus_of_their_own(
+    hosts: SshHosts, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four GPUs another run has two, so that the second host has none: the run waits until they are free."""
+    caplog.set_level(logging.INFO, "lakevision.ranks")
+    monkeypatch.setattr(tempfile, "tempdir", storage.home)
+
+    def hold() -> None:
+        with take_gpus(["GPU-a", "GPU-b"], 2, 0):
+            wait_until(lambda: "waiting for GPUs of host 'two', which other training runs use" in caplog.messages)
+
+    program = f"""
+open({storage.home!r} + f"/gpus-{{number}}", "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
+send({{"run_id": "r"}})
+"""
+    variables = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d", "TMPDIR": storage.home}
+    assert launch_and(fake_spec(hosts, storage, program, variables=variables), hold).run_id == "r"
+    seen = [Path(storage.home, f"gpus-{number}").read_text() for number in range(3)]
+    assert seen == ["GPU-a,GPU-b", "GPU-a,GPU-b", "GPU-c"]
 
 
 def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage) -> None:

@@ -45,6 +45,7 @@ def test_hosts_have_a_name_and_a_number_of_ranks_each() -> None:
         ),
         ({"launcher": "spark", "ssh_config": "c"}, "ssh_config is 'c', but launcher is 'spark': set launcher to hosts"),
         ({"interface": "ib0"}, "interface is 'ib0', but launcher is 'local', whose ranks use the loopback one: set"),
+        ({"shared_home": False}, "shared_home is false, but launcher is 'local', whose ranks are on one machine: set"),
         ({"min_ranks": 1}, "min_ranks is 1, but max_restarts is 0, so ranks never start again: set max_restarts, or"),
     ],
 )

@@ -1,0 +1,87 @@
+"""Checkpoints of ranks on hosts without a shared folder: each host has its own copies."""
+
+import os
+from pathlib import Path
+from typing import IO
+
+import torch
+from pydantic import TypeAdapter
+
+from tasks.broadcast import broadcast_value, wait_for_all
+from tasks.collectives import Reducer
+from tasks.environment import local_rank_and_size
+from tasks.system.disk import translate_disk_full
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint_files import PARTIAL, files_of
+from tasks.train.spec import TrainingSpec
+
+CHUNK_BYTES = 64 << 20
+"""Size of a broadcast, which every rank holds in memory."""
+
+NAME, SIZE = TypeAdapter(str), TypeAdapter(int)
+
+
+def writes_checkpoints(spec: TrainingSpec, rank: int) -> bool:
+    """Return whether a rank writes checkpoints: rank 0, and without a shared folder the first rank of each host."""
+    if spec.shares_home:
+        return rank == 0
+    local_rank, _local_size = local_rank_and_size() or (rank, 1)
+    return local_rank == 0
+
+
+def send_newest_checkpoint(checkpoints: Checkpoints, reducer: Reducer, *, writes: bool) -> None:
+    """Give each host the newest checkpoint that any of them has; a collective operation.
+
+    Args:
+        checkpoints: The checkpoints of this rank's host.
+        reducer: The ranks.
+        writes: Whether this rank writes the checkpoints of its host.
+
+    Raises:
+        DiskFull: The disk of this host is full.
+    """
+    own = (checkpoints.newest()[0] or "") if writes else ""
+    names = [broadcast_value(reducer, NAME, own, rank) for rank in range(reducer.num_ranks)]
+    newest = max(names)  # Names sort by position.
+    if newest:
+        for name in files_of(newest):
+            _send_file(checkpoints.folder / name, reducer, names.index(newest), writes=writes and own != newest)
+    wait_for_all(reducer)  # A rank loads what the first rank of its host has written.
+
+
+def _send_file(path: Path, reducer: Reducer, root: int, *, writes: bool) -> None:
+    """Send a file of rank `root`; the ranks that write it do so at once or not at all."""
+    is_root = reducer.rank == root
+    size = broadcast_value(reducer, SIZE, path.stat().st_size if is_root else None, root)
+    if is_root:
+        with path.open("rb") as file:
+            _send_chunks(file, size, reducer, root)
+        return
+    if not writes:
+        _receive_chunks(None, size, reducer, root)
+        return
+    partial = path.with_suffix(PARTIAL)
+    with translate_disk_full(str(path.parent)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                _receive_chunks(file, size, reducer, root)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _send_chunks(file: IO[bytes], size: int, reducer: Reducer, root: int) -> None:
+    for start in range(0, size, CHUNK_BYTES):
+        content = bytearray(file.read(min(CHUNK_BYTES, size - start)))
+        reducer.broadcast(torch.frombuffer(content, dtype=torch.uint8), root)
+
+
+def _receive_chunks(file: IO[bytes] | None, size: int, reducer: Reducer, root: int) -> None:
+    for start in range(0, size, CHUNK_BYTES):
+        values = torch.empty(min(CHUNK_BYTES, size - start), dtype=torch.uint8)
+        received = reducer.broadcast(values, root)
+        if file is not None:
+            file.write(received.numpy().tobytes())
