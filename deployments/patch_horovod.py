@@ -11,8 +11,8 @@ PATCHES = (
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
     # Reserved only, the vector is empty: the check for stalled ranks reads its size, and finds no rank.
     ("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"),
-    # Horovod's thread asks the other ranks a thousand times per second what is ready, also while it has nothing to
-    # send, and takes a tenth of the time of a rank with one core. It waits for the next tensor instead.
+    # Horovod's thread asks the other ranks a thousand times per second for the tensors that are ready, even if it has
+    # none itself. That took a tenth of the time of a rank with one core. Now it waits for the next tensor.
     (
         "horovod/common/tensor_queue.h",
         "#include <iostream>\n",

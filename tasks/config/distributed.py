@@ -101,8 +101,8 @@ class DistributedConfig(FrozenConfig):
     )
     shared_home: bool = Field(
         True,
-        description="storage.home is one folder on all hosts, such as a network file system. false: each host has one "
-        "of its own at that path, with copies of the checkpoints; cache, artifacts and tracking must be shared anyway",
+        description="storage.home is one folder on all hosts, on a network file system. false: each host has its own "
+        "folder at that path, with copies of the checkpoints. Cache, artifacts and tracking must be shared anyway",
     )
     ssh_config: Text = Field("", description="Configuration file for ssh; empty: that of the user")
     stall_timeout_seconds: int = Field(

@@ -1,4 +1,4 @@
-"""GPUs of ranks: each has one that no other training run has, on this machine and on those that ssh reaches."""
+"""GPUs of ranks on this machine and on hosts: no two training runs use the same GPU."""
 
 import logging
 import time

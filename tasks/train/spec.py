@@ -54,7 +54,7 @@ class TrainingSpec(BaseModel):
 
     @property
     def shares_home(self) -> bool:
-        """Whether all ranks have the same folder of checkpoints."""
+        """True if all ranks have the same folder of checkpoints."""
         return self.distributed is None or self.distributed.shared_home
 
     @property
