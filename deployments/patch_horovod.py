@@ -3,6 +3,11 @@
 import sys
 from pathlib import Path
 
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines)
+
+
 CXX_14, CXX_17 = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
 
 PATCHES = (
@@ -15,48 +20,68 @@ PATCHES = (
     # none itself. That took a tenth of the time of a rank with one core. Now it waits for the next tensor.
     (
         "horovod/common/tensor_queue.h",
-        "#include <iostream>\n",
-        "#include <chrono>\n#include <condition_variable>\n#include <iostream>\n",
+        "#include <iostream>",
+        _lines("#include <chrono>", "#include <condition_variable>", "#include <iostream>"),
     ),
     (
         "horovod/common/tensor_queue.h",
-        "  void FinalizeTensorQueue(const Status& status);\n",
-        "  void FinalizeTensorQueue(const Status& status);\n\n"
-        "  void WaitForMessage(std::chrono::milliseconds timeout);\n",
+        "  void FinalizeTensorQueue(const Status& status);",
+        _lines(
+            "  void FinalizeTensorQueue(const Status& status);",
+            "",
+            "  void WaitForMessage(std::chrono::milliseconds timeout);",
+        ),
     ),
     (
         "horovod/common/tensor_queue.h",
-        "  mutable std::mutex mutex_;\n",
-        "  mutable std::mutex mutex_;\n  std::condition_variable has_message_;\n",
+        "  mutable std::mutex mutex_;",
+        _lines("  mutable std::mutex mutex_;", "  std::condition_variable has_message_;"),
     ),
     (
         "horovod/common/tensor_queue.cc",
-        "  message_queue_.push(std::move(message));\n  return Status::OK();\n",
-        "  message_queue_.push(std::move(message));\n  has_message_.notify_one();\n  return Status::OK();\n",
+        _lines("  message_queue_.push(std::move(message));", "  return Status::OK();"),
+        _lines(
+            "  message_queue_.push(std::move(message));",
+            "  has_message_.notify_one();",
+            "  return Status::OK();",
+        ),
     ),
     (
         "horovod/common/tensor_queue.cc",
-        "    message_queue_.push(std::move(messages[i]));\n  }\n  return Status::OK();\n",
-        "    message_queue_.push(std::move(messages[i]));\n  }\n  has_message_.notify_one();\n  return Status::OK();\n",
+        _lines("    message_queue_.push(std::move(messages[i]));", "  }"),
+        _lines("    message_queue_.push(std::move(messages[i]));", "  }", "  has_message_.notify_one();"),
     ),
     (
         "horovod/common/tensor_queue.cc",
-        "// Execute callback for each tensor and clear tensor queue\n",
-        "void TensorQueue::WaitForMessage(std::chrono::milliseconds timeout) {\n"
-        "  std::unique_lock<std::mutex> lock(mutex_);\n"
-        "  has_message_.wait_for(lock, timeout, [this] { return !message_queue_.empty(); });\n"
-        "}\n\n"
-        "// Execute callback for each tensor and clear tensor queue\n",
+        "// Execute callback for each tensor and clear tensor queue",
+        _lines(
+            "void TensorQueue::WaitForMessage(std::chrono::milliseconds timeout) {",
+            "  std::unique_lock<std::mutex> lock(mutex_);",
+            "  if (message_queue_.empty()) {",
+            "    has_message_.wait_for(lock, timeout);",
+            "  }",
+            "}",
+            "",
+            "// Execute callback for each tensor and clear tensor queue",
+        ),
     ),
     # A rank that has joined has nothing to send, and takes part in what the others send; so may one of several sets.
     (
         "horovod/common/operations.cc",
-        "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n  if (state.mark_cycles_in_timeline) {\n",
-        "  auto& global_set = state.process_set_table.Get(0);\n"
-        "  if (state.process_set_table.Ids().size() == 1 && !global_set.joined && !state.shut_down) {\n"
-        "    global_set.tensor_queue.WaitForMessage(std::chrono::milliseconds(20));\n"
-        "  }\n"
-        "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n  if (state.mark_cycles_in_timeline) {\n",
+        _lines(
+            "  state.last_cycle_start = std::chrono::steady_clock::now();",
+            "",
+            "  if (state.mark_cycles_in_timeline) {",
+        ),
+        _lines(
+            "  auto& global_set = state.process_set_table.Get(0);",
+            "  if (state.process_set_table.Ids().size() == 1 && !global_set.joined && !state.shut_down) {",
+            "    global_set.tensor_queue.WaitForMessage(std::chrono::milliseconds(20));",
+            "  }",
+            "  state.last_cycle_start = std::chrono::steady_clock::now();",
+            "",
+            "  if (state.mark_cycles_in_timeline) {",
+        ),
     ),
 )
 """File, text to replace, and its replacement. After a change, increment `patch` in build_horovod.sh."""
