@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import filelock
 
-from tasks import tracking
 from tasks.cache.manifest import read_manifest
 from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
 from tasks.launch.failures import RankFailed, RanksLost, Stopped
@@ -137,6 +137,7 @@ def _train(
     backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     watchdog = Watchdog(num_ranks, stall_seconds)
+    loading: threading.Thread | None = None
 
     def check() -> None:
         deadline.check()
@@ -162,6 +163,7 @@ def _train(
                 with suppress(queue.Empty):
                     received = messages.get(timeout=POLL_SECONDS)
                 if received is not None:
+                    loading = loading or _load_tracking()
                     rank, message = received
                     if isinstance(message, dict):
                         run_id = _handle_event(rank, message, on_event) or run_id
@@ -189,6 +191,13 @@ def _train(
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
+
+
+def _load_tracking() -> threading.Thread:
+    """Load MLflow in a thread: not before the ranks start, and before one is killed, when there is little time."""
+    thread = threading.Thread(target=import_module, args=("tasks.tracking",), name="load-tracking", daemon=True)
+    thread.start()
+    return thread
 
 
 def _handle_event(
@@ -258,6 +267,8 @@ def _end_killed_run(spec: TrainingSpec) -> None:
     """
 
     def end() -> None:
+        from tasks import tracking
+
         lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
         try:
             with lock.acquire(timeout=0):

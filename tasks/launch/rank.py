@@ -20,6 +20,7 @@ from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
 from tasks.launch.rendezvous import collective_timeout
 from tasks.progress.activity import working
 from tasks.progress.count import listener
+from tasks.progress.start_clock import process_start
 from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import SingleLineFilter
 from tasks.train.progress import ReportedEpoch
@@ -103,6 +104,7 @@ def main(spec_path: str, emit: Emit) -> int:
     try:
         with working("preparing"):
             reducer = make_reducer(spec.num_ranks, spec.distributed)
+            process_start.passed("rendezvous")
             logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
             with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress
                 run_rank(spec, reducer, emit)

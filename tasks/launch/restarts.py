@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from tasks import tracking
 from tasks.config.hosts import parse_hosts
 from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
 from tasks.launch.failures import RanksLost, Stopped
@@ -95,6 +94,8 @@ def train_with_restarts(
             raise Stopped("training was stopped: run again to resume from the last checkpoint")
         deadline.check()
         delay = min(2 * delay, MAX_DELAY_SECONDS)
+        from tasks import tracking  # Here: it loads MLflow.
+
         tags = spec.tags | {tracking.RESTARTS_TAG: str(restart)}
         spec = left.model_copy(update={"restart": restart, "tags": tags})
 

@@ -14,6 +14,7 @@ import threading
 import traceback
 
 from tasks.launch.reporter import Reporter
+from tasks.progress.start_clock import process_start
 
 EXIT_ORPHANED = 3
 PR_SET_PDEATHSIG = 1
@@ -45,10 +46,12 @@ def start_rank(reporter: Reporter, spec_path: str) -> int:
     # Excludes the imported objects, which stay until the end, from all later collections.
     gc.freeze()
     gc.enable()
+    process_start.passed("imports")
     return main(spec_path, reporter.send)
 
 
 if __name__ == "__main__":
+    process_start.begin()
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, file=sys.stdout)
     own = Reporter(int(sys.argv[1]))

@@ -1,6 +1,7 @@
 """Prefect tasks that train in one process, on a work pool, or as ranks.
 
-Training runs outside the flow's process, so that the flow's heartbeats continue.
+Training runs outside the flow's process, so that the flow's heartbeats continue. Functions that need MLflow import it:
+the process that starts ranks does so only while they run, so that they start seconds earlier.
 """
 
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.single import SingleConfig
 from tasks.config.storage import SparkConfig
@@ -37,6 +37,8 @@ def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     """Return a cache key if the finished MLflow run exists, else None."""
+    from tasks import tracking
+
     if not tracking.is_available(parameters["storage"]):
         return None  # The stage itself waits for the server, and logs it.
     key = run_key(parameters["train"], parameters["cache"], parameters.get("distributed"))
@@ -49,6 +51,8 @@ def train_single(
     train: TrainConfig, cache: CacheRef, storage: Storage, single: SingleConfig = SingleConfig()
 ) -> RunRef:
     """Train in one process, here or on the work pool, unless the same run is already finished."""
+    from tasks import tracking
+
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     if found := tracking.find_finished_run(storage, spec.key):
         tracking.mark_chosen(storage, found)
@@ -74,6 +78,8 @@ def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunR
     Raises:
         RuntimeError: The MLflow run is not on the tracking server of `storage`, since the worker uses another one.
     """
+    from tasks import tracking
+
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
         raise RuntimeError(
@@ -92,6 +98,8 @@ def submit_train_distributed(
     spark: SparkConfig = SparkConfig(),
 ) -> RunRef:
     """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
+    from tasks import tracking
+
     spec = _distributed_spec(train, distributed, cache, storage, spark)
     if found := tracking.find_finished_run(storage, spec.key):
         publish_run(found, storage, "train-distributed")

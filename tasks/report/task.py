@@ -4,7 +4,6 @@ import json
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from tasks import tracking
 from tasks.environment import mlflow_page
 from tasks.refs import RunRef
 from tasks.report.file_names import (
@@ -25,6 +24,8 @@ MAX_IMAGE_BYTES = 200_000
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     """Publish the artifacts of a run: tables of metrics and classes, the model card, and a link to MLflow."""
+    from tasks import tracking  # Here: it loads MLflow, which a process that starts ranks needs only at the end.
+
     metrics = tracking.run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
     create_table_artifact(
@@ -75,6 +76,8 @@ def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     They are embedded as data URIs. An image artifact would be only a URL, but MLflow may be a database without a
     server, or a server that the browser cannot reach. They come last, for UIs that do not render them.
     """
+    from tasks import tracking
+
     names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
     contents = {name: tracking.read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}

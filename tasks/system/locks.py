@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
-from pyspark.sql import SparkSession
 
 from tasks.paths import local_path
 from tasks.system.mounts import mount_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("lakevision.locks")
 
@@ -33,7 +35,7 @@ def locking_with(server_lock: ServerLock) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_lock(url: str, spark: SparkSession | None = None) -> Iterator[None]:
+def exclusive_lock(url: str, spark: "SparkSession | None" = None) -> Iterator[None]:
     """Acquire the exclusive lock of a folder or URL for the duration of the block, waiting for other processes.
 
     Data read before may have changed once the lock is acquired. The lock file beside a local folder is never removed: a
@@ -95,7 +97,7 @@ def _file_lock(path: Path, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _held_by_jvm(spark: SparkSession, path: Path) -> Iterator[None]:
+def _held_by_jvm(spark: "SparkSession", path: Path) -> Iterator[None]:
     """Let the JVM hold a file lock until the block or the JVM ends, waiting for a JVM that lost its driver."""
     jvm: Any = spark._jvm
     channel = jvm.java.io.RandomAccessFile(f"{path}.jvm.lock", "rw").getChannel()

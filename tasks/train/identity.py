@@ -11,7 +11,6 @@ from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
-from tasks.tracking.runs import flat_params
 
 
 def run_key(
@@ -50,6 +49,8 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
     Raises:
         WrongInput: Settings, data or classes differ; names the differences with both values.
     """
+    from tasks.tracking.runs import flat_params  # Here: it loads MLflow, which a launcher's key does not need.
+
     different = [
         f"classes only in the {where}: {join_names(sorted(names)[:5], len(names))}"
         for where, names in (

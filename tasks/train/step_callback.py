@@ -7,6 +7,7 @@ import torch
 
 from tasks.broadcast import FLAG, broadcast_value
 from tasks.collectives import Reducer
+from tasks.progress.start_clock import process_start
 from tasks.system.signals import shutdown_requested
 
 AGREE_SECONDS = 1.0
@@ -69,6 +70,7 @@ class StepCallback(NullStepCallback):
         Raises:
             KeyboardInterrupt: This process or that of another rank was interrupted; the checkpoint is written.
         """
+        process_start.stepped()
         self._steps_until -= 1
         if self._steps_until > 0:
             return False

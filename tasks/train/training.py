@@ -18,6 +18,7 @@ from tasks.metrics.epoch import EpochMetrics
 from tasks.model.device import choose_device, make_deterministic
 from tasks.model.network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
+from tasks.progress.start_clock import process_start
 from tasks.refs import RunRef
 from tasks.report.image_names import name_images
 from tasks.schema import TRAIN
@@ -177,6 +178,7 @@ class Training:
                 self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
+            process_start.passed("preparation")
             if self._fit(context, phase.max_epochs, trainable):
                 break
 

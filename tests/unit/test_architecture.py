@@ -151,6 +151,17 @@ print({{"torch", "torchvision", "petastorm", "matplotlib"}} & set(sys.modules))
     assert done.stdout.splitlines()[-1:] == ["set()"], (done.stdout, done.stderr)
 
 
+def test_flow_that_starts_ranks_on_a_given_cache_loads_neither_mlflow_nor_tables(tmp_path: Path) -> None:
+    """Its ranks would wait for these imports, which take seconds."""
+    program = """
+import sys
+import flows.train_distributed
+print({"mlflow", "duckdb", "deltalake", "pandas"} & set(sys.modules))
+"""
+    done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["set()"], (done.stdout, done.stderr)
+
+
 def test_importing_leaves_no_file(imported: dict[str, Any]) -> None:
     """Every module was imported, and neither the current folder nor the home has anything of ours in it."""
     assert set(imported["names"]) <= set(imported["imported"])
