@@ -16,6 +16,12 @@ PATCHES = (
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
     # Reserved only, the vector is empty: the check for stalled ranks reads its size, and finds no rank.
     ("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"),
+    # The ranks of a process set, which exchange the gradients, took the address of the host's name as theirs.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  assert(global_context.IsEnabled());",
+        _lines("  assert(global_context.IsEnabled());", "  gloo_iface_ = global_context.gloo_iface_;"),
+    ),
     # Horovod's thread asks the other ranks a thousand times per second for the tensors that are ready, even if it has
     # none itself. That took a tenth of the time of a rank with one core. Now it waits for the next tensor.
     (
