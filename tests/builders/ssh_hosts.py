@@ -46,8 +46,14 @@ class SshHosts:
 
 
 @contextmanager
-def start_hosts(folder: Path, names: Sequence[str], hidden: Mapping[str, Path] | None = None) -> Iterator[SshHosts]:
-    """Start an sshd per name, on an address of the loopback interface and a port of its own.
+def start_hosts(
+    folder: Path,
+    names: Sequence[str],
+    hidden: Mapping[str, Path] | None = None,
+    addresses: Mapping[str, str] | None = None,
+    prefixes: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[SshHosts]:
+    """Start an sshd per name, on an address and a port of its own; by default, of the loopback interface.
 
     The configuration also names `closed`, where nothing listens, and `refused`, the first host with another key.
 
@@ -55,6 +61,8 @@ def start_hosts(folder: Path, names: Sequence[str], hidden: Mapping[str, Path] |
         folder: New folder for keys, configurations and logs.
         names: Names of the hosts.
         hidden: Folders that hosts have on a file system of their own; it needs the right to mount.
+        addresses: Addresses of hosts that are not on the loopback interface.
+        prefixes: Words before the commands of hosts, such as of a network namespace.
     """
     folder.mkdir(parents=True)
     for name in ("host_key", "user_key", "other_key"):
@@ -63,9 +71,14 @@ def start_hosts(folder: Path, names: Sequence[str], hidden: Mapping[str, Path] |
     (folder / "known_hosts").write_text(f"lakevision-test {(folder / 'host_key.pub').read_text()}")
     config = folder / "ssh_config"
     with ExitStack() as stack:
-        places = {name: (f"127.0.0.{number}", free_port()) for number, name in enumerate(names, 2)}
+        places = {
+            name: ((addresses or {}).get(name, f"127.0.0.{number}"), free_port())
+            for number, name in enumerate(names, 2)
+        }
         servers = {
-            name: stack.enter_context(_sshd(folder, name, *place, (hidden or {}).get(name)))
+            name: stack.enter_context(
+                _sshd(folder, name, *place, (hidden or {}).get(name), (prefixes or {}).get(name, ()))
+            )
             for name, place in places.items()
         }
         hosts = [_host(folder, name, *place, "user_key") for name, place in places.items()]
@@ -83,7 +96,9 @@ def _host(folder: Path, name: str, address: str, port: int, key: str) -> str:
 
 
 @contextmanager
-def _sshd(folder: Path, name: str, address: str, port: int, hidden: Path | None) -> "Iterator[subprocess.Popen[bytes]]":
+def _sshd(
+    folder: Path, name: str, address: str, port: int, hidden: Path | None, prefix: Sequence[str]
+) -> "Iterator[subprocess.Popen[bytes]]":
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd, as root, confines its unprivileged part
     config = folder / f"sshd_config-{name}"
     config.write_text(
@@ -93,7 +108,7 @@ def _sshd(folder: Path, name: str, address: str, port: int, hidden: Path | None)
     )
     sshd = find_sshd()
     assert sshd is not None, "tests that need it are skipped without it"
-    command = [sshd, "-D", "-e", "-f", str(config)]
+    command = [*prefix, sshd, "-D", "-e", "-f", str(config)]
     if hidden is not None:
         command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(hidden), *command]
     with (folder / f"sshd-{name}.log").open("wb") as log:

@@ -13,10 +13,11 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import DiskFull, HostLost, WrongInput
 from tasks.launch import launcher
+from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
-from tasks.train.run import train_model
+from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.disks import fill, mounted_disk
 from tests.builders.hand_made_cache import hand_made_cache
@@ -26,6 +27,7 @@ from tests.builders.killed_training import (
     launch_and_kill,
     logged_epochs,
     own_ranks,
+    pids_of_ranks,
     runs_beside,
     runs_in,
     start_launcher,
@@ -37,6 +39,8 @@ from tests.fakes.interrupted_training import coloured_cache
 MOMENTS = 3
 ROUNDS = 20
 STALL_SECONDS = 10
+EPOCHS_ON_FULL_DISK = 20
+"""Long enough for some checkpoints, which are a second apart, that cannot be written."""
 
 
 @pytest.fixture
@@ -192,10 +196,15 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
     assert own_ranks() == []
 
 
-def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path):
+@pytest.mark.parametrize(
+    "distributed", [None, DistributedConfig(num_ranks=2), DistributedConfig(num_ranks=2, backend="torch")]
+)
+def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path, distributed):
     """A full disk does not stop a run; killed and resumed with more room, it has the weights of an undisturbed run."""
+    train = TRAIN.model_copy(update={"max_epochs": 60, "patience": 60})
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    undisturbed = weights(train_model(TrainingSpec(train=TRAIN, cache=cache, storage=other)), other, tmp_path)
+    undisturbed = weights(launch_ranks(spec.model_copy(update={"storage": other})), other, tmp_path)
     with mounted_disk(tmp_path / "small", storage, 60_000) as disk:
         small = resolve_storage(
             StorageConfig(
@@ -206,26 +215,26 @@ def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, st
                 tracking=f"sqlite:///{tmp_path}/mlflow.db",
             )
         )
-        filler = disk.folder / "filler"
+        spec = spec.model_copy(update={"storage": small})
+        filler, folder, filled_at = disk.folder / "filler", small.checkpoints / spec.key, list[int]()
 
-        class Killed(BaseException):
-            """A stand-in for SIGKILL."""
-
-        def fill_then_die(metrics):
-            if metrics.epoch == 1:
+        def fill_then_kill(event):
+            if not filled_at and newest_position(folder) is not None:
                 fill(filler)
-            if metrics.epoch == 3:
-                raise Killed
+                filled_at.append(event["epoch"])
+            if filled_at and event["epoch"] == filled_at[0] + EPOCHS_ON_FULL_DISK:
+                os.kill(max(pids_of_ranks().values()), signal.SIGKILL)
 
-        with pytest.raises(Killed):
-            train_model(TrainingSpec(train=TRAIN, cache=cache, storage=small), on_epoch=fill_then_die)
+        with pytest.raises(RanksLost, match=r"was ended by signal 9"):
+            launch_ranks(spec, fill_then_kill)
         filler.unlink()
         epochs = []
-        run = train_model(
-            TrainingSpec(train=TRAIN, cache=cache, storage=small), on_epoch=lambda metrics: epochs.append(metrics.epoch)
-        )
-        assert epochs[0] in (1, 2)
+        run = launch_ranks(spec, lambda event: epochs.append(event["epoch"]))
+        assert 1 < epochs[0] < filled_at[0] + EPOCHS_ON_FULL_DISK
+        assert own_ranks() == []
         resumed = weights(run, small, tmp_path)
+        assert runs_beside(run, small) == [(run.run_id, "FINISHED")]
+        assert logged_epochs(run, small) == list(range(train.max_epochs))
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
