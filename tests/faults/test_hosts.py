@@ -12,7 +12,6 @@ import torch
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import HostLost
-from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.storage import Storage, resolve_storage
 from tasks.train.checkpoint_files import newest_position
@@ -32,13 +31,6 @@ from tests.fakes.ranks_on_hosts import (
     settings,
     wait_until,
 )
-
-BY_NAME = pytest.mark.xfail(
-    raises=RanksLost,
-    reason="Horovod 0.28.1 exchanges gradients by the address of the host's name, not by HOROVOD_GLOO_IFACE: "
-    "InitializeForProcessSet does not take over the interface of the global context",
-)
-"""Hosts whose name has a loopback address do not reach each other."""
 
 NUM_CUTS = 3
 """Rounds for each backend: one takes more than a minute, for most of which both ends wait for each other."""
@@ -96,7 +88,7 @@ def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, s
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=BY_NAME), "torch"])
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
 @pytest.mark.parametrize("number", range(NUM_CUTS))
 def test_run_is_completed_after_a_cut_of_the_network(
     make_images, storage: Storage, tmp_path: Path, draw, backend: str, number: int
