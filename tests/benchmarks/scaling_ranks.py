@@ -48,7 +48,10 @@ def main() -> None:
                     seconds_of(lambda values=values: torch.distributed.all_reduce(values), REPEATS[size])
                 )
     if os.environ["RANK"] == "0":
-        print(json.dumps({name: statistics.median(found) for name, found in times.items() if found}))
+        print(json.dumps({name: statistics.median(found) for name, found in times.items() if found}), flush=True)
+    if num_ranks > 1:
+        torch.distributed.barrier()
+    os._exit(0)  # Gloo's threads run: the end of the interpreter would abort the process.
 
 
 if __name__ == "__main__":
