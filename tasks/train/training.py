@@ -233,7 +233,7 @@ class Training:
             average=None if decay is None else WeightAverage(model, decay, progress.average),
             first_epoch=progress.first_epoch,
             step=trainable.settings,
-            step_callback=step_callback,
+            step_callback=step_callback if traced is None else traced,
             buffers=trainable.buffers,
         )
         try:

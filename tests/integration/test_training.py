@@ -1,5 +1,6 @@
 """Training in a single process and in two ranks, and rejected settings."""
 
+import gzip
 import json
 import math
 import time
@@ -156,6 +157,16 @@ def test_losses_of_one_rank_equal_those_of_a_single_process(finished, cache, sto
     ranked = tracking.run_metrics(storage, train(cache, storage, num_ranks=1))
     for name in ("train_loss", "val_loss", "test_loss", "val_accuracy"):
         assert alone[name] == ranked[name], name
+
+
+def test_traced_steps_are_an_artifact_of_the_run(cache, storage, tmp_path):
+    """The steps of rank 0 are recorded in training, with the operations of its network."""
+    run = train_here(cache, storage, None, trace_steps=2)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    with gzip.open(client.download_artifacts(run.run_id, "trace/phase-00.json.gz", str(tmp_path))) as file:
+        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    assert names.count("Optimizer.step#Adam.step") == 2
+    assert "aten::convolution" in names
 
 
 def test_two_ranks_count_every_image_once(finished):
