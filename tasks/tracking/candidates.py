@@ -8,6 +8,7 @@ from tasks.errors import WrongInput
 from tasks.refs import RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
+from tasks.tracking.pages import all_results
 from tasks.tracking.searches import TRIAL_TAG
 from tasks.tracking.server import client_of, prepare_tracking
 
@@ -29,7 +30,16 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
     Raises:
         WrongInput: There are finished runs, and none was trained on `table`.
     """
-    current = [run for run in _finished_runs(storage) if OLD_MODEL_TAG not in run.data.tags]
+    client, experiments = client_of(storage), [prepare_tracking(storage)]
+    found: Iterator[Run] = all_results(
+        lambda token: client.search_runs(
+            experiments,
+            "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+    )
+    current = [run for run in found if OLD_MODEL_TAG not in run.data.tags]
     runs = [run for run in current if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
     if not runs:
         return []
@@ -43,22 +53,6 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
     runs = own or runs
     digest = runs[0].data.params["cache.digest"]
     return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
-
-
-def _finished_runs(storage: Storage) -> Iterator[Run]:
-    """Yield all finished training runs, the newest first."""
-    client, experiments, token = client_of(storage), [prepare_tracking(storage)], None
-    while True:
-        page = client.search_runs(
-            experiments,
-            "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _was_trained_on(run: Run, path: str, table_id: str) -> bool:

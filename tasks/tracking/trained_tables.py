@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tasks.refs import TableRef
 from tasks.storage import Storage
+from tasks.tracking.pages import all_results
 from tasks.tracking.registry_values import whole_number
 from tasks.tracking.server import client_of
 
@@ -80,7 +81,9 @@ def trained_versions(storage: Storage) -> list[TableRef]:
     Models that are not from a training run of this project are skipped, and versions that lost against the champion.
     """
     found: dict[TableRef, None] = {}
-    for model in _model_versions(storage):
+    client = client_of(storage)
+    models: Iterator[ModelVersion] = all_results(lambda token: client.search_model_versions(page_token=token))
+    for model in models:
         of = f"{model.name} version {model.version}"
         tags = model.tags if TABLE_VERSION_TAG in model.tags else table_tags(_run_params(storage, model))
         version = whole_number(tags, TABLE_VERSION_TAG, of)
@@ -89,16 +92,6 @@ def trained_versions(storage: Storage) -> list[TableRef]:
         for table in served_tables(model.tags, of):
             found[table.model_copy(update={"source": ""})] = None
     return list(found)
-
-
-def _model_versions(storage: Storage) -> Iterator[ModelVersion]:
-    client, token = client_of(storage), None
-    while True:
-        page = client.search_model_versions(page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _run_params(storage: Storage, model: ModelVersion) -> dict[str, str]:
