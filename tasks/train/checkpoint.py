@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 import pickle
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from tasks.collectives import Reducer
 from tasks.metrics.epoch import EpochMetrics
 from tasks.train.buffers import VirtualBuffers
-from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name
+from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name, written_at_once
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress, RunningEpoch
 
@@ -115,9 +114,11 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if best and best != self._best_written:
-                _write(self.folder / best, progress.best_state)
+                with written_at_once(self.folder / best) as file:
+                    _save(progress.best_state, file)
                 self._best_written = best
-            _write(self.folder / name, content | {"run_id": run_id, "best": best, "form": FORM})
+            with written_at_once(self.folder / name) as file:
+                _save(content | {"run_id": run_id, "best": best, "form": FORM}, file)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -182,19 +183,6 @@ class Checkpoints:
         for path in self.folder.glob("best-*.pt"):
             if path.name not in needed:
                 path.unlink()
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_suffix(PARTIAL)
-    try:
-        with partial.open("wb") as file:
-            _save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _check_form(content: dict[str, Any]) -> None:

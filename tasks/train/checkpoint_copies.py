@@ -1,6 +1,5 @@
 """Checkpoints of ranks on hosts without a shared folder: each host has its own copies."""
 
-import os
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +11,7 @@ from tasks.collectives import Reducer
 from tasks.environment import local_rank_and_size
 from tasks.system.disk import translate_disk_full
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.checkpoint_files import PARTIAL, files_of
+from tasks.train.checkpoint_files import files_of, written_at_once
 from tasks.train.spec import TrainingSpec
 
 CHUNK_BYTES = 64 << 20
@@ -60,17 +59,10 @@ def _send_file(path: Path, reducer: Reducer, root: int, *, writes: bool) -> None
     if not writes:
         _receive_chunks(None, size, reducer, root)
         return
-    partial = path.with_suffix(PARTIAL)
     with translate_disk_full(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                _receive_chunks(file, size, reducer, root)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with written_at_once(path) as file:
+            _receive_chunks(file, size, reducer, root)
 
 
 def _send_chunks(file: IO[bytes], size: int, reducer: Reducer, root: int) -> None:

@@ -1,7 +1,11 @@
 """File names of checkpoints, and their removal."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
@@ -27,6 +31,23 @@ def files_of(name: str) -> list[str]:
     """
     best = name.partition("+")[2]
     return [name] if best == ".pt" else [best, name]
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write, which has its name once the block has ended without an error, and else is removed.
+
+    Its content is on the disk then: a kill or a loss of power leaves the whole file or none.
+    """
+    partial = path.with_suffix(PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def newest_position(folder: Path) -> tuple[int, int] | None:

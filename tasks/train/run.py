@@ -10,7 +10,7 @@ from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
 from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
-from tasks.train.checkpoint_copies import send_newest_checkpoint, writes_checkpoints
+from tasks.train.checkpoint_copies import send_newest_checkpoint
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
@@ -46,11 +46,8 @@ def train_model(
     reducer = reducer or SingleProcess()
     training = Training(spec, reducer, on_epoch)
     with translate_out_of_memory(spec.train, reducer.rank), ExitStack() as stack:
-        writes = writes_checkpoints(spec, reducer.rank)
         if not spec.shares_home:
-            if writes:
-                sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
-            send_newest_checkpoint(training.checkpoints, reducer, writes=writes)
+            send_newest_checkpoint(training.checkpoints, reducer, writes=training.writes)
 
         def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
@@ -63,8 +60,9 @@ def train_model(
                 return _find_resume_point(training, spec)
 
         run = training.run(run_on_rank_zero(reducer, RESUME_POINT, begin))
-        if writes and reducer.rank != 0:
+        if training.writes and reducer.rank != 0:  # As rank 0 does for its host.
             remove_checkpoints(training.folder)
+            sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
         return run
 
 

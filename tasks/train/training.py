@@ -63,7 +63,7 @@ class Training:
         self._storage = spec.storage
         self._reducer = reducer
         self._on_epoch = on_epoch
-        self._writes = writes_checkpoints(spec, reducer.rank)
+        self.writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
         self.progress = Progress(
             EarlyStopping(
@@ -193,7 +193,7 @@ class Training:
                 run_id = "" if self._run is None else self._run.run_id
                 if not self._spec.shares_home:  # The first rank of each host writes it.
                     run_id, content["tags"] = broadcast_value(reducer, RANK_ZERO_PART, (run_id, progress.tags))
-                is_saved = self._writes and self.checkpoints.save(content, progress, run_id)
+                is_saved = self.writes and self.checkpoints.save(content, progress, run_id)
                 # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
                 if self._run is not None and is_saved:
                     self._send_epochs()
