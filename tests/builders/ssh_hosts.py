@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.builders.processes import free_port
 
@@ -20,6 +21,12 @@ START_SECONDS = 60
 def find_sshd() -> str | None:
     """Return the absolute path of sshd, by which it must be started; None where it is not installed."""
     return shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+
+
+needs_sshd = pytest.mark.skipif(
+    find_sshd() is None or shutil.which("ssh") is None, reason="needs sshd (openssh-server)"
+)
+"""Mark of tests that start hosts."""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,18 @@ class Running:
         return TrainingSpec(train=TRAIN_LONG, distributed=TWO_RANKS, cache=self.cache, storage=storage)
 
 
+def assert_completed(running: Running, run: UUID, storage: Storage, folder: Path) -> None:
+    """Wait for the end of a run: it has the undisturbed weights, each epoch once, and no other run is left."""
+    wait_until(partial(is_final, running.stack, run))
+    assert state_type(running.stack, run) == "COMPLETED"
+    trained = tracking.find_finished_run(storage, running.spec(storage).key)
+    assert trained is not None
+    found = weights(trained, storage, folder)
+    assert all(torch.equal(found[name], running.expected[name]) for name in running.expected)
+    assert logged_epochs(trained, storage) == list(range(TRAIN_LONG.max_epochs))
+    assert runs_beside(trained, storage) == [(trained.run_id, "FINISHED")]
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Return a server with a worker, and an undisturbed training run."""
@@ -135,15 +147,7 @@ def test_cancelled_run_leaves_nothing_and_is_completed_by_the_next(
             assert listening(ports) == set()
             assert shared_memory() <= files
             assert "RUNNING" not in [status for _run_id, status in runs_in(storage)]
-    last = submit_training(stack, spec).id
-    wait_until(partial(is_final, stack, last))
-    assert state_type(stack, last) == "COMPLETED"
-    trained = tracking.find_finished_run(storage, spec.key)
-    assert trained is not None
-    found = weights(trained, storage, tmp_path)
-    assert all(torch.equal(found[name], running.expected[name]) for name in running.expected)
-    assert logged_epochs(trained, storage) == list(range(TRAIN_LONG.max_epochs))
-    assert runs_beside(trained, storage) == [(trained.run_id, "FINISHED")]
+    assert_completed(running, submit_training(stack, spec).id, storage, tmp_path)
 
 
 @pytest.mark.timeout(3600)
@@ -171,11 +175,4 @@ def test_training_goes_on_without_the_server(
         print(f"round {number}: an outage of {seconds:.1f} s, in which training went from {before} to {after}")
         # The checkpoints of a run that has completed are removed.
         assert before != after
-        wait_until(partial(is_final, stack, run))
-        assert state_type(stack, run) == "COMPLETED"
-        trained = tracking.find_finished_run(storage, spec.key)
-        assert trained is not None
-        found = weights(trained, storage, tmp_path)
-        assert all(torch.equal(found[name], running.expected[name]) for name in running.expected)
-        assert logged_epochs(trained, storage) == list(range(TRAIN_LONG.max_epochs))
-        assert runs_beside(trained, storage) == [(trained.run_id, "FINISHED")]
+        assert_completed(running, run, storage, tmp_path)

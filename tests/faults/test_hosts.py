@@ -1,6 +1,5 @@
 """Training on several hosts whose launcher or agents are killed, and whose network is cut."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, logged_epochs, runs_beside, start_launcher
 from tests.builders.networks import other_machine
 from tests.builders.processes import rank_processes as ranks_of
-from tests.builders.ssh_hosts import SshHosts, find_sshd, start_hosts
+from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
 from tests.builders.training_runs import weights
 from tests.fakes.ranks_on_hosts import (
     STEPS,
@@ -35,10 +34,7 @@ from tests.fakes.ranks_on_hosts import (
 NUM_CUTS = 3
 """Rounds for each backend: one takes more than a minute, for most of which both ends wait for each other."""
 
-pytestmark = [
-    pytest.mark.skipif(find_sshd() is None or shutil.which("ssh") is None, reason="needs sshd (openssh-server)"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needs_sshd, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tasks.storage import Storage, resolve_storage
 from tasks.system.cores import take_gpus
 from tasks.train.spec import TrainingSpec
 from tests.builders.spark_cluster import can_mount
-from tests.builders.ssh_hosts import SshHosts, find_sshd, start_hosts
+from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
 from tests.builders.training_runs import SMALL, weights
 from tests.fakes.ranks_on_hosts import (
     STEPS,
@@ -35,10 +35,7 @@ from tests.fakes.ranks_on_hosts import (
     wait_until,
 )
 
-pytestmark = [
-    pytest.mark.skipif(find_sshd() is None or shutil.which("ssh") is None, reason="needs sshd (openssh-server)"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needs_sshd, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
