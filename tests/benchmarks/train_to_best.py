@@ -1,6 +1,7 @@
 """A training run to its best validation accuracy, which prints accuracy and time per epoch.
 
-Run by tests/benchmarks/accuracy.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is ours, recipe-1 or recipe-3.
+Run by tests/benchmarks/accuracy.py and ranks_to_best.py as `train_to_best.py NAME FOLDER WEIGHTS SEED`. NAME is one of
+OURS, recipe-1 or recipe-3.
 """
 
 import json
@@ -9,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 BEGAN = time.perf_counter()
 """Start of the process: imports are part of the time."""
@@ -17,6 +19,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+
+BACKEND = "torch"
+"""Backend of the ranks."""
+
+OURS: dict[str, tuple[int | None, dict[str, Any]]] = {
+    "ours": (None, {}),
+    # The backbone runs on every image in every epoch, as in the recipe.
+    "process": (None, {"feature_cache": False, "scale_learning_rate": "none"}),
+    "ranks-scaled": (2, {"feature_cache": False, "scale_learning_rate": "auto"}),
+    "ranks-unscaled": (2, {"feature_cache": False, "scale_learning_rate": "none"}),
+}
+"""Number of ranks, None for a single process, and settings other than the default ones, by name."""
 
 answers = sys.stdout
 """The output that the benchmark reads; petastorm prints to `sys.stdout`."""
@@ -27,10 +41,11 @@ def report(**values: float) -> None:
     print(json.dumps(values | {"at": time.perf_counter() - BEGAN}), file=answers, flush=True)
 
 
-def ours(folder: Path, weights: Path, seed: int) -> None:
-    """Train with the default settings and tracking, from a cache without cached features."""
+def ours(name: str, folder: Path, weights: Path, seed: int) -> None:
+    """Train with the settings of a name and tracking, from a cache without cached features."""
     from tasks import tracking
     from tasks.cache.manifest import read_manifest
+    from tasks.config.distributed import DistributedConfig
     from tasks.config.storage import StorageConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.launcher import launch_ranks
@@ -39,14 +54,15 @@ def ours(folder: Path, weights: Path, seed: int) -> None:
     from tasks.train.spec import TrainingSpec
     from tests.benchmarks import train_data
 
+    num_ranks, settings = OURS[name]
     url = str(folder / "uint8")
     manifest = read_manifest(url)
     assert manifest is not None
     storage = resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed))))
     run = launch_ranks(
         TrainingSpec(
-            train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed),
-            distributed=None,
+            train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed, **settings),
+            distributed=None if num_ranks is None else DistributedConfig(num_ranks=num_ranks, backend=BACKEND),
             cache=CacheRef(url=url, digest=manifest.digest),
             storage=storage,
         ),
@@ -105,8 +121,8 @@ def main() -> None:
     from tasks.system.cores import num_cores
 
     torch.set_num_threads(num_cores())
-    if name == "ours":
-        ours(folder, weights, seed)
+    if name in OURS:
+        ours(name, folder, weights, seed)
     else:
         sys.stdout = sys.stderr  # petastorm prints when a reader is closed
         recipe(folder, weights, seed, int(name.rsplit("-", 1)[1]))
