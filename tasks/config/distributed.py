@@ -25,6 +25,9 @@ from tasks.environment import runs_under_spark_submit
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
 
+ON_HOSTS: Schema = {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}
+"""The condition that the ranks are not all on this machine."""
+
 Backend = Literal["horovod", "torch"]
 GradientCompression = Literal["none", "fp16", "bf16"]
 
@@ -39,12 +42,8 @@ class DistributedConfig(FrozenConfig):
             when_given(name, must_be("launcher", "hosts"))
             for name in ("hosts", "host_python", "host_folder", "ssh_config")
         ),
-        when(
-            "shared_home",
-            False,
-            {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}},
-        ),
-        when_given("interface", {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}),
+        when("shared_home", False, ON_HOSTS),
+        when_given("interface", ON_HOSTS),
         when_given("min_ranks", {"required": ["max_restarts"], "properties": {"max_restarts": {"minimum": 1}}}),
     )
 

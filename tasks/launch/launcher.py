@@ -1,5 +1,6 @@
 """Launcher of the ranks of a training run, on this machine or on several hosts, which end together."""
 
+import functools
 import logging
 import queue
 import sys
@@ -137,7 +138,6 @@ def _train(
     backend = spec.distributed.backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     watchdog = Watchdog(num_ranks, stall_seconds)
-    loading: threading.Thread | None = None
 
     def check() -> None:
         deadline.check()
@@ -163,7 +163,7 @@ def _train(
                 with suppress(queue.Empty):
                     received = messages.get(timeout=POLL_SECONDS)
                 if received is not None:
-                    loading = loading or _load_tracking()
+                    _load_tracking()
                     rank, message = received
                     if isinstance(message, dict):
                         run_id = _handle_event(rank, message, on_event) or run_id
@@ -193,11 +193,10 @@ def _train(
     return RunRef(run_id=run_id)
 
 
-def _load_tracking() -> threading.Thread:
+@functools.cache
+def _load_tracking() -> None:
     """Load MLflow in a thread: not before the ranks start, and before one is killed, when there is little time."""
-    thread = threading.Thread(target=import_module, args=("tasks.tracking",), name="load-tracking", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=import_module, args=("tasks.tracking",), name="load-tracking", daemon=True).start()
 
 
 def _handle_event(

@@ -163,31 +163,30 @@ def try_to_take_gpus(gpus: Sequence[str], num_ranks: int, held: ExitStack) -> li
     Raises:
         WrongInput: The folder of the locks belongs to another user.
     """
-    with filelock.FileLock(_own_folder() / "slots.lock"):
-        return _free_gpus(gpus, num_ranks, held)
+    return _attempt(lambda: _free_gpus(gpus, num_ranks, held))
 
 
 T = TypeVar("T")
 
 
-def _own_folder() -> Path:
+def _attempt(take: Callable[[], T]) -> T:
+    """Call `take` under the lock of all slots."""
     folder = slots_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
         raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
-    return folder
+    # Held for milliseconds: two processes would find each other's GPUs in use, and both keep waiting.
+    with filelock.FileLock(folder / "slots.lock"):
+        return take()
 
 
 def _wait_for(
     take: Callable[[], T | None], wanted: str, num_gpus: int, timeout_seconds: float, check: Callable[[], None]
 ) -> T:
     """Call `take` under the lock of all slots until it returns a value."""
-    folder = _own_folder()
     deadline, is_logged = time.monotonic() + timeout_seconds, False
     while True:
-        # Held for milliseconds: two processes would find each other's GPUs in use, and both keep waiting.
-        with filelock.FileLock(folder / "slots.lock"):
-            taken = take()
+        taken = _attempt(take)
         if taken is not None:
             return taken
         if not is_logged:
