@@ -11,8 +11,8 @@ from PIL import Image
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 
-# Two test files run at a time, and torch uses all cores in each. Threads that spin while they wait take the cores from
-# the threads that they wait for. libgomp reads the variable when torch is loaded, here and in subprocesses.
+# Three test files run at a time, and torch uses all cores in each. Threads that spin while they wait take the cores
+# from the threads that they wait for. libgomp reads the variable when torch is loaded, here and in subprocesses.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}

@@ -66,6 +66,9 @@ def run_query(rows: DataFrame, process: BatchFunction, checkpoint: str, interval
     except BaseException:
         _stop_queries(rows.sparkSession)
         raise
+    finally:
+        # A batch has a session of its own; pyspark keeps that of the last `createDataFrame` for all threads.
+        SparkSession._activeSession = rows.sparkSession
     if failures:
         raise failures[0]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config.etl import EtlConfig
@@ -37,6 +38,7 @@ def test_stream_equals_batch_and_continues_with_new_images(spark, source, storag
     promote(storage, tmp_path)
     report = stream(storage)
     assert (report.predicted, report.errors, report.versions_behind) == (60, 0, 0)
+    assert SparkSession.getActiveSession() is spark, "the session of a batch outlived the stream"
     batch = predict(storage, predictions=storage.table("by-batch"))
     assert batch.predicted == 60
     of_stream, of_batch = (
