@@ -24,6 +24,15 @@ LAST_LINES = 30
 DRAIN_SECONDS = 2.0
 """Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
 
+OUT_OF_MEMORY = (
+    "the kernel of this machine has killed a process for lack of memory meanwhile, probably this one: lower "
+    "train.batch_size, or give the machine or container more memory"
+)
+"""The last line of a rank that the kernel has probably killed."""
+
+KERNEL_COUNTERS = Path("/proc/vmstat")
+"""Counters of this machine's kernel, one per line; Linux alone has it."""
+
 
 class Process(Protocol):
     """A process as `subprocess.Popen`: of this machine, or of another one through its agent."""
@@ -85,6 +94,19 @@ Message = tuple[RankProcess, str | dict[str, Any] | None]
 """A rank with a line of its output, an event, or None at the end of one of the two."""
 
 
+def memory_kills() -> int:
+    """Return how many processes the kernel of this machine has killed for lack of memory; 0 where it does not tell.
+
+    The counter `oom_kill` of Linux includes those of containers and other memory cgroups.
+    """
+    with suppress(OSError):
+        for line in KERNEL_COUNTERS.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
 def start(
     number: int,
     spec_path: Path,
@@ -92,7 +114,11 @@ def start(
     messages: "queue.Queue[Message]",
     heard: Callable[[int, Activity], None],
 ) -> RankProcess:
-    """Start a rank, and the threads that read its output and events into `messages`, and its activity into `heard`."""
+    """Start a rank, and the threads that read its output and events into `messages`, and its activity into `heard`.
+
+    If the rank is killed, and the kernel has killed a process for lack of memory meanwhile, the last line says so.
+    """
+    kills_before = memory_kills()
     events, to_events = os.pipe()
     try:
         process = subprocess.Popen(
@@ -121,6 +147,9 @@ def start(
         with process.stdout as output:
             for line in output:
                 messages.put((rank, line.rstrip("\n")))
+        with suppress(subprocess.TimeoutExpired):
+            if process.wait(timeout=DRAIN_SECONDS) == -signal.SIGKILL and memory_kills() > kills_before:
+                messages.put((rank, OUT_OF_MEMORY))
         messages.put((rank, None))
 
     def read_events() -> None:

@@ -53,6 +53,8 @@ def start_rank(reporter: Reporter, spec_path: str) -> int:
 if __name__ == "__main__":
     process_start.begin()
     end_with_parent()
+    # Native code that crashes shows where it was called. One thread: the launcher keeps a few last lines.
+    faulthandler.enable(file=sys.stdout, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=sys.stdout)
     own = Reporter(int(sys.argv[1]))
     own.start()

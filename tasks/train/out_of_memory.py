@@ -12,6 +12,11 @@ from tasks.errors import OutOfMemory
 ALLOCATORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "_ALLOC_FAILED")
 """Texts by which torch reports on the CPU, and libraries such as cuBLAS on a GPU, that memory is used up."""
 
+ONEDNN = re.compile(r"could not create a (primitive|memory object)$")
+"""Texts of oneDNN, which computes on the CPU, when it gets no memory for its generated code or its buffers.
+
+A "primitive descriptor" that cannot be created is another error: the operation is not supported."""
+
 _SIZE = re.compile(r"tried to allocate ([\d.]+ \w+)", re.IGNORECASE)
 
 
@@ -19,7 +24,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory is used up, of the process or of its GPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATORS)
+    message = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(text in message for text in ALLOCATORS) or ONEDNN.search(message) is not None
+    )
 
 
 def out_of_memory(error: BaseException, train: TrainConfig, rank: int) -> OutOfMemory:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +102,7 @@ def launch_and_kill(
     *,
     number: signal.Signals = signal.SIGKILL,
     rank: int | None = None,
+    find: Callable[[], dict[int, int]] = pids_of_ranks,
 ) -> Victim:
     """Train, and kill or stop a rank in a step, a checkpoint or a validation.
 
@@ -112,6 +113,7 @@ def launch_and_kill(
             launch, within the duration of that epoch: this is in time even where a machine's speed varies.
         number: The signal.
         rank: Number of the rank; None for any.
+        find: Returns the process ids to choose from, by the number of the rank.
     """
     started, over = threading.Event(), threading.Event()
     events: list[float] = []
@@ -123,7 +125,7 @@ def launch_and_kill(
     def wait_and_kill() -> None:
         started.wait()
         wait = fraction * (events[-1] - events[-2]) if seconds is None else seconds
-        if not over.wait(wait) and (numbered := pids_of_ranks()):
+        if not over.wait(wait) and (numbered := find()):
             victim.rank = draw.choice(sorted(numbered)) if rank is None else rank
             sent_at[0] = time.monotonic()
             os.kill(numbered[victim.rank], number)

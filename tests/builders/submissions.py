@@ -40,9 +40,12 @@ def run_code(stack: LocalStack, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def start_worker(stack: LocalStack) -> "subprocess.Popen[bytes]":
-    """Start a worker of the pool `gpu`."""
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process"))
+def start_worker(stack: LocalStack, *, ends_lost_runs: bool = False) -> "subprocess.Popen[bytes]":
+    """Start a worker of the pool `gpu`: Prefect's own, or the one that first ends the runs its predecessor left."""
+    command = prefect_command("worker", "start", "--pool", "gpu", "--type", "process")
+    if ends_lost_runs:
+        command = [sys.executable, "-m", "deployments.worker", "--pool", "gpu"]
+    stack.start("worker-gpu", command)
     return next(process for name, process in reversed(stack._processes) if name == "worker-gpu")
 
 

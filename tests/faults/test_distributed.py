@@ -1,14 +1,15 @@
-"""Distributed training on the work pool that is cancelled, and whose server is away."""
+"""Distributed training on the work pool that is cancelled, or whose server or worker is gone."""
 
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+import psutil
 import pytest
 import torch
 from prefect.states import Cancelling
@@ -26,7 +27,14 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import chromium, log_in
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, logged_epochs, runs_beside, runs_in
-from tests.builders.submissions import client_of, kill_server, restart_server, wait_until
+from tests.builders.submissions import (
+    client_of,
+    end_worker,
+    kill_server,
+    restart_server,
+    start_worker,
+    wait_until,
+)
 from tests.builders.submitted_training import (
     Watched,
     click_cancel,
@@ -42,7 +50,7 @@ from tests.builders.submitted_training import (
 from tests.builders.training_runs import weights
 from tests.conftest import write_images
 
-NUM_CANCELS, NUM_OUTAGES = 4, 2
+NUM_CANCELS, NUM_OUTAGES, NUM_LOSSES = 4, 2, 5
 """Rounds of each test. A round starts a flow run, a launcher and ranks, which takes up to half a minute."""
 
 LIMIT_SECONDS = 15
@@ -176,3 +184,36 @@ def test_training_goes_on_without_the_server(
         # The checkpoints of a run that has completed are removed.
         assert before != after
         assert_completed(running, run, storage, tmp_path)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("loses_runs", [False, True])
+def test_killed_worker_loses_no_run_and_leaves_none_running(
+    running: Running, tmp_path: Path, draw, loses_runs: bool
+) -> None:
+    """A run outlives its worker, or ends with it as with the machine; the next worker tells, and completes the rest."""
+    with training_stack(tmp_path / "stack") as (stack, first):
+        end_worker(stack, first)
+        worker = start_worker(stack, ends_lost_runs=True)
+        for number in range(NUM_LOSSES):
+            storage = resolve_storage(StorageConfig(home=f"{tmp_path}/home-{number}"))
+            here = replace(running, stack=stack, worker=worker.pid)
+            spec = here.spec(storage)
+            assert runs_in(storage) == []
+            run = submit_training(stack, spec).id
+            seconds = draw.uniform(0, 25)
+            time.sleep(seconds)
+            before, own = state_type(stack, run), psutil.Process(worker.pid)
+            killed = [own, *own.children(recursive=True)] if loses_runs else [own]
+            for process in killed:
+                process.kill()
+            end_worker(stack, worker)
+            worker = start_worker(stack, ends_lost_runs=True)
+            wait_until(partial(is_final, stack, run))
+            after = state_type(stack, run)
+            print(f"round {number}: {seconds:.1f} s after the submission, {before}; then {after}")
+            assert after in {"COMPLETED", "CRASHED"}
+            assert "RUNNING" not in [status for _run_id, status in runs_in(storage)]
+            if after == "CRASHED":
+                run = submit_training(stack, spec).id
+            assert_completed(here, run, storage, tmp_path)

@@ -50,6 +50,8 @@ def test_errors_of_gpus_and_numpy_are_recognised() -> None:
         np.empty(2**60, dtype=np.uint8)
     assert is_out_of_memory(raised.value)
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
+    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="^shapes$"), translate_out_of_memory(TRAIN, 0):
         raise RuntimeError("shapes")
