@@ -1,7 +1,7 @@
 """Throughput of two ranks over one, with Horovod, torch and a bare script of torch, and the cost of watching them.
 
 Each rank has one thread. Networks are trained in full, on batches in memory. Kinds run in turns; those that are not
-measured are stopped.
+measured are stopped. Two processes that train apart, without any communication, show what the cores give at best.
 
 Run: `make bench-distributed`; BENCH_ARGS=--quick for fewer rounds.
 """
@@ -39,6 +39,8 @@ class Ranks:
         elif kind == "bare":
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
             environments = [shared | {"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in (0, 1)]
+        elif kind == "apart":
+            environments = [{}, {}]
         else:
             environments = [{}]
         common = rank_environment() | {"OMP_NUM_THREADS": "1"}
@@ -86,6 +88,8 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "ours_alone", "1 rank", 1.8),
         against("torch", "ours_alone", "1 rank", 1.8),
         against("bare", "bare_alone", "1 process of the bare script", None),
+        against("apart", "bare_alone", "1 process of the bare script", None),
+        against("torch", "apart", "2 processes without communication", None),
         against("horovod", "bare", "bare script, 2 ranks", 0.95),
         against("torch", "bare", "bare script, 2 ranks", 0.95),
         against("horovod", "torch", "torch, 2 ranks", None),

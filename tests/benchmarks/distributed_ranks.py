@@ -144,6 +144,7 @@ KINDS: dict[str, Callable[[str, Path], Run]] = {
     "torch_watched": lambda model, folder: ours(model, "torch", folder, watched=True),
     "bare_alone": lambda model, folder: bare(model, distributed=False),
     "bare": lambda model, folder: bare(model, distributed=True),
+    "apart": lambda model, folder: bare(model, distributed=False),
 }
 
 

@@ -90,7 +90,7 @@ def main() -> None:
     found = {number: measure(number, num_rounds) for number in (1, 2, 3, 4)}
     link = link_of(found[2])
     note = (
-        f"resnet18 at 64 pixels, 32 images per rank of one thread; between two ranks {link.bytes_per_second / 1e9:.2f} "
+        f"resnet18 at 64 pixels, 32 images per rank of one thread, between two ranks {link.bytes_per_second / 1e9:.2f} "
         f"GB/s and {1e6 * link.hop_seconds:.0f} us per message; median of {num_rounds} rounds"
     )
     write_figures("scaling", compare(found, num_cores), note)

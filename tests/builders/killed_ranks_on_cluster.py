@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import psutil
 
-from tasks.launch.launcher import launch_ranks
 from tasks.train.spec import TrainingSpec
 from tests.builders.killed_training import launch_and_kill
 from tests.builders.processes import rank_processes
@@ -21,7 +20,7 @@ VICTIMS = {
     "executor": "CoarseGrainedExecutorBackend",
     "worker": "org.apache.spark.deploy.worker.Worker",
 }
-"""A part of the command line of each process that can be killed; each but the first is an ancestor of a rank."""
+"""A part of the command line of each process that can be killed: a rank, or an ancestor of a rank."""
 
 
 def victims_of(home: str, name: str) -> dict[int, int]:
@@ -41,9 +40,8 @@ def main() -> None:
     spec, name, seed = TrainingSpec.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     home = spec.storage.home
     victim = launch_and_kill(spec, random.Random(seed), find=lambda: victims_of(home, name))
-    # A second launch finds the run finished, or completes one that had ended before the signal.
-    run = victim.run or launch_ranks(spec)
-    print(json.dumps({"rank": victim.rank, "run": run.run_id, "left": len(rank_processes(home))}))
+    assert victim.run is not None, victim.message
+    print(json.dumps({"rank": victim.rank, "run": victim.run.run_id, "left": len(rank_processes(home))}))
 
 
 if __name__ == "__main__":

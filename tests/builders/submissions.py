@@ -41,7 +41,7 @@ def run_code(stack: LocalStack, code: str) -> list[str]:
 
 
 def start_worker(stack: LocalStack, *, ends_lost_runs: bool = False) -> "subprocess.Popen[bytes]":
-    """Start a worker of the pool `gpu`: Prefect's own, or the one that first ends the runs its predecessor left."""
+    """Start a worker of the pool `gpu`: Prefect's own, or ours, which first ends the runs that its predecessor left."""
     command = prefect_command("worker", "start", "--pool", "gpu", "--type", "process")
     if ends_lost_runs:
         command = [sys.executable, "-m", "deployments.worker", "--pool", "gpu"]
