@@ -191,7 +191,7 @@ def test_training_goes_on_without_the_server(
 def test_killed_worker_loses_no_run_and_leaves_none_running(
     running: Running, tmp_path: Path, draw, loses_runs: bool
 ) -> None:
-    """A run outlives its worker, or ends with it as with the machine; the next worker tells, and completes the rest."""
+    """A run ends with its worker, by itself or as with the machine: nothing is left, and the next run completes it."""
     with training_stack(tmp_path / "stack") as (stack, first):
         end_worker(stack, first)
         worker = start_worker(stack, ends_lost_runs=True)
@@ -204,10 +204,12 @@ def test_killed_worker_loses_no_run_and_leaves_none_running(
             seconds = draw.uniform(0, 25)
             time.sleep(seconds)
             before, own = state_type(stack, run), psutil.Process(worker.pid)
-            killed = [own, *own.children(recursive=True)] if loses_runs else [own]
-            for process in killed:
+            children = own.children(recursive=True)
+            for process in [own, *children] if loses_runs else [own]:
                 process.kill()
             end_worker(stack, worker)
+            _gone, alive = psutil.wait_procs(children, timeout=LIMIT_SECONDS)
+            assert alive == []
             worker = start_worker(stack, ends_lost_runs=True)
             wait_until(partial(is_final, stack, run))
             after = state_type(stack, run)
