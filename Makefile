@@ -27,9 +27,9 @@ demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIG
 up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
-# Four files at a time, also on two cores: tests often wait for processes. The long ones first.
+# Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first.
 test: setup lint types  ## lint, types, and all tests but tests/faults
-	@$(python) -m pytest --durations=10 -n 4 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
+	@$(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
 
 lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .

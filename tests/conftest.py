@@ -11,7 +11,7 @@ from PIL import Image
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 
-# Four test files run at a time, and torch uses all cores in each. Threads that spin while they wait take the cores
+# Three test files run at a time, and torch uses all cores in each. Threads that spin while they wait take the cores
 # from the threads that they wait for. libgomp reads the variable when torch is loaded, here and in subprocesses.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
