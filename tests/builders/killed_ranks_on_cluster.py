@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 
 from tasks.train.spec import TrainingSpec
-from tests.builders.killed_training import launch_and_kill
+from tests.builders.killed_training import launch_and_kill, rank_of
 from tests.builders.processes import rank_processes
 
 VICTIMS = {
@@ -30,7 +30,7 @@ def victims_of(home: str, name: str) -> dict[int, int]:
         with suppress(psutil.Error):  # It ended meanwhile.
             for one in (process, *process.parents()):
                 if any(VICTIMS[name] in part for part in one.cmdline()):
-                    found[int(process.environ()["HOROVOD_RANK"])] = one.pid
+                    found[rank_of(process)] = one.pid
                     break
     return found
 

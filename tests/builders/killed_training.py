@@ -70,14 +70,18 @@ def own_ranks() -> list[psutil.Process]:
     return found
 
 
+def rank_of(process: psutil.Process) -> int:
+    """Return the number of the rank of a process, of either backend; a single process is rank 0."""
+    variables = process.environ()
+    return int(variables.get("HOROVOD_RANK") or variables.get("RANK") or 0)
+
+
 def pids_of_ranks() -> dict[int, int]:
     """Return the process ids of the ranks of either backend that this process started, by the number of the rank."""
     found = {}
     for process in own_ranks():
         with suppress(psutil.Error):  # The process ended meanwhile.
-            variables = process.environ()
-            # A single process has neither variable.
-            found[int(variables.get("HOROVOD_RANK") or variables.get("RANK") or 0)] = process.pid
+            found[rank_of(process)] = process.pid
     return found
 
 

@@ -29,6 +29,10 @@ SMALL = TrainConfig(
     seed=3,
 )
 
+# No batch norm, whose rounding grows from step to step, and one number format and thread on every machine.
+ROUNDED = SMALL.model_copy(update={"optimizer": "sgd", "monitor": "val_loss", "precision": "fp32", "num_threads": 1})
+"""A training run whose result differs by rounding alone on another number of ranks."""
+
 
 def train(cache: CacheRef, storage: Storage, num_ranks: int | None = None, on_event=None, **settings) -> RunRef:
     """Train with the tests' settings."""

@@ -6,6 +6,9 @@ import secrets
 
 import pytest
 
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_runs import UndisturbedRun, run_undisturbed
 
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
@@ -21,6 +24,12 @@ def draw_for(name: str) -> random.Random:
 def draw(request: pytest.FixtureRequest) -> random.Random:
     """Return the generator of a test's random moments."""
     return draw_for(request.node.name)
+
+
+@pytest.fixture
+def cache(make_images, storage: Storage) -> CacheRef:  # type: ignore[no-untyped-def]  # a fixture
+    """Return a cache of 60 images."""
+    return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from tasks.config.distributed import DistributedConfig
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.spec import TrainingSpec
-from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, start_launcher
 from tests.builders.submissions import WAIT_SECONDS
 from tests.builders.submitted_training import is_alive
@@ -21,12 +20,6 @@ ROUNDS = 10
 """For each number of ranks."""
 
 ENDLESS = TRAIN.model_copy(update={"max_epochs": 9000, "patience": 9000})
-
-
-@pytest.fixture
-def cache(make_images, storage: Storage) -> CacheRef:
-    """Return a cache of 60 images."""
-    return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
 class GpuWatch:

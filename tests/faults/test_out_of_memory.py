@@ -16,10 +16,7 @@ from tasks.errors import OutOfMemory
 from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.rank_process import OUT_OF_MEMORY
-from tasks.refs import CacheRef
-from tasks.storage import Storage
 from tasks.train.spec import TrainingSpec
-from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, own_ranks, pids_of_ranks, runs_beside, runs_in
 
 MARGIN = 192 * 2**20
@@ -32,12 +29,6 @@ watchdog ends the ranks, and native code that does not check its allocations cra
 CGROUPS = Path("/sys/fs/cgroup")
 
 TWO_RANKS = {"horovod": DistributedConfig(num_ranks=2), "torch": DistributedConfig(num_ranks=2, backend="torch")}
-
-
-@pytest.fixture
-def cache(make_images, storage: Storage) -> CacheRef:
-    """Return a cache of 60 images."""
-    return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
 @contextmanager
@@ -89,7 +80,7 @@ def test_process_without_memory_ends_all_and_the_next_run_completes(cache, stora
 
 @pytest.mark.parametrize("kind", ["single process", *TWO_RANKS])
 def test_process_that_the_kernel_kills_for_its_memory_is_told(cache, storage, kind):
-    """The error says it, and with `max_restarts` the run is completed."""
+    """The error says it, and the next run completes it."""
     distributed = TWO_RANKS.get(kind)
     spec = TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=storage)
     victim = 1 if distributed else 0

@@ -18,25 +18,13 @@ from tests.builders.killed_ranks_on_cluster import VICTIMS
 from tests.builders.killed_training import logged_epochs, runs_beside
 from tests.builders.processes import rank_processes, run_python
 from tests.builders.spark_cluster import start_cluster
-from tests.builders.training_runs import SMALL, weights
+from tests.builders.training_runs import ROUNDED, weights
 from tests.conftest import write_images
 
 ROUNDS = 5
 """For each process that is killed."""
 
-# No batch norm: fewer ranks differ by rounding alone.
-TRAIN = SMALL.model_copy(
-    update={
-        "optimizer": "sgd",
-        "learning_rate": 1e-4,
-        "monitor": "val_loss",
-        "batch_size": 2,
-        "max_epochs": 20,
-        "patience": 20,
-        "precision": "fp32",
-        "num_threads": 1,
-    }
-)
+TRAIN = ROUNDED.model_copy(update={"learning_rate": 1e-4, "batch_size": 2, "max_epochs": 20, "patience": 20})
 
 
 @pytest.mark.timeout(3600)

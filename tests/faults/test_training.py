@@ -15,12 +15,10 @@ from tasks.errors import DiskFull, HostLost, WrongInput
 from tasks.launch import launcher
 from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
-from tasks.refs import CacheRef
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import resolve_storage
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.disks import fill, mounted_disk
-from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import (
     TRAIN,
     killed_at_checkpoints,
@@ -33,7 +31,7 @@ from tests.builders.killed_training import (
     start_launcher,
 )
 from tests.builders.processes import rank_processes
-from tests.builders.training_runs import SMALL, weights
+from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.interrupted_training import coloured_cache
 
 MOMENTS = 3
@@ -41,12 +39,6 @@ ROUNDS = 20
 STALL_SECONDS = 10
 EPOCHS_ON_FULL_DISK = 20
 """Long enough for some checkpoints, which are a second apart, that cannot be written."""
-
-
-@pytest.fixture
-def cache(make_images, storage: Storage) -> CacheRef:
-    """Return a cache of 60 images."""
-    return hand_made_cache(make_images(), f"{storage.cache}/by-hand")
 
 
 @pytest.mark.parametrize(
@@ -163,17 +155,8 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
     """From three ranks to two and to one, whose rounding alone differs; it is short of no step and no image."""
     cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 3000, "val": 12, "test": 12})
     # Rounding grows from step to step, and the faster the higher the rate: a wrong image or dropout would differ more.
-    train = SMALL.model_copy(
-        update={
-            "optimizer": "sgd",
-            "learning_rate": 1e-6,
-            "monitor": "val_loss",
-            "batch_size": 4,
-            "max_epochs": 2,
-            "checkpoint_seconds": 1,
-            "precision": "fp32",
-            "num_threads": 1,
-        }
+    train = ROUNDED.model_copy(
+        update={"learning_rate": 1e-6, "batch_size": 4, "max_epochs": 2, "checkpoint_seconds": 1}
     )
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     settings = DistributedConfig(num_ranks=3, min_ranks=1, max_restarts=2)
