@@ -5,13 +5,17 @@ benchmarks := demo etl loader train accuracy calibration predict stream distribu
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 
-.PHONY: help setup demo up test lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
+.PHONY: help setup packages archive demo up test lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
 
-setup:  ## everything a fresh machine needs, each step once
+setup: packages archive  ## everything a fresh machine needs, each step once
+
+packages:
 	@deployments/setup.sh
+
+archive: packages
 	@$(python) -m deployments.class_archive --check || \
 	    { . deployments/step.sh; optional_step "Spark's classes archived (once for this .venv)" \
 	        "local Spark sessions start slower" $(python) -m deployments.class_archive; }
@@ -27,8 +31,10 @@ demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIG
 up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
+# The archive of classes and mypy take one core and a minute each, so they run side by side.
 # Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first.
-test: setup lint types  ## lint, types, and all tests but tests/faults
+test: packages  ## lint, types, and all tests but tests/faults
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
 	@$(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/integration tests/unit
 
 lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml

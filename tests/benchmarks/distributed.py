@@ -93,6 +93,9 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "bare", "bare script, 2 ranks", 0.95),
         against("torch", "bare", "bare script, 2 ranks", 0.95),
         against("horovod", "torch", "torch, 2 ranks", None),
+        against("horovod_fp16", "horovod", "gradients sent as float32", None),
+        against("torch_fp16", "torch", "gradients sent as float32", None),
+        against("torch_bf16", "torch", "gradients sent as float32", None),
         against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
         against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
     ]

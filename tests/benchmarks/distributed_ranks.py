@@ -52,7 +52,7 @@ def network(model: str) -> Any:
     return classifier.to(memory_format=torch.channels_last)
 
 
-def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run:
+def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False, compression: str = "none") -> Run:
     """Return our loop on a backend, or in a single process.
 
     Args:
@@ -60,6 +60,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run
         backend: horovod or torch; None for a single process.
         folder: Folder of the checkpoints.
         watched: Whether to report the activity and to agree on checkpoints and shutdowns, as a rank does.
+        compression: Number format in which gradients are sent.
     """
     from tasks.cache.loader import Batch
     from tasks.collectives import SingleProcess
@@ -74,8 +75,8 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool) -> Run
     from tasks.train.progress import Progress
     from tasks.train.step_callback import NullStepCallback, StepCallback
 
-    reducer = make_reducer(2, DistributedConfig.model_validate({"backend": backend})) if backend else None
-    reducer = reducer or SingleProcess()
+    settings = {"backend": backend or "torch", "gradient_compression": compression}
+    reducer = make_reducer(2, DistributedConfig.model_validate(settings)) if backend else SingleProcess()
     classifier = network(model)
     inputs, labels = batch(model)
     content = Batch(inputs, labels, labels.numpy())
@@ -137,11 +138,14 @@ def bare(model: str, *, distributed: bool) -> Run:
 
 
 KINDS: dict[str, Callable[[str, Path], Run]] = {
-    "ours_alone": lambda model, folder: ours(model, None, folder, watched=False),
-    "horovod": lambda model, folder: ours(model, "horovod", folder, watched=False),
+    "ours_alone": lambda model, folder: ours(model, None, folder),
+    "horovod": lambda model, folder: ours(model, "horovod", folder),
     "horovod_watched": lambda model, folder: ours(model, "horovod", folder, watched=True),
-    "torch": lambda model, folder: ours(model, "torch", folder, watched=False),
+    "horovod_fp16": lambda model, folder: ours(model, "horovod", folder, compression="fp16"),
+    "torch": lambda model, folder: ours(model, "torch", folder),
     "torch_watched": lambda model, folder: ours(model, "torch", folder, watched=True),
+    "torch_fp16": lambda model, folder: ours(model, "torch", folder, compression="fp16"),
+    "torch_bf16": lambda model, folder: ours(model, "torch", folder, compression="bf16"),
     "bare_alone": lambda model, folder: bare(model, distributed=False),
     "bare": lambda model, folder: bare(model, distributed=True),
     "apart": lambda model, folder: bare(model, distributed=False),

@@ -32,10 +32,18 @@ def log_run(
     image_size: int = 32,
     val_accuracy: float | None = None,
     classes: tuple[str, ...] = CLASSES,
+    *,
+    finite: bool = True,
 ) -> RunRef:
-    """Log a run as training does, on the table `images` if it exists; both accuracies are equal by default."""
+    """Log a run as training does, on the table `images` if it exists; both accuracies are equal by default.
+
+    The weights are random, or not a number where they shall not be finite.
+    """
     torch.manual_seed(seed)
     classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
+    if not finite:
+        for parameter in classifier.parameters():
+            torch.nn.init.constant_(parameter, torch.nan)
     folder = tmp_path / f"classifier-{seed}"
     save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size)
     if table is None:

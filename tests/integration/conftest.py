@@ -27,6 +27,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.fixture(scope="session", autouse=True)
+def trials_here() -> Iterator[None]:
+    """Let promotions of the tests' processes try models in them: a fresh one takes seconds to import torch."""
+
+    def predict_here(folder: Path) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["trial_prediction", str(folder)])
+            try:
+                trial_prediction.main()
+            except InvalidPackage as error:
+                return str(error)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "predict_once", predict_here)
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_harness() -> Iterator[None]:
     """Run flows against a temporary server with a new database."""
@@ -59,21 +77,6 @@ def source(make_images) -> Path:  # type: ignore[no-untyped-def]  # a fixture
     """Return a source folder with 3 classes of 20 images."""
     folder: Path = make_images()
     return folder
-
-
-@pytest.fixture
-def quick_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let promotions try models in this process: a fresh one takes seconds to import torch."""
-
-    def predict_here(folder: Path) -> str | None:
-        monkeypatch.setattr(sys, "argv", ["trial_prediction", str(folder)])
-        try:
-            trial_prediction.main()
-        except InvalidPackage as error:
-            return str(error)
-        return None
-
-    monkeypatch.setattr(trial, "predict_once", predict_here)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_run_after_two_concurrent_killed_runs_equals_undisturbed_run(undisturbed
     assert contents == undisturbed.contents
 
 
-def test_promotion_and_rollback_after_a_kill_equal_undisturbed_ones(quick_trial, storage, tmp_path, request) -> None:
+def test_promotion_and_rollback_after_a_kill_equal_undisturbed_ones(storage, tmp_path, request) -> None:
     """Each is killed once at a random moment; twenty moments of each are in tests/faults."""
     prepared, draw = prepare(storage, tmp_path), draw_for(request.node.name)
     for stage in ("promote", "rollback"):
@@ -154,7 +154,7 @@ def test_inference_after_a_kill_completes_the_predictions(spark, source, storage
     assert predicted(tmp_path / "killed") == expected
 
 
-def test_full_disk_keeps_champion_and_predictions(spark, quick_trial, source, storage, tmp_path) -> None:
+def test_full_disk_keeps_champion_and_predictions(spark, source, storage, tmp_path) -> None:
     """A promotion and an inference without room for predictions fail in one line; with room, both are completed."""
     with mounted_disk(tmp_path / "disk", storage, kilobytes=20_000) as disk:
         ingest_images(settings(source), disk.storage, SPARK)
@@ -180,7 +180,7 @@ def test_full_disk_keeps_champion_and_predictions(spark, quick_trial, source, st
 
 
 def test_registry_that_goes_away_is_one_line_and_the_next_run_completes(
-    spark, quick_trial, source, storage, tmp_path, monkeypatch
+    spark, source, storage, tmp_path, monkeypatch
 ) -> None:
     """The server does not answer at the start of a run, or is killed before the alias moves or the model is sent."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -30,7 +30,7 @@ def settings(storage, source, **others):
     )
 
 
-def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, quick_trial):
+def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source):
     """By default the DAG trains once; a pool for ranks that the server does not have is not asked for."""
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
 

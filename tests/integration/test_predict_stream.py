@@ -23,8 +23,6 @@ from tests.builders.streams import append_images, create_images, photos_of, pred
 from tests.builders.untrained_model import log_run, predict
 from tests.conftest import write_images
 
-pytestmark = pytest.mark.usefixtures("quick_trial")
-
 
 def promote(storage, tmp_path, seed=1, model_name=None):
     """Return the champion after the promotion of a run that is better than those with a lower seed."""

@@ -32,11 +32,13 @@ from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.registry import promote as promote_module
+from tasks.registry import trial
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry.decision import Approval
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
+from tasks.registry.trial import predict_once
 from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
@@ -44,8 +46,6 @@ from tasks.tables.snapshots import newest_snapshot
 from tests.builders.delta_rows import delta_rows
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
-
-pytestmark = pytest.mark.usefixtures("quick_trial")
 
 NAME = "photos"
 NAMED = PromoteConfig(model_name=NAME)
@@ -565,14 +565,27 @@ def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
     assert promote_best([lucky], NAMED, storage).champion.run_id == lucky.run_id
 
 
+def test_version_that_predicts_no_image_in_a_fresh_process_is_not_promoted(storage, tmp_path, monkeypatch):
+    """Its files are those that were registered, but its weights are not finite; the champion stays."""
+    monkeypatch.setattr(trial, "predict_once", predict_once)  # The tests' own predicts in their process.
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], NAMED, storage)
+    broken = log_run(storage, tmp_path, seed=2, accuracy=0.9, finite=False)
+    refused = (
+        "photos version 2, .*, does not predict an image .*the prediction of a gray image is .*promote another run"
+    )
+    with pytest.raises(WrongInput, match=refused):
+        promote_best([broken], NAMED, storage)
+    assert champion(storage).version == 1
+
+
 def test_trial_is_a_candidate_once_its_settings_were_chosen(storage, tmp_path):
     """As a search does at its end with those of its best trial."""
     trials = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2)]
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     search = client.create_run(client.get_run(trials[0].run_id).info.experiment_id).info.run_id
-    for number, trial in enumerate(trials):
+    for number, run in enumerate(trials):
         for tag, value in tracking.trial_tags(search, number).items():
-            client.set_tag(trial.run_id, tag, value)
+            client.set_tag(run.run_id, tag, value)
     assert tracking.promotable_runs(storage) == []
     tracking.mark_chosen(storage, trials[0])
     assert tracking.promotable_runs(storage) == trials[:1]

@@ -452,9 +452,7 @@ def test_valid_config_is_accepted(api, config):
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
-def test_cancelled_stream_shows_its_progress_and_leaves_no_process(
-    stack, source, tmp_path, quick_trial, caplog, messages_of
-):
+def test_cancelled_stream_shows_its_progress_and_leaves_no_process(stack, source, tmp_path, caplog, messages_of):
     """Its artifact changes while it runs, its JVM and workers end with the run, and a run that waits continues it."""
     storage, running = make_storage(stack.home), tmp_path / "running"
     promote_best([log_run(storage, tmp_path, 1, 0.9)], PromoteConfig(model_name="of-stream"), storage)

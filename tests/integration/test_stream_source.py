@@ -18,8 +18,6 @@ from tests.builders.photo_folder import GOOD, PATHS, write_folder
 from tests.builders.streams import stream
 from tests.builders.untrained_model import log_run, predict
 
-pytestmark = pytest.mark.usefixtures("quick_trial")
-
 
 def rows_of(spark, predictions, *columns):
     """Return the rows of a table without some columns, sorted."""
