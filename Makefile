@@ -10,12 +10,13 @@ export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/l
 help:  ## say what there is
 	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
 
-setup: packages archive  ## everything a fresh machine needs, each step once
+setup: packages  ## everything a fresh machine needs, each step once
+	@$(MAKE) --no-print-directory archive
 
 packages:
 	@deployments/setup.sh
 
-archive: packages
+archive:
 	@$(python) -m deployments.class_archive --check || \
 	    { . deployments/step.sh; optional_step "Spark's classes archived (once for this .venv)" \
 	        "local Spark sessions start slower" $(python) -m deployments.class_archive; }

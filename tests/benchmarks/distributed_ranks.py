@@ -63,7 +63,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
         compression: Number format in which gradients are sent.
     """
     from tasks.cache.loader import Batch
-    from tasks.collectives import SingleProcess
+    from tasks.collectives import Reducer, SingleProcess
     from tasks.config.distributed import DistributedConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.rank import make_reducer
@@ -75,8 +75,10 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
     from tasks.train.progress import Progress
     from tasks.train.step_callback import NullStepCallback, StepCallback
 
-    settings = {"backend": backend or "torch", "gradient_compression": compression}
-    reducer = make_reducer(2, DistributedConfig.model_validate(settings)) if backend else SingleProcess()
+    reducer: Reducer = SingleProcess()
+    if backend:
+        settings = {"backend": backend, "gradient_compression": compression}
+        reducer = make_reducer(2, DistributedConfig.model_validate(settings))
     classifier = network(model)
     inputs, labels = batch(model)
     content = Batch(inputs, labels, labels.numpy())

@@ -20,7 +20,7 @@ from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
 from tasks.refs import RunRef
-from tasks.registry import trial, trial_prediction
+from tasks.registry import trial
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry.history import DECISION_TAG
 from tasks.registry.promote import promote_best
@@ -29,6 +29,7 @@ from tasks.storage import Storage
 from tasks.tables.snapshots import latest
 from tests.builders.delta_rows import delta_rows
 from tests.builders.processes import ROOT, plain_environment
+from tests.builders.trials import predict_here
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 
@@ -88,12 +89,7 @@ def copied(storage: Storage, folder: Path) -> Storage:
 
 def try_here() -> None:
     """Let promotions of this process try models in it: a fresh one takes seconds, in which nothing changes."""
-
-    def predict_here(folder: Path) -> None:
-        sys.argv[1:] = [str(folder)]
-        trial_prediction.main()
-
-    trial.predict_once = predict_here  # type: ignore[assignment]  # it returns None, for a model that predicts
+    trial.predict_once = predict_here
 
 
 def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | None) -> float | None:

@@ -44,13 +44,12 @@ def test_dag_runs_from_digits_to_predictions(demo):
     home, summary, printed, _ = demo
     assert (summary["images"], summary["quarantined"], summary["delta_version"]) == (1797, 0, 0)
     assert sum(summary["cache_rows"].values()) == 1797
-    # 180 images in each split. Results differ from CPU to CPU as from seed to seed: two ranks with four seeds had 0.955
-    # to 0.989 on val, and 0.972 to 0.994 on test.
-    assert summary["single"]["val_accuracy"] >= 0.94
-    assert summary["distributed"]["val_accuracy"] >= 0.94
+    assert summary["single"]["val_accuracy"] >= 0.95
+    assert summary["distributed"]["val_accuracy"] >= 0.95
     # Each training run has its own accuracy here; the champion has that of the better run.
-    assert summary["single"]["test_accuracy"] >= 0.95
-    assert summary["distributed"]["test_accuracy"] >= 0.95
+    assert summary["single"]["test_accuracy"] >= 0.98
+    # Of 180 images. It differs from CPU to CPU as from seed to seed: 0.972 to 0.994 with four seeds.
+    assert summary["distributed"]["test_accuracy"] >= 0.96
     assert summary["test_accuracy"] in {summary[name]["test_accuracy"] for name in ("single", "distributed")}
     assert (summary["model"], summary["version"]) == ("lakevision-digits", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)

@@ -1,6 +1,5 @@
 """Fixtures of the integration tests: a shared Spark session, Prefect's test harness, storage and caches."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,13 +9,13 @@ from prefect.testing.utilities import prefect_test_harness
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.model_package.description import InvalidPackage
 from tasks.refs import CacheRef
-from tasks.registry import trial, trial_prediction
+from tasks.registry import trial
 from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.homes import home_with_tracking
+from tests.builders.trials import predict_here
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +28,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session", autouse=True)
 def trials_here() -> Iterator[None]:
-    """Let promotions of the tests' processes try models in them: a fresh one takes seconds to import torch."""
-
-    def predict_here(folder: Path) -> str | None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["trial_prediction", str(folder)])
-            try:
-                trial_prediction.main()
-            except InvalidPackage as error:
-                return str(error)
-        return None
-
+    """Let promotions of the tests' processes try models in them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "predict_once", predict_here)
         yield
