@@ -35,6 +35,12 @@ from tasks.train.step import StepSettings
 
 logger = logging.getLogger("lakevision.train")
 
+GRAPHS_PER_PHASE = 4
+"""Graphs of a compiled network: of training and evaluation, each for full batches and for any size.
+
+torch computes uncompiled beyond a limit, by default 8 (https://docs.pytorch.org/docs/stable/torch.compiler.config.html).
+"""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -204,6 +210,8 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         if train.compile:
             if context.device.type == "cpu":
                 check_compiler()
+            limit = GRAPHS_PER_PHASE * len(phases_of(train))
+            torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, limit)
             classifier.network.compile()
     settings = StepSettings(
         label_smoothing=train.label_smoothing,

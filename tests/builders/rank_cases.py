@@ -1,19 +1,20 @@
-"""Training of tiny networks in ranks of both backends, started once for all cases: rank_cases.py FOLDER."""
+"""Training of tiny networks in ranks of both backends, started once for all cases: rank_cases.py FOLDER [CASES]."""
 
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from tasks.cache.loader import Batch
 from tasks.collectives import Reducer
@@ -54,6 +55,7 @@ class Case:
     """Step after which training is interrupted with a checkpoint; it is resumed from it."""
     non_finite_row: int | None = None
     """Row whose image is not finite."""
+    is_compiled: bool = False
 
 
 CASES = {
@@ -67,6 +69,13 @@ CASES = {
     "resumed": Case(interrupt_at=7),
     "diverged": Case(non_finite_row=3),
 }
+
+_UNCOMPILED = {name: case for name, case in CASES.items() if not case.step.sync_batch_norm}
+NORMED = {"normed": Case(batch_norm=True), "normed_compiled": Case(batch_norm=True, is_compiled=True)}
+"""Cases whose batch norms have the statistics of a rank's own images, which a single process does not have."""
+
+COMPILED = {f"{name}_compiled": replace(case, is_compiled=True) for name, case in _UNCOMPILED.items()}
+"""The cases that may be compiled, compiled: half a minute for each rank."""
 
 
 class Interrupted(Exception):
@@ -122,6 +131,16 @@ def sizes_of(num_ranks: int) -> list[list[int]]:
     return [[max(least, sizes[(rank + step) % len(sizes)]) for rank in range(num_ranks)] for step in range(len(sizes))]
 
 
+class _Network(nn.Sequential):
+    """Layers in a row. torch compiles this forward pass, but not that of its own `nn.Sequential`."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        for layer in self:
+            inputs = layer(inputs)
+        return inputs
+
+
 class _InterruptAfter(NullStepCallback):
     """Callback that interrupts training after some steps; `save` is called on every rank."""
 
@@ -144,7 +163,10 @@ class _Run:
         torch.manual_seed(1 + reducer.rank)  # Rank 0's weights count.
         norm = [nn.BatchNorm2d(4)] if case.batch_norm else []
         layers = [nn.Conv2d(3, 4, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, NUM_CLASSES)]
-        self.model = nn.Sequential(*layers).double()
+        self.model = _Network(*layers).double()
+        if case.is_compiled:
+            torch.compiler.reset()  # The graphs of all cases count towards torch's limit.
+            self.model.compile()
         self._case, self._reducer = case, reducer
         self._rank = None if reducer.num_ranks != num_ranks else reducer.rank
         self._sizes = sizes_of(num_ranks)
@@ -190,10 +212,13 @@ class _Run:
             TRAIN: DealtLoader(self._sizes, self._rank, case.non_finite_row),
             VAL: DealtLoader(self._sizes[1:3], self._rank),
         }
+        compiled_before = counters["stats"]["unique_graphs"]
         try:
             fit(model, loaders, optimizer, loop, progress, lambda metrics, progress: None)
         finally:
             reducer.release_optimizer(optimizer)
+        # torch passes over what it cannot compile, in silence.
+        assert (counters["stats"]["unique_graphs"] > compiled_before) == case.is_compiled
 
     def result(self) -> dict[str, Any]:
         """Return state dict and history."""
@@ -231,11 +256,14 @@ def resume_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path) -> d
     return run.result()
 
 
-def start_ranks(num_ranks: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Run all cases in ranks of both backends; return the results of each backend and rank by case.
+def start_ranks(num_ranks: int, folder: Path, names: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
+    """Run cases in ranks of both backends; return the results of each backend and rank by case.
 
-    Cases of their own are those that one backend interrupts and the other one resumes ("resumed_elsewhere"), and those
-    with compressed gradients.
+    Args:
+        num_ranks: Number of ranks of each backend.
+        folder: Folder to create, for results and checkpoints.
+        names: Names of cases. Without names these are `CASES` and cases of their own: those that one backend interrupts
+            and the other one resumes ("resumed_elsewhere"), waiting, and compressed gradients.
     """
     folder.mkdir()
     with (
@@ -244,7 +272,7 @@ def start_ranks(num_ranks: int, folder: Path) -> dict[str, list[dict[str, Any]]]
     ):
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.builders.rank_cases", str(folder)],
+                [sys.executable, "-m", "tests.builders.rank_cases", str(folder), *names],
                 cwd=ROOT,
                 env=os.environ | environment | other | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
@@ -267,27 +295,28 @@ def start_ranks(num_ranks: int, folder: Path) -> dict[str, list[dict[str, Any]]]
     }
 
 
-def main(folder: Path) -> None:
-    """Run all cases as one rank."""
+def main(folder: Path, names: Sequence[str]) -> None:
+    """Run cases as one rank."""
     from tasks.launch.horovod_reducer import HorovodReducer
     from tasks.launch.torch_reducer import TorchReducer
 
     timeout = DistributedConfig().stall_timeout_seconds
     reducers = {"horovod": HorovodReducer(), "torch": TorchReducer(rendezvous(), timeout)}
     num_ranks, rank = reducers["torch"].num_ranks, reducers["torch"].rank
-    results: dict[str, dict[str, Any]] = {}
+    cases, results = CASES | COMPILED | NORMED, dict[str, dict[str, Any]]()
     for backend, reducer in reducers.items():
         results[backend] = {
-            name: run_case(case, reducer, num_ranks, folder / f"{name}-{backend}") for name, case in CASES.items()
+            name: run_case(cases[name], reducer, num_ranks, folder / f"{name}-{backend}") for name in names or CASES
         }
-    for backend, reducer in reducers.items():
+    for backend, reducer in () if names else reducers.items():
         interrupted = folder / f"resumed-{OTHER[backend]}"
         results[backend]["resumed_elsewhere"] = resume_case(CASES["resumed"], reducer, num_ranks, interrupted)
         results[backend]["waiting"] = {"kinds": kinds_of_waiting(reducer, folder)}
     for backend, reducer in reducers.items():
-        # In place of another start with the setting.
-        reducer._sent_type = torch.float16
-        results[backend]["compressed"] = run_case(CASES["plain"], reducer, num_ranks, folder / "compressed")
+        if not names:
+            # In place of another start with the setting.
+            reducer._sent_type = torch.float16
+            results[backend]["compressed"] = run_case(CASES["plain"], reducer, num_ranks, folder / "compressed")
         torch.save(results[backend], folder / f"{backend}-{rank}.pt")
     for reducer in reducers.values():
         reducer.shut_down()
@@ -327,6 +356,6 @@ def kinds_of_waiting(reducer: Reducer, folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
     sys.stdout.flush()
     os._exit(0)

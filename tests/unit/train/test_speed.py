@@ -100,6 +100,14 @@ def test_network_is_compiled_if_requested(cache: CacheRef, *, enabled: bool) -> 
     assert not any("_orig_mod" in name for name in context.classifier.state_dict())
 
 
+def test_network_of_many_phases_is_compiled_in_each(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of compiled graphs is enough for training and evaluation in all phases."""
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 8)
+    phases = [{"unfreeze_from": "all", "learning_rate": 0.01, "max_epochs": 1}] * 4
+    prepare(context_of(cache, compile=True, feature_cache=False, fine_tune=phases))
+    assert torch._dynamo.config.recompile_limit == 5 * 4
+
+
 def test_automatic_batch_size_depends_on_the_model_of_the_step(
     cache: CacheRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
