@@ -5,17 +5,21 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import psutil
+from mlflow.exceptions import MlflowException
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
 from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable
 from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
-from tasks.storage import Storage
+from tasks.storage import Storage, resolve_storage
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Environment variable by which Prefect tells a process its flow run; the processes that it starts inherit it."""
@@ -66,6 +70,27 @@ def end_lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> None:
         print(f"the run '{run.name}' has no process any more: marked as {ended().name}", flush=True)
 
 
+def storages_of_runs(client: SyncPrefectClient, pool: str) -> list[Storage]:
+    """Return the storage of this environment, and those that runs of a pool were given which did not complete.
+
+    Of storages with the same tracking URI, only the first one; at most 200 runs, the newest ones, are looked at.
+    """
+    ended = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED", "FAILED"]}}})
+    on_pool = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
+    found = client.read_flow_runs(flow_run_filter=ended, work_pool_filter=on_pool, sort=FlowRunSort.END_TIME_DESC)
+    default = resolve_storage(StorageConfig())
+    storages = {default.tracking: default}
+    for run in found:
+        config = run.parameters.get("config")
+        given = config.get("storage") if isinstance(config, dict) else None
+        try:
+            storage = resolve_storage(StorageConfig.model_validate(given or {}))
+        except ValueError:  # An invalid storage, with which no run has begun.
+            continue
+        storages.setdefault(storage.tracking, storage)
+    return list(storages.values())
+
+
 def end_mlflow_runs(client: SyncPrefectClient, storage: Storage) -> None:
     """End the MLflow runs that are still running although their flow run has ended, if the tracking server answers."""
 
@@ -80,8 +105,9 @@ def end_mlflow_runs(client: SyncPrefectClient, storage: Storage) -> None:
 
     try:
         ended = tracking.end_lost_runs(storage, status)
-    except TrackingUnavailable as error:  # Flows that do not track can run meanwhile.
-        print(f"MLflow runs of ended flow runs are not looked for: {error}", flush=True)
+    except (TrackingUnavailable, MlflowException) as error:  # Flows that track elsewhere can run meanwhile.
+        reason = without_credentials(str(error))
+        print(f"MLflow runs of ended flow runs are not looked for in {storage.tracking_shown}: {reason}", flush=True)
         return
     for run in ended:
         print(f"the MLflow run {run} is still running, but its flow run has ended: marked as ended", flush=True)

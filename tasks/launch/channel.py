@@ -33,6 +33,10 @@ class Channel:
         self._write_to = write_to
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self.silent = 0
+        """Seconds since the last message was received."""
+        self.max_silent = SILENT_SECONDS
+        """Seconds of silence after which the connection counts as lost."""
 
     def start_beats(self) -> None:
         """Start a thread that shows the other end that this process lives."""
@@ -51,16 +55,16 @@ class Channel:
                 line = line[os.write(self._write_to, line) :]
 
     def receive(self) -> Iterator[Message]:
-        """Yield the messages until the connection ends, or is silent for SILENT_SECONDS."""
+        """Yield the messages until the connection ends, or is silent for `max_silent` seconds."""
         poll = select.poll()
         poll.register(self._read_from, select.POLLIN)
-        rest, silent = b"", 0
-        while not self._closed.is_set() and silent < SILENT_SECONDS:
+        rest = b""
+        while not self._closed.is_set() and self.silent < self.max_silent:
             # Counted, not measured: a process that was stopped itself has not listened meanwhile.
             if not poll.poll(1000):
-                silent += 1
+                self.silent += 1
                 continue
-            silent = 0
+            self.silent = 0
             try:
                 read = os.read(self._read_from, CHUNK)
             except OSError:

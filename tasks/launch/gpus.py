@@ -10,7 +10,7 @@ from tasks.config.distributed import Backend
 from tasks.launch.gpu_obstacle import expected_gpu_obstacle
 from tasks.launch.placement import place_ranks
 from tasks.launch.remote import Agent
-from tasks.system.cores import gpu_names, share_of_gpus, take_gpus
+from tasks.system.cores import gpu_names, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
@@ -41,7 +41,8 @@ def gpus_of_run(
 ) -> Iterator[dict[str, str]]:
     """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
 
-    A single process keeps the GPU of its slot, or sees all. For ranks on other hosts see `take_gpus_of_hosts`.
+    A single process has the GPU of its slot, which it shares with other single processes if none is free. For ranks on
+    other hosts see `take_gpus_of_hosts`.
 
     Args:
         spec: Specification of the training run.
@@ -49,10 +50,17 @@ def gpus_of_run(
         check: Called during the wait; an exception in it ends the wait.
 
     Raises:
-        WrongInput, TimeLimitExceeded: As `take_gpus`.
+        WrongInput, TimeLimitExceeded: As `take_gpus` and `take_slot`.
     """
     if spec.distributed is None:
-        yield share_of_gpus(spec.slot) if spec.num_slots > 1 else {}
+        names = [] if spec.train.device == "cpu" else gpu_names()
+        if not names:
+            yield {}
+        elif spec.slot is not None:
+            yield share_of_gpus(spec.slot)
+        else:
+            with take_slot(names, timeout_seconds, check) as slot:
+                yield share_of_gpus(slot)
         return
     if spec.distributed.launcher != "local":
         yield {}

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.environment import ssh_address
-from tasks.launch.channel import Channel, Message
+from tasks.launch.channel import SILENT_SECONDS, Channel, Message
 from tasks.launch.code_version import code_versions
 from tasks.launch.handshake import TIMEOUT_SECONDS, greet_launcher
 from tasks.launch.rank_process import Message as RankMessage
@@ -31,6 +31,10 @@ from tasks.progress.activity import Activity
 
 GRACE_SECONDS = 5.0
 """Seconds that ranks have after SIGTERM once the launcher is gone."""
+
+
+LAST_SECONDS = 1.0
+"""Time limit for sending the reason of the end."""
 
 
 class HostAgent:
@@ -180,7 +184,12 @@ def connect(invitation: dict[str, Any]) -> socket.socket:
 
 
 def run(
-    channel: Channel, address: str | None, host: str = "", environment: Mapping[str, str] | None = None, cores: int = 0
+    channel: Channel,
+    address: str | None,
+    host: str = "",
+    machine: str = "",
+    environment: Mapping[str, str] | None = None,
+    cores: int = 0,
 ) -> None:
     """Serve a launcher until the connection ends, then end the ranks.
 
@@ -188,27 +197,37 @@ def run(
         channel: As `HostAgent`; the same holds for the other arguments.
         address: See there.
         host: Name of the host, for a launcher that did not choose it.
+        machine: Name of the machine, where that is another.
         environment: See there.
         cores: See there.
     """
 
-    def interrupt(number: int, _frame: object) -> None:
+    def end(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        signal.signal(number, end)
     with TemporaryDirectory(prefix="lakevision-agent-") as folder:
         agent = HostAgent(channel, Path(folder), address, environment or {}, cores)
+        reason = f"its agent heard nothing of the launcher for {SILENT_SECONDS} s"
         try:
-            channel.send("hello", versions=code_versions(), address=address, host=host)
+            channel.send("hello", versions=code_versions(), address=address, host=host, machine=machine)
             channel.start_beats()
             for message in channel.receive():
                 agent.handle(message)
+        except KeyboardInterrupt as interrupt:
+            reason = f"its agent was ended by {interrupt}"
+            raise
+        except Exception as error:
+            reason = f"its agent failed: {type(error).__name__}: {error}"
+            raise
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             # Before the ranks end, and may report an end of their own: the launcher learns its cause.
-            channel.send("ending")
+            last = threading.Thread(target=channel.send, args=("ending",), kwargs={"reason": reason}, daemon=True)
+            last.start()
+            last.join(LAST_SECONDS)  # A launcher that was stopped reads nothing.
             agent.end_ranks()
 
 
@@ -216,12 +235,13 @@ def run_invited(invitation: dict[str, Any]) -> None:
     """Serve the launcher that has sent an `Invitation`."""
     with connect(invitation) as connection:
         channel = Channel(connection.fileno(), connection.fileno())
-        environment, gpus, host = dict(invitation["environment"]), invitation["gpus"], socket.gethostname()
+        environment, gpus, machine = dict(invitation["environment"]), invitation["gpus"], socket.gethostname()
+        host = machine
         if gpus:
             # Tasks on one host see different GPUs: for their ranks, each is a host of its own.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             host = f"{host}-gpu-{'-'.join(gpus)}"
-        run(channel, connection.getsockname()[0], host, environment, invitation["cores"])
+        run(channel, connection.getsockname()[0], host, machine, environment, invitation["cores"])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ class KeyValueStore(ThreadingHTTPServer):
     """Server of a store on a free port of the loopback interface; requests without its secret are refused."""
 
     daemon_threads = True
+    request_queue_size = 4096
+    """All ranks connect at once, and the system's own limit is lower anyway."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Request)

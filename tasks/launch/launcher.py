@@ -169,6 +169,8 @@ def _train(
                         run_id = _handle_event(rank, message, on_event) or run_id
                     else:
                         _handle_line(rank, message)
+                if any(place.is_quiet for place in places):
+                    continue  # If that host is lost, this is the cause of what other ranks report.
                 _check_ends(ranks, watchdog)
                 if (stall := watchdog.find_stall()) is not None:
                     for rank in ranks:
@@ -186,7 +188,7 @@ def _train(
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             stalled = isinstance(sys.exception(), RankStalled)
             terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
-            if any(rank.process.returncode < 0 for rank in ranks):
+            if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
                 _end_killed_run(spec)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")

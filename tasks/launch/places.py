@@ -34,6 +34,10 @@ class StartingPlace(Place, Protocol):
     def cores(self) -> int:
         """Number of cores that its ranks share."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it may be lost, since nothing was heard of it for some seconds."""
+
     def reach(self, port: int) -> int:
         """Return the port of its loopback interface that leads to a port of this machine's."""
 
@@ -43,6 +47,8 @@ class StartingPlace(Place, Protocol):
 
 class ThisMachine(Loopback):
     """This machine, which starts all ranks."""
+
+    is_quiet = False
 
     def __init__(
         self,

@@ -7,17 +7,20 @@ messages, objects whose `kind` is one of these:
 |---|---|---|
 | prepare | spec, environment, interface | cores, interface |
 | forward | port: of the launcher | port: on the agent's loopback interface |
-| write, see, remove | folder, names: of files that test whether the folder is shared | error, or missing |
+| write, see, remove | folder, names: of files that test if the folder is shared; make: whether to create it | missing |
+| take_gpus | device, backend, num_ranks: of the host | are_taken |
+| release_gpus | | |
 | start | rank, environment | |
 | signal | rank, number | |
 
 | from the agent | fields |
 |---|---|
-| hello | versions, address: by which the launcher reaches the host, or None; host: its name, if it is not given |
+| hello | versions; address: by which the launcher reaches the host, or None; host: if it is not given; machine |
 | answer | id: of the request; and the fields above, or error |
 | line, event, activity | rank, value |
 | closed | rank: one of its two pipes, for output and events, has ended |
 | status | rank, value: exit status, as of subprocess |
+| ending | reason: why the agent ends its ranks |
 
 Both send `beat` every two seconds, and `open`, `data` and `close` with the number of a forwarded connection.
 """

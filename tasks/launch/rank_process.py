@@ -1,6 +1,7 @@
 """The process of a rank: its start, its output and events, and its end."""
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -18,8 +19,13 @@ from typing import Any, Protocol
 from tasks.launch.protocol import ACTIVITY, EXIT_ENDED
 from tasks.progress.activity import Activity
 
+logger = logging.getLogger("lakevision.ranks")
+
 LAST_LINES = 30
 """Lines of a failed rank's output in its error."""
+
+KILL_SECONDS = 10.0
+"""Time limit for the end of ranks after SIGKILL."""
 
 DRAIN_SECONDS = 2.0
 """Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
@@ -185,7 +191,10 @@ def first_failed(ranks: Sequence[RankProcess]) -> RankProcess | None:
 
 
 def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
-    """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended."""
+    """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended.
+
+    A process that waits for a driver or a disk outlives SIGKILL until that answers; it is left after KILL_SECONDS.
+    """
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
         rank.process.terminate()
@@ -195,7 +204,16 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             rank.process.kill()
-            rank.process.wait()
+    deadline = time.monotonic() + KILL_SECONDS
+    for rank in running:
+        try:
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger.error(  # noqa: TRY400  # the traceback would be that of this wait
+                "rank %d%s has been killed and does not end: a driver or a disk does not answer, see `dmesg` there",
+                rank.number,
+                f" (process {rank.process.pid})" if isinstance(rank.process, subprocess.Popen) else "",
+            )
     for rank in ranks:
         if rank.process.stdin is not None:
             rank.process.stdin.close()

@@ -11,15 +11,19 @@ from typing import Any
 
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
-from tasks.launch.channel import STRAY, Channel, Message
+from tasks.launch.channel import BEAT_SECONDS, SILENT_SECONDS, STRAY, Channel, Message
 from tasks.launch.rank_process import RankProcess
 from tasks.launch.tunnel import KINDS, Tunnel
 from tasks.progress.activity import Activity
 
 logger = logging.getLogger("lakevision.ranks")
 
-REQUEST_SECONDS = 60.0
-"""Time limit of an agent's answer, which may import packages from a cold disk."""
+REQUEST_SECONDS = 300.0
+"""Time limit of an agent's answer: it may import gigabytes from a cold disk, which holds Python's lock, so that it
+sends no beats either."""
+
+QUIET_SECONDS = 3 * BEAT_SECONDS
+"""Silence after which a host may be lost."""
 
 Heard = Callable[[int, Activity], None]
 
@@ -70,7 +74,8 @@ class Agent:
     """An agent, a `Place` on another host.
 
     Attributes:
-        host: Name of the host.
+        host: Name of the host; Spark's tasks with GPUs on one machine have different ones.
+        machine: Name of its machine.
         slots: Maximum number of ranks.
         address: Address by which this machine reaches the host.
         cores: Number of its cores, once `prepare` has returned; the same holds for `interface`.
@@ -95,7 +100,7 @@ class Agent:
             heard: Called with the activities of its ranks.
             reason: Returns the reason why the connection ended, for a sentence; called once it has.
         """
-        self.host, self.slots, self.address = host, slots, ""
+        self.host, self.slots, self.address, self.machine = host, slots, "", ""
         self.cores, self.interface = 1, ""
         self.versions: dict[str, str] = {}
         self._channel = channel
@@ -108,7 +113,8 @@ class Agent:
         self._ids = itertools.count()
         self._answers: queue.Queue[Message | None] = queue.Queue()
         self._is_closing = False
-        self._has_ended = False
+        self.has_ended = False
+        """Whether the connection has ended."""
         self._is_lost = False
         self._lock = threading.Lock()
         """Held to start a rank, and to note that the connection has ended: no rank is started after that."""
@@ -125,6 +131,12 @@ class Agent:
         greeting = self._next_answer("hello", seconds)
         self.versions, self.address = greeting["versions"], greeting["address"] or ""
         self.host = greeting["host"] or self.host
+        self.machine = greeting["machine"] or self.host
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing was heard of the host for longer than its beats take."""
+        return self._channel.silent > QUIET_SECONDS and not self.has_ended
 
     def prepare(self, spec: str, environment: dict[str, str], interface: str) -> None:
         """Send the settings that all ranks of the host share, and learn its cores and its network interface.
@@ -148,7 +160,7 @@ class Agent:
             HostLost: The connection ended.
         """
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 raise HostLost(f"host '{self.host}' is lost ({self._reason()}): run again", self.host, [number])
             rank = self._ranks[number] = RankProcess(number, RemoteProcess(number, self._channel))
         self._channel.send("start", rank=number, environment=environment)
@@ -162,10 +174,12 @@ class Agent:
             WrongInput: The request failed there.
         """
         number = next(self._ids)
+        self._channel.max_silent = int(REQUEST_SECONDS)
         self._channel.send(kind, id=number, **fields)
         answer = self._next_answer(kind, REQUEST_SECONDS)
         while answer["id"] != number:  # The answer to a request that took too long.
             answer = self._next_answer(kind, REQUEST_SECONDS)
+        self._channel.max_silent = SILENT_SECONDS
         if answer.get("error"):
             raise WrongInput(f"host '{self.host}' cannot take part in training ({answer['error']}): correct that there")
         return answer
@@ -196,7 +210,7 @@ class Agent:
         for message in self._channel.receive():
             self._handle(message)
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
         self._answers.put(None)
         running = self._running()
         self._mark_lost(self._reason)
@@ -234,7 +248,7 @@ class Agent:
         elif kind in {"hello", "answer"}:
             self._answers.put(message)
         elif kind == "ending":
-            self._mark_lost(lambda: "its agent was told to end")
+            self._mark_lost(lambda: message["reason"])
         elif kind == STRAY:
             logger.info("host '%s': %s", self.host, message["value"])
         elif rank is None:

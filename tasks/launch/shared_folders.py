@@ -65,7 +65,7 @@ def _check_own(folder: str, agents: Sequence[Agent]) -> None:
                 ) from None
             written.append(agent)
         for agent in agents:
-            of_others = [name for other, name in zip(agents, names, strict=True) if other.host != agent.host]
+            of_others = [name for other, name in zip(agents, names, strict=True) if other.machine != agent.machine]
             missing = agent.ask("see", folder=folder, names=of_others)["missing"]
             if seen := set(of_others) - set(missing):
                 writer = agents[names.index(min(seen))].host

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from pyspark import InheritableThread
@@ -62,6 +62,52 @@ class _Stage:
             self._thread.join(CLOSE_SECONDS)
 
 
+class _Connections:
+    """The connections of agents, of which the newest one of each task counts.
+
+    Spark starts all tasks of a barrier stage again after one has failed; the agents of the first start have ended then.
+    """
+
+    def __init__(self, make_agent: Callable[[str, Channel], Agent]) -> None:
+        self._make_agent = make_agent
+        self._newest: dict[int, tuple[socket.socket, Agent]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def add(self, number: int, connection: socket.socket) -> None:
+        """Take over the connection of a task's agent, which has been greeted."""
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                return
+            if replaced := self._newest.pop(number, None):
+                _close([replaced])
+            channel = Channel(connection.fileno(), connection.fileno())
+            self._newest[number] = connection, self._make_agent(f"task {number}", channel)
+
+    def agents(self) -> list[Agent]:
+        """Return the agents that are connected, by the numbers of their tasks."""
+        with self._lock:
+            return [agent for _, (_, agent) in sorted(self._newest.items()) if not agent.has_ended]
+
+    def close(self) -> None:
+        """Close all connections, and refuse further ones."""
+        with self._lock:
+            self._is_closed = True
+            _close(list(self._newest.values()))
+
+
+def _close(connections: Sequence[tuple[socket.socket, Agent]]) -> None:
+    """Close connections once nothing reads or writes them: a descriptor that is closed may be another file's soon."""
+    for connection, agent in connections:
+        agent.close()
+        with suppress(OSError):  # The agent may have ended.
+            connection.shutdown(socket.SHUT_RDWR)
+    for connection, agent in connections:
+        agent.join()
+        connection.close()
+
+
 @contextmanager
 def spark_agents(
     spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard, check: Callable[[], None]
@@ -97,28 +143,17 @@ def spark_agents(
                 reached, server.getsockname()[1], secret, portable_environment(spec.train.environment)
             )
             stage = _Stage(session, invitation, spec.num_ranks)
-            connected: dict[int, tuple[socket.socket, Agent]] = {}
+            connections = _Connections(lambda number, channel: Agent(number, 1, channel, messages, heard, _reason))
             finished = False
-
-            def welcome(number: int, connection: socket.socket) -> None:
-                channel = Channel(connection.fileno(), connection.fileno())
-                connected[number] = connection, Agent(f"task {number}", 1, channel, messages, heard, _reason)
-
             try:
-                _accept(server, secret, welcome, connected, stage, spec.num_ranks, check)
-                agents = [agent for _, (_, agent) in sorted(connected.items())]
+                _accept(server, secret, connections, stage, spec.num_ranks, check)
+                agents = connections.agents()
                 for agent in agents:
                     agent.wait_until_ready(CONNECT_SECONDS)
                 yield sorted(agents, key=lambda agent: agent.host)
                 finished = True
             finally:
-                for connection, agent in connected.values():
-                    agent.close()
-                    with suppress(OSError):  # The agent may have ended.
-                        connection.shutdown(socket.SHUT_RDWR)
-                for connection, agent in connected.values():
-                    agent.join()
-                    connection.close()
+                connections.close()
                 stage.end(cancel=not finished)
 
 
@@ -129,8 +164,7 @@ def _reason() -> str:
 def _accept(
     server: socket.socket,
     secret: str,
-    welcome: Callable[[int, socket.socket], None],
-    connected: Sized,
+    connections: _Connections,
     stage: _Stage,
     num_ranks: int,
     check: Callable[[], None],
@@ -140,8 +174,7 @@ def _accept(
     Args:
         server: The listening socket.
         secret: Secret of the training run.
-        welcome: Called with the number and the connection of each agent.
-        connected: Agents that have connected.
+        connections: Takes over their connections.
         stage: The stage that starts them.
         num_ranks: Number of agents.
         check: Called meanwhile; an exception in it ends the wait.
@@ -149,7 +182,7 @@ def _accept(
     Raises:
         HostLost: They have not connected in time.
     """
-    deadline, lock = time.monotonic() + CONNECT_SECONDS, threading.Lock()
+    deadline = time.monotonic() + CONNECT_SECONDS
 
     def introduce(connection: socket.socket, address: str) -> None:
         try:
@@ -158,17 +191,16 @@ def _accept(
             logger.warning("a connection from %s was refused: %s", address, error)
             connection.close()
             return
-        with lock:
-            welcome(number, connection)
+        connections.add(number, connection)
 
     server.settimeout(0.5)
-    while len(connected) < num_ranks:
+    while (num_connected := len(connections.agents())) < num_ranks:
         check()
         if stage.failure is not None:
             raise stage.failure
         if time.monotonic() > deadline:
             raise HostLost(
-                f"Spark has started agents for {len(connected)} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
+                f"Spark has started agents for {num_connected} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
                 "check the logs of its executors, and that they reach this machine"
             )
         with suppress(TimeoutError):

@@ -98,7 +98,9 @@ def slots_folder() -> Path:
 
 
 @contextmanager
-def take_slot(gpus: Sequence[str], timeout_seconds: float = math.inf) -> Iterator[int]:
+def take_slot(
+    gpus: Sequence[str], timeout_seconds: float = math.inf, check: Callable[[], None] = lambda: None
+) -> Iterator[int]:
     """Acquire the first free slot of this machine for the duration of the block, by a lock that ends with its process.
 
     If every GPU has a training run, the first one of a single process gets a second one: the work pool limits the
@@ -107,6 +109,7 @@ def take_slot(gpus: Sequence[str], timeout_seconds: float = math.inf) -> Iterato
     Args:
         gpus: GPUs to choose from, as `gpu_names`; empty: a training run on the CPU.
         timeout_seconds: Maximum time of the wait, in seconds.
+        check: Called during the wait; an exception in it ends the wait.
 
     Yields:
         The slot's number, for `share_of_gpus`: all lower slots are in use, or belong to ranks.
@@ -117,7 +120,7 @@ def take_slot(gpus: Sequence[str], timeout_seconds: float = math.inf) -> Iterato
     """
     names = [_lock_name(name) for name in gpus] or ["cpu"]
     with ExitStack() as held:
-        yield _wait_for(lambda: _first_slot(names, held), "a GPU", len(gpus), timeout_seconds, lambda: None)
+        yield _wait_for(lambda: _first_slot(names, held), "a GPU", len(gpus), timeout_seconds, check)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 from tasks.storage import Storage
 from tasks.tracking.experiments import DATA, TRAINING
 from tasks.tracking.runs import FLOW_RUN_TAG
-from tasks.tracking.server import client_of, translate_outage
+from tasks.tracking.server import client_of, reachable
 
 EndStatus = Literal["FAILED", "KILLED"]
 """Status of an MLflow run whose process ended without setting one."""
@@ -31,7 +31,7 @@ def end_lost_runs(storage: Storage, status: Callable[[str], EndStatus | None]) -
     if not _exists(storage):
         return []
     client, ended = client_of(storage), []
-    with translate_outage(storage):
+    with reachable(storage):
         found = [client.get_experiment_by_name(experiment.name) for experiment in (TRAINING, DATA)]
         experiments = [str(experiment.experiment_id) for experiment in found if experiment is not None]
         runs = client.search_runs(experiments, "attributes.status = 'RUNNING'") if experiments else []

@@ -31,10 +31,10 @@ class TrainingSpec(BaseModel):
     """Tags of the MLflow run."""
     repetition: str | None = None
     """Id of a repetition of a finished run, which makes it a run of its own."""
-    slot: int = 0
-    """Number of this run among the concurrent runs on this machine, from 0."""
+    slot: int | None = None
+    """Slot on this machine that the caller has taken (`take_slot`); None: the launcher takes a GPU."""
     num_slots: int = 1
-    """Number of concurrent runs on this machine, which share its cores and get its GPUs round-robin."""
+    """Number of concurrent runs on this machine, which share its cores."""
     restart: int = 0
     """Number of restarts after losses before this start."""
     ranks_left: int | None = None

@@ -75,26 +75,21 @@ class SearchResult:
 
 
 class TrialThreads:
-    """Starter of trials in this process, each in a slot with its share of the cores and a GPU assigned round-robin."""
+    """Starter of trials in this process, each with its share of the cores."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._free = list(range(num_slots))
 
     def __call__(self, start: TrialStart) -> "TrialThread":
         """Start a trial; the caller runs at most `num_slots` at once."""
-        slot = min(self._free)
-        self._free.remove(slot)
-        spec = start.spec.model_copy(update={"slot": slot, "num_slots": self._num_slots})
-        return TrialThread(replace(start, spec=spec), lambda: self._free.append(slot))
+        return TrialThread(replace(start, spec=start.spec.model_copy(update={"num_slots": self._num_slots})))
 
 
 class TrialThread:
     """A trial whose launcher runs in a thread of this process; its ranks are subprocesses."""
 
-    def __init__(self, start: TrialStart, on_end: Callable[[], None]) -> None:
+    def __init__(self, start: TrialStart) -> None:
         self._start = start
-        self._on_end = on_end
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"trial-{start.number}", daemon=True)
@@ -105,8 +100,6 @@ class TrialThread:
             run_trial(self._start.spec, self._start.study, self._start.number, self._start.tune, self._stop)
         except BaseException as error:  # Raised again by `poll`, in the thread of the search.
             self._error = error
-        finally:
-            self._on_end()
 
     def poll(self) -> bool:
         """Return whether it has ended.

@@ -248,7 +248,9 @@ def test_host_whose_agent_is_told_to_end_is_lost(hosts: SshHosts, storage: Stora
         agent.terminate()
 
     program = f"signal.signal(signal.SIGTERM, lambda *_: os._exit(130))\n{STEPS.format(home=storage.home)}"
-    with pytest.raises(HostLost, match=r"^host 'two' is lost with rank 2 \(its agent was told to end\); all ranks"):
+    with pytest.raises(
+        HostLost, match=r"^host 'two' is lost with rank 2 \(its agent was ended by SIGTERM\); all ranks"
+    ):
         launch_and(fake_spec(hosts, storage, program), end)
     wait_until(lambda: processes_of(hosts) == [])
 

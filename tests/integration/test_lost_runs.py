@@ -77,8 +77,9 @@ with get_client(sync_client=True) as client:
 
 
 def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:
-    """Runs with a process here, on another machine, or of a pool with another worker stay as they are."""
-    make = """
+    """Also in the storage that a run was given. Runs with a process here, or on another machine, stay as they are."""
+    given = resolve_storage(StorageConfig(home=f"{stack.home}/given"))
+    make = f"""
 import socket
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Pending, Running
@@ -86,23 +87,25 @@ from tasks.orchestration.task import HOST_LABEL
 
 with get_client(sync_client=True) as client:
     deployment = client.read_deployment_by_name("waiting/waiting")
-    for states, host in (
-        ([Running()], socket.gethostname()),
-        ([Running(), Cancelling()], socket.gethostname()),
-        ([Pending()], None),
-        ([Running()], "another-machine"),
-        ([Running()], None),
-        ([Running()], socket.gethostname()),
+    for states, host, storage in (
+        ([Running()], socket.gethostname(), None),
+        ([Running(), Cancelling()], socket.gethostname(), None),
+        ([Pending()], None, None),
+        ([Running()], socket.gethostname(), {given.as_config().model_dump()!r}),
+        ([Running()], "another-machine", None),
+        ([Running()], None, None),
+        ([Running()], socket.gethostname(), None),
     ):
-        run = client.create_flow_run_from_deployment(deployment.id)
+        parameters = {{"config": {{"storage": storage}}}} if storage else {{}}
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
         for state in states:
             client.set_flow_run_state(run.id, state, force=True)
         if host:
-            client.update_flow_run_labels(run.id, {HOST_LABEL: host})
+            client.update_flow_run_labels(run.id, {{HOST_LABEL: host}})
         print(run.id)
 """
     runs = run_code(stack, make)
-    crashed, cancelled, pending, elsewhere, unknown, alive = runs
+    crashed, cancelled, pending, given_storage, elsewhere, unknown, alive = runs
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     experiment = tracking.prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
@@ -110,6 +113,9 @@ with get_client(sync_client=True) as client:
         run: client.create_run(experiment, tags={tracking.FLOW_RUN_TAG: run}).info.run_id
         for run in [*runs, "00000000-0000-0000-0000-000000000000"]
     }
+    given_experiment = tracking.prepare_tracking(given)
+    given_client = mlflow.MlflowClient(given.tracking)
+    given_run = given_client.create_run(given_experiment, tags={tracking.FLOW_RUN_TAG: given_storage}).info.run_id
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
         env=stack.environment | {"PREFECT__FLOW_RUN_ID": alive},
@@ -129,10 +135,12 @@ with get_client(sync_client=True) as client:
         crashed: "CRASHED",
         cancelled: "CANCELLED",
         pending: "CRASHED",
+        given_storage: "CRASHED",
         elsewhere: "RUNNING",
         unknown: "RUNNING",
         alive: "RUNNING",
     }
     statuses = {run: client.get_run(run_id).info.status for run, run_id in tracked.items()}
-    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
+    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", "FAILED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
     assert list(statuses.values())[-1] == "RUNNING"  # its flow run is on another server
+    assert given_client.get_run(given_run).info.status == "FAILED"

@@ -1,5 +1,6 @@
 """Checks before ranks start, and their environment and events."""
 
+import itertools
 import os
 import sys
 import tempfile
@@ -88,16 +89,18 @@ def step(number):
 @pytest.mark.parametrize(
     ("slot", "num_slots", "resources"),
     [
-        (0, 1, "8 threads, GPU-a,GPU-b"),
+        (None, 1, "8 threads, GPU-a"),
+        (1, 1, "8 threads, GPU-b"),
         (0, 3, "2 threads, GPU-a"),
         (1, 3, "2 threads, GPU-b"),
         (2, 3, "2 threads, GPU-a"),
     ],
 )
 def test_concurrent_runs_share_cores_and_gpus(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: int, num_slots: int, resources: str
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: int | None, num_slots: int, resources: str
 ) -> None:
-    """Concurrent runs share the cores and get the GPUs round-robin, and a single run has them all."""
+    """Concurrent runs share the cores, and have the GPU of their slot, or the first free one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     resources_of_rank = 'f\'{os.environ["OMP_NUM_THREADS"]} threads, {os.environ["CUDA_VISIBLE_DEVICES"]}\''
     fake_ranks(tmp_path, monkeypatch, f'send({{"run_id": {resources_of_rank}}})')
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
@@ -129,10 +132,11 @@ def test_progress_of_ranks_is_reported_in_this_process(
 
 
 @pytest.mark.timeout(120)
-def test_concurrent_runs_of_ranks_have_different_gpus(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ranks_of_runs", [(2, 2), (2, None, None)])
+def test_concurrent_runs_have_different_gpus(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_of_runs: tuple[int | None, ...]
 ) -> None:
-    """Of four GPUs each of two runs gets two, and all its ranks see them; on the CPU no GPU is taken."""
+    """Each rank or single process has one of four GPUs, and ranks see those of their run; on the CPU none is taken."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
@@ -148,12 +152,14 @@ if number == 0:
 """
     fake_ranks(tmp_path, monkeypatch, program)
 
-    def launch(seed: int) -> str:
+    def launch(seed: int, num_ranks: int | None) -> list[str]:
         train = TrainConfig(weights="none", freeze_backbone=False, seed=seed)
-        return launch_ranks(spec_of(train, FAKE_CACHE, storage, 2)).run_id
+        return launch_ranks(spec_of(train, FAKE_CACHE, storage, num_ranks)).run_id.split(",")
 
     with ThreadPoolExecutor() as pool:
-        assert sorted(pool.map(launch, (1, 2))) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+        found = list(pool.map(launch, itertools.count(1), ranks_of_runs))
+    assert [len(gpus) for gpus in found] == [num_ranks or 1 for num_ranks in ranks_of_runs]
+    assert sorted(itertools.chain(*found)) == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
 
     on_cpu = TrainConfig(weights="none", freeze_backbone=False, device="cpu")
     assert launch_ranks(spec_of(on_cpu, FAKE_CACHE, storage, 2)).run_id == "GPU-a,GPU-b,GPU-c,GPU-d"

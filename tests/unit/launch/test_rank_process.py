@@ -1,7 +1,8 @@
-"""The last line of a rank that was killed: for its memory, or for another reason."""
+"""The end of ranks: the last line of one that was killed, and one that outlives its kill."""
 
 import queue
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,35 @@ def test_killed_rank_has_a_last_line_if_the_kernel_has_killed_a_process(
     assert messages.empty()
     assert rank.process.wait(timeout=60) == -sent
     rank.process.stdin.close()
+
+
+class _Endless:
+    """A process that outlives SIGKILL, as one does that waits for a driver."""
+
+    stdin = None
+    returncode = None
+
+    def __init__(self) -> None:
+        self.signals: list[str] = []
+
+    def poll(self) -> None:
+        return None
+
+    def wait(self, timeout: float) -> int:
+        assert timeout is not None
+        raise subprocess.TimeoutExpired("rank", timeout)
+
+    def terminate(self) -> None:
+        self.signals.append("SIGTERM")
+
+    def kill(self) -> None:
+        self.signals.append("SIGKILL")
+
+
+def test_rank_that_outlives_its_kill_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The launcher does not wait for ever, and names the rank."""
+    monkeypatch.setattr(rank_process, "KILL_SECONDS", 0.0)
+    process = _Endless()
+    rank_process.terminate([rank_process.RankProcess(3, process)], 0.0)  # type: ignore[arg-type]  # a fake process
+    assert process.signals == ["SIGTERM", "SIGKILL"]
+    assert "rank 3 has been killed and does not end" in caplog.text
