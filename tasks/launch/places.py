@@ -36,7 +36,7 @@ class StartingPlace(Place, Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it may be lost, since nothing was heard of it for some seconds."""
+        """True if it may be lost: nothing was heard of it for some seconds."""
 
     def reach(self, port: int) -> int:
         """Return the port of its loopback interface that leads to a port of this machine's."""

@@ -135,7 +135,7 @@ class Agent:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing was heard of the host for longer than its beats take."""
+        """True if nothing was heard of the host for longer than its beats take."""
         return self._channel.silent > QUIET_SECONDS and not self.has_ended
 
     def prepare(self, spec: str, environment: dict[str, str], interface: str) -> None:
@@ -190,8 +190,9 @@ class Agent:
         return self._channel.close()
 
     def join(self) -> None:
-        """Wait until the thread that reads has ended, after `close`."""
+        """Wait until the thread that reads has ended, after `close`, and close forwarded connections."""
         self._thread.join()
+        self._tunnel.close()
 
     def _next_answer(self, kind: str, seconds: float) -> Message:
         try:

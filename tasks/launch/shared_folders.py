@@ -22,10 +22,11 @@ def shared_folders(storage: Storage, cache_url: str) -> dict[str, str]:
     """Return the local folders that all hosts must share, with the settings that choose them."""
     tracking = storage.tracking.removeprefix("sqlite:///")
     database = None if tracking == storage.tracking else str(Path(tracking).parent)
-    # Features are in the cache; locks are beside the data that they protect.
+    # Locks are beside the data that they protect. Features are in storage.cache, and a given cache may be elsewhere.
     named = {
         "storage.home": str(storage.checkpoints),
-        "storage.cache": cache_url,
+        "storage.cache": storage.cache,
+        "cache_ref": None if cache_url.startswith(f"{storage.cache.rstrip('/')}/") else cache_url,
         "storage.artifacts": storage.artifacts,
         "storage.tracking": database,
     }

@@ -113,7 +113,10 @@ def submit_train_distributed(
         ).model_dump(),
         "cache_ref": cache.model_dump(),
     }
-    submitted = submit(distributed, "distributed", "training", parameters)
+    # Ranks of other launchers are elsewhere than the submitted run.
+    takes_gpus = distributed.launcher == "local" and train.device != "cpu"
+    gpus = distributed.num_ranks if takes_gpus else None
+    submitted = submit(distributed, "distributed", "training", parameters, gpus=gpus)
     submitted.wait()
     return trained_on_pool(submitted, storage, spec.key)
 

@@ -66,6 +66,13 @@ class Tunnel:
         if message["kind"] == "close":
             self._end_direction(number)
 
+    def close(self) -> None:
+        """Close all connections, once the channel carries no messages any more."""
+        for number, connection in list(self._connections.items()):
+            with suppress(OSError):  # Closed meanwhile.
+                connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads it
+            self._end_direction(number)
+
     def _connect(self, number: int, port: int) -> None:
         if port in self._allowed:
             with suppress(OSError):

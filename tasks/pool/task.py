@@ -50,6 +50,14 @@ def read_pool(pool: str, group: str) -> tuple[int | None, int]:
         return found.concurrency_limit, sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
+def gpus_per_run(pool: str) -> int | None:
+    """Return the number of GPUs that a pool gives a run by default, -1 for all; None if its runs choose none."""
+    with get_client(sync_client=True) as client:
+        template = client.read_work_pool(pool).base_job_template
+    default = template.get("variables", {}).get("properties", {}).get("gpus", {}).get("default")
+    return default if isinstance(default, int) else None
+
+
 def live_workers(pool: str, group: str) -> int:
     """Return how many workers poll the pool.
 

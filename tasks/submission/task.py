@@ -29,7 +29,7 @@ from tasks.errors import (
     parse_user_error,
 )
 from tasks.pool.settings import PoolSettings
-from tasks.pool.task import blocking_runs, check_deployment, live_workers
+from tasks.pool.task import blocking_runs, check_deployment, gpus_per_run, live_workers
 from tasks.submission.outage import Outage
 from tasks.submission.wait import RunWait
 from tasks.text.markup import markdown_text
@@ -81,7 +81,7 @@ class SubmittedRun:
         self._group = group
         self._what = what
         self._wait = RunWait(settings, group, what, run.name)
-        self._outage = Outage(f"the submitted {what} '{run.name}' continues")
+        self._outage = Outage(f"the submitted {what} '{run.name}' continues", _outage_limit(settings, group))
         self._last_poll = -POLL_SECONDS
         self._last_look = -HEARTBEAT_POLL_SECONDS
         self._heartbeat: object = None
@@ -219,9 +219,18 @@ class SubmittedRun:
             raise
 
 
-def _answered(request: Callable[[], R], what: str) -> R:
-    """Return the result of a request, which is repeated until the server answers it."""
-    outage = Outage(f"{what} is submitted then")
+def _outage_limit(settings: PoolSettings, group: str) -> tuple[str, int]:
+    """Return the limit of an outage: the time that the run itself may take, also before it has begun."""
+    return f"{group}.run_timeout_seconds", settings.run_timeout_seconds
+
+
+def _answered(request: Callable[[], R], what: str, limit: tuple[str, int]) -> R:
+    """Return the result of a request, which is repeated until the server answers it.
+
+    Raises:
+        TimeLimitExceeded: The server did not answer within the limit.
+    """
+    outage = Outage(f"the {what} is submitted then", limit)
     while True:
         try:
             result = request()
@@ -242,8 +251,24 @@ def _submission_key(settings: PoolSettings, parameters: dict[str, Any], name: st
     return hashlib.sha256(given.encode()).hexdigest()[:32]
 
 
+def _job_variables(settings: PoolSettings, gpus: int | None) -> dict[str, Any]:
+    """Return the job variables of a run, with the GPUs that it needs if its pool gives a run GPUs, but too few.
+
+    A number that the user has chosen stays, and a pool without GPUs gets no other run.
+    """
+    variables = settings.job_variables
+    if gpus is None or "gpus" in variables or not 0 < (gpus_per_run(settings.work_pool) or 0) < gpus:
+        return variables
+    return variables | {"gpus": gpus}
+
+
 def _find_or_create(
-    settings: PoolSettings, group: str, parameters: dict[str, Any], name: str | None, key: str
+    settings: PoolSettings,
+    group: str,
+    parameters: dict[str, Any],
+    name: str | None,
+    job_variables: dict[str, Any],
+    key: str,
 ) -> FlowRun:
     try:
         run = run_deployment(
@@ -253,7 +278,7 @@ def _find_or_create(
             flow_run_name=name,
             tags=sorted(set(flow_run.get_tags()) - SCHEDULER_TAGS),
             idempotency_key=key,
-            job_variables=settings.job_variables or None,
+            job_variables=job_variables or None,
         )
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in REFUSED:
@@ -267,7 +292,13 @@ def _find_or_create(
 
 
 def submit(
-    settings: PoolSettings, group: str, what: str, parameters: dict[str, Any], *, name: str | None = None
+    settings: PoolSettings,
+    group: str,
+    what: str,
+    parameters: dict[str, Any],
+    *,
+    name: str | None = None,
+    gpus: int | None = None,
 ) -> SubmittedRun:
     """Submit the deployment from within a task, and return the submitted run.
 
@@ -279,15 +310,20 @@ def submit(
         what: As `SubmittedRun`.
         parameters: Parameters of the deployed flow, as JSON values.
         name: Name of the flow run; a task submits each name once.
+        gpus: Number of GPUs that the run can use; None if it asks for none.
 
     Raises:
         WrongInput: As `check_deployment`, or the server refuses the settings.
+        TimeLimitExceeded: The server did not answer within `run_timeout_seconds`.
     """
-    _answered(lambda: check_deployment(settings, group), f"the {what}")
+    limit = _outage_limit(settings, group)
+    _answered(lambda: check_deployment(settings, group), what, limit)
+    variables = _answered(partial(_job_variables, settings, gpus), what, limit)
     key = _submission_key(settings, parameters, name)
     for attempt in count():
         # The server returns the run that it has for a key, also after a lost connection.
-        run = _answered(partial(_find_or_create, settings, group, parameters, name, f"{key}-{attempt}"), f"the {what}")
+        create = partial(_find_or_create, settings, group, parameters, name, variables, f"{key}-{attempt}")
+        run = _answered(create, what, limit)
         state = run.state
         if state is None or state.is_completed() or not (state.is_final() or state.is_cancelling()):
             return SubmittedRun(run, settings, group, what)

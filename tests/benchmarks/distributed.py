@@ -9,6 +9,7 @@ Run: `make bench-distributed`; BENCH_ARGS=--quick for fewer rounds.
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,9 @@ from tests.benchmarks.peers import Peer, log_file
 from tests.builders.processes import free_port
 
 STALL_SECONDS = 3600
+
+COMPRESSED = {"horovod_fp16": "horovod", "torch_fp16": "torch", "torch_bf16": "torch"}
+"""Kinds whose gradients are compressed, and their peers; apart from the others, since all at once need 25 GB."""
 
 
 class Ranks:
@@ -67,17 +71,23 @@ class Ranks:
             peer.send_signal(signal.SIGSTOP)
 
 
-def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
-    """Train a network with each kind in turns."""
-    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+def measure(kinds: Sequence[str], model: str, num_rounds: int, folder: Path, log: Any) -> dict[str, list[float]]:
+    """Train a network with each kind in turns; return the images per second of each round."""
+    speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
-        ranks = {kind: Ranks(kind, model, folder, log, stack) for kind in KINDS}
+        ranks = {kind: Ranks(kind, model, folder, log, stack) for kind in kinds}
         for each in ranks.values():
             each.speed()  # Also waits for the warm-up.
         for _ in range(num_rounds):
             for kind, each in ranks.items():
                 speeds[kind].append(each.speed())
             print(", ".join(f"{kind} {found[-1]:.1f}" for kind, found in speeds.items()), "images/s", flush=True)
+    return speeds
+
+
+def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
+    """Return the figures of a network."""
+    speeds = measure([kind for kind in KINDS if kind not in COMPRESSED], model, num_rounds, folder, log)
     where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
 
     def against(kind: str, peer: str, title: str, goal: float | None) -> Figure:
@@ -93,11 +103,24 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "bare", "bare script, 2 ranks", 0.95),
         against("torch", "bare", "bare script, 2 ranks", 0.95),
         against("horovod", "torch", "torch, 2 ranks", None),
-        against("horovod_fp16", "horovod", "gradients sent as float32", None),
-        against("torch_fp16", "torch", "gradients sent as float32", None),
-        against("torch_bf16", "torch", "gradients sent as float32", None),
         against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
         against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
+    ]
+
+
+def compare_compression(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
+    """Return the figures of a network whose gradients are sent with fewer bytes."""
+    speeds = measure([*COMPRESSED, *dict.fromkeys(COMPRESSED.values())], model, num_rounds, folder, log)
+    where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
+    return [
+        rate_figure(
+            f"{kind}, 2 ranks, {where}",
+            "images/s",
+            "gradients sent as float32",
+            list(zip(speeds[kind], speeds[full], strict=True)),
+            None,
+        )
+        for kind, full in COMPRESSED.items()
     ]
 
 
@@ -110,6 +133,7 @@ def main() -> None:
     with TemporaryDirectory() as scratch, log_file("distributed").open("w") as log:
         for model in SIDES:
             figures += compare(model, num_rounds, Path(scratch) / model, log)
+            figures += compare_compression(model, num_rounds, Path(scratch) / f"{model}-compressed", log)
     write_figures("distributed", figures, note=f"median of {num_rounds} rounds in turns, one thread per rank")
 
 

@@ -50,7 +50,7 @@ from tests.builders.submitted_training import (
 from tests.builders.training_runs import weights
 from tests.conftest import write_images
 
-NUM_CANCELS, NUM_OUTAGES, NUM_LOSSES = 4, 2, 5
+NUM_CANCELS, NUM_OUTAGES, NUM_LOSSES = 7, 2, 7
 """Rounds of each test. A round starts a flow run, a launcher and ranks, which takes up to half a minute."""
 
 LIMIT_SECONDS = 15
@@ -192,11 +192,11 @@ def test_training_goes_on_without_the_server(
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("loses_runs", [False, True])
+@pytest.mark.parametrize("killed", ["worker", "flow", "machine"])
 def test_killed_worker_loses_no_run_and_leaves_none_running(
-    running: Running, tmp_path: Path, draw, loses_runs: bool
+    running: Running, tmp_path: Path, draw, killed: str
 ) -> None:
-    """A run ends with its worker, by itself or as with the machine: nothing is left, and the next run completes it."""
+    """A run ends with its worker, its own process, or both and the ranks: none is left, and the next completes it."""
     with training_stack(tmp_path / "stack") as (stack, first):
         end_worker(stack, first)
         worker = start_worker(stack, ends_lost_runs=True)
@@ -210,11 +210,16 @@ def test_killed_worker_loses_no_run_and_leaves_none_running(
             time.sleep(seconds)
             before, own = state_type(stack, run), psutil.Process(worker.pid)
             children = own.children(recursive=True)
-            for process in [own, *children] if loses_runs else [own]:
+            victims = {"worker": [own], "flow": own.children(), "machine": [own, *children]}
+            for process in victims[killed]:
                 process.kill()
-            end_worker(stack, worker)
+            if killed != "flow":
+                end_worker(stack, worker)
             _gone, alive = psutil.wait_procs(children, timeout=LIMIT_SECONDS)
             assert alive == []
+            if killed == "flow":
+                wait_until(partial(is_final, stack, run))  # as its worker reports it
+                end_worker(stack, worker)
             worker = start_worker(stack, ends_lost_runs=True)
             wait_until(partial(is_final, stack, run))
             after = state_type(stack, run)

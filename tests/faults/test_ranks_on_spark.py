@@ -17,12 +17,13 @@ from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_ranks_on_cluster import VICTIMS
 from tests.builders.killed_training import logged_epochs, runs_beside
 from tests.builders.processes import rank_processes, run_python
+from tests.builders.rank_cases import BACKENDS
 from tests.builders.spark_cluster import start_cluster
 from tests.builders.training_runs import ROUNDED, weights
 from tests.conftest import write_images
 
-ROUNDS = 5
-"""For each process that is killed."""
+ROUNDS = 6
+"""For each process that is killed, with the backends in turns."""
 
 TRAIN = ROUNDED.model_copy(update={"learning_rate": 1e-4, "batch_size": 2, "max_epochs": 20, "patience": 20})
 
@@ -43,7 +44,9 @@ def test_run_is_completed_after_the_loss_of_a_process(tmp_path, draw, victim):
             storage = resolve_storage(StorageConfig(home=str(cluster.shared / "home")))
             spec = TrainingSpec(
                 train=TRAIN,
-                distributed=DistributedConfig(num_ranks=2, min_ranks=1, max_restarts=3, launcher="spark"),
+                distributed=DistributedConfig(
+                    backend=BACKENDS[number % 2], num_ranks=2, min_ranks=1, max_restarts=3, launcher="spark"
+                ),
                 spark=cluster.spark_config(),
                 cache=cache,
                 storage=storage,

@@ -125,9 +125,12 @@ def test_nothing_is_left_fifteen_seconds_after_the_end_of_a_launcher(cache, stor
 
 
 @pytest.mark.timeout(3600)
-def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(cache, storage, tmp_path, draw, caplog):
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(
+    cache, storage, tmp_path, draw, caplog, backend
+):
     """Whatever rank is killed or stopped at whatever moment: the same launch ends with the same weights."""
-    settings = {"num_ranks": 2, "stall_timeout_seconds": STALL_SECONDS, "max_restarts": 1}
+    settings = {"backend": backend, "num_ranks": 2, "stall_timeout_seconds": STALL_SECONDS, "max_restarts": 1}
     distributed = DistributedConfig.model_validate(settings)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = launch_ranks(TrainingSpec(train=TRAIN, distributed=distributed, cache=cache, storage=other))
@@ -151,7 +154,8 @@ def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(cache
 
 
 @pytest.mark.timeout(3600)
-def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage, tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage, tmp_path, monkeypatch, backend):
     """From three ranks to two and to one, whose rounding alone differs; it is short of no step and no image."""
     cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 3000, "val": 12, "test": 12})
     # Rounding grows from step to step, and the faster the higher the rate: a wrong image or dropout would differ more.
@@ -159,7 +163,7 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
         update={"learning_rate": 1e-6, "batch_size": 4, "max_epochs": 2, "checkpoint_seconds": 1}
     )
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
-    settings = DistributedConfig(num_ranks=3, min_ranks=1, max_restarts=2)
+    settings = DistributedConfig(backend=backend, num_ranks=3, min_ranks=1, max_restarts=2)
     spec = TrainingSpec(train=train, distributed=settings, cache=cache, storage=storage)
     undisturbed = launch_ranks(spec.model_copy(update={"storage": other}))
     # Each killed rank is that of a host of its own.

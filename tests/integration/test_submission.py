@@ -177,6 +177,30 @@ with get_client(sync_client=True) as client:
     assert pool.startswith("(1, ")
 
 
+def test_run_on_a_pool_with_gpus_gets_one_for_each_rank(stack: LocalStack) -> None:
+    """Unless its user has chosen a number, or the pool has none; ranks without a GPU each would train on the CPU."""
+    code = """
+import json
+from pathlib import Path
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from tasks.config.distributed import DistributedConfig
+from tasks.submission.task import _job_variables
+
+with get_client(sync_client=True) as client:
+    for kind in ("docker", "kubernetes"):
+        template = json.loads(Path("deployments", "pools", f"{kind}.json").read_text())
+        client.create_work_pool(WorkPoolCreate(name=kind, type=kind, base_job_template=template))
+for pool in ("gpu", "docker", "kubernetes"):
+    print(_job_variables(DistributedConfig(work_pool=pool, job_variables={"memory": "64Gi"}), 4))
+print(_job_variables(DistributedConfig(work_pool="kubernetes", job_variables={"gpus": 2}), 4))
+print(_job_variables(DistributedConfig(work_pool="kubernetes"), None))
+"""
+    memory = {"memory": "64Gi"}
+    expected = [memory, memory, memory | {"gpus": 4}, {"gpus": 2}, {}]
+    assert run_code(stack, code) == [str(variables) for variables in expected]
+
+
 def test_work_that_a_run_submits_to_its_own_pool_with_one_slot_is_refused(stack: LocalStack) -> None:
     """The check runs within a flow run of the pool, whose slot is the only one."""
     code = """

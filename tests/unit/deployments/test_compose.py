@@ -34,6 +34,12 @@ def test_container_has_no_privileges_and_limits(name: str) -> None:
     assert "privileged" not in service
 
 
+@pytest.mark.parametrize("name", WORKERS)
+def test_worker_has_the_same_host_name_in_a_new_container(name: str) -> None:
+    """By its host name, a worker knows the runs that its predecessor left."""
+    assert SERVICES[name]["hostname"] == name
+
+
 def test_databases_are_reachable_from_the_two_servers_only() -> None:
     """Their network has no way out, publishes no port, and has no worker."""
     assert COMPOSE["networks"]["backend"] == {"internal": True}

@@ -1,4 +1,4 @@
-"""The end of ranks: the last line of one that was killed, and one that outlives its kill."""
+"""The end of ranks: the last line of a killed rank, and a rank that outlives its kill."""
 
 import queue
 import signal

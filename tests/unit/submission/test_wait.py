@@ -86,7 +86,7 @@ def test_time_without_a_server_does_not_count_against_a_run(clock: Clock, report
 
 
 def test_time_limit_of_a_run_holds_during_an_outage(clock: Clock) -> None:
-    """The wait for the server ends with the time of the run; a run that has not begun has no limit yet."""
+    """The wait for the server ends with the time of the run; before it has begun, that of the outage is limited."""
     wait = wait_for(clock, run_timeout_seconds=1000)
     clock.now = 5000.0
     wait.check_time_limit()
@@ -130,7 +130,7 @@ def test_run_whose_slots_are_held_by_waiting_parents_is_warned_about_by_age(
 
 def test_outage_is_reported_once_and_so_is_its_end(clock: Clock, messages_of: Callable[[str], list[str]]) -> None:
     """The next outage is reported again."""
-    outage = Outage("the run continues", clock)
+    outage = Outage("the run continues", ("distributed.run_timeout_seconds", 1000), clock)
     assert not outage.end()
     for seconds in (75.0, 100.0):
         for _ in range(3):
@@ -144,3 +144,19 @@ def test_outage_is_reported_once_and_so_is_its_end(clock: Clock, messages_of: Ca
         "the Prefect server does not answer (refused): waiting until it does; the run continues",
         "the Prefect server answers again, after 100 s",
     ]
+
+
+def test_outage_is_not_waited_out_longer_than_the_run_itself_may_take(clock: Clock) -> None:
+    """Also before the run has begun; the next outage has the whole time again."""
+    outage = Outage("the run continues", ("distributed.run_timeout_seconds", 1000), clock)
+    outage.note(ConnectionError("refused"))
+    clock.now += 1000
+    outage.note(ConnectionError("refused"))
+    assert outage.end()
+    outage.note(ConnectionError("refused"))
+    clock.now += 1001
+    expected = (
+        r"not answered for 1001 s \(refused\), longer than distributed.run_timeout_seconds 1000: start it, and run"
+    )
+    with pytest.raises(TimeLimitExceeded, match=expected):
+        outage.note(ConnectionError("refused"))
