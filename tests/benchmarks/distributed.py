@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.launch.placement import place_here
 from tasks.launch.rendezvous import horovod_environments, torch_environments
@@ -52,6 +54,8 @@ class Ranks:
             Peer("distributed_ranks.py", f"{kind}:{model}", folder / kind, log, environment=common | environment)
             for environment in environments
         ]
+        self.saving: list[float] = []
+        """Seconds of a checkpoint after each round, of the slowest rank."""
         for peer in self._peers:
             stack.callback(peer.close)
             stack.callback(peer.send_signal, signal.SIGCONT)
@@ -63,6 +67,7 @@ class Ranks:
             peer.begin_round()
         answers = [peer.end_round() for peer in self._peers]
         self.pause()
+        self.saving.append(max(answer["saving"] for answer in answers))
         return sum(answer["images"] for answer in answers) / max(answer["seconds"] for answer in answers)
 
     def pause(self) -> None:
@@ -71,8 +76,10 @@ class Ranks:
             peer.send_signal(signal.SIGSTOP)
 
 
-def measure(kinds: Sequence[str], model: str, num_rounds: int, folder: Path, log: Any) -> dict[str, list[float]]:
-    """Train a network with each kind in turns; return the images per second of each round."""
+def measure(
+    kinds: Sequence[str], model: str, num_rounds: int, folder: Path, log: Any
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Train a network with each kind in turns; return images per second and checkpoint seconds of each round."""
     speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         ranks = {kind: Ranks(kind, model, folder, log, stack) for kind in kinds}
@@ -82,12 +89,12 @@ def measure(kinds: Sequence[str], model: str, num_rounds: int, folder: Path, log
             for kind, each in ranks.items():
                 speeds[kind].append(each.speed())
             print(", ".join(f"{kind} {found[-1]:.1f}" for kind, found in speeds.items()), "images/s", flush=True)
-    return speeds
+    return speeds, {kind: each.saving[-num_rounds:] for kind, each in ranks.items()}
 
 
 def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
     """Return the figures of a network."""
-    speeds = measure([kind for kind in KINDS if kind not in COMPRESSED], model, num_rounds, folder, log)
+    speeds, saving = measure([kind for kind in KINDS if kind not in COMPRESSED], model, num_rounds, folder, log)
     where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
 
     def against(kind: str, peer: str, title: str, goal: float | None) -> Figure:
@@ -105,12 +112,22 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "torch", "torch, 2 ranks", None),
         against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
         against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
+        *(checkpoint_figure(kind, where, saving[f"{kind}_watched"]) for kind in ("horovod", "torch")),
     ]
+
+
+def checkpoint_figure(kind: str, where: str, saving: Sequence[float]) -> Figure:
+    """Return the time of a checkpoint beside that between two by default, of which it may be 2 %."""
+    seconds, between = median(saving), float(TrainConfig.model_fields["checkpoint_seconds"].default)
+    share = seconds / between
+    return Figure(
+        f"a checkpoint of {kind}, {where}", seconds, "s", "between two, by default", between, share, 0.02, share <= 0.02
+    )
 
 
 def compare_compression(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
     """Return the figures of a network whose gradients are sent with fewer bytes."""
-    speeds = measure([*COMPRESSED, *dict.fromkeys(COMPRESSED.values())], model, num_rounds, folder, log)
+    speeds, _saving = measure([*COMPRESSED, *dict.fromkeys(COMPRESSED.values())], model, num_rounds, folder, log)
     where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
     return [
         rate_figure(

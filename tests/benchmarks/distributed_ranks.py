@@ -28,7 +28,10 @@ BATCHES = {"mobilenet_v2": 16, "resnet18": 32}
 STEPS = {"mobilenet_v2": 4, "resnet18": 12}
 """Steps per round: a few seconds."""
 CHECKPOINT_SECONDS = 86_400
-"""Time between two checkpoints: none in a round of seconds, since one per round would be far more than by default."""
+"""Time between two checkpoints: none within a round of seconds, since that would be far more than by default."""
+
+SAVES: list[Callable[[], None]] = []
+"""The function that writes a checkpoint, of kinds that have one; it is measured after each round."""
 
 Run = Callable[[], None]
 """A function that trains the steps of a round."""
@@ -106,6 +109,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
             if reducer.rank == 0:
                 checkpoints.save(collected, progress, "run")
 
+        SAVES.append(save)
         callback = StepCallback(reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf"))
     loop = LoopSettings(
         lambda step: LEARNING_RATE,
@@ -166,7 +170,12 @@ def main() -> None:
         began = time.perf_counter()
         run()
         seconds = time.perf_counter() - began
-        print(json.dumps({"images": STEPS[model] * BATCHES[model], "seconds": seconds}), file=answers, flush=True)
+        began = time.perf_counter()
+        for save in SAVES:
+            save()
+        saving = time.perf_counter() - began
+        answer = {"images": STEPS[model] * BATCHES[model], "seconds": seconds, "saving": saving}
+        print(json.dumps(answer), file=answers, flush=True)
     sys.stderr.flush()
     os._exit(0)  # All ranks end at once: none waits for another one's farewell.
 

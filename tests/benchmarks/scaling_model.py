@@ -1,6 +1,6 @@
 """A model of training on many GPUs, from published step times and bandwidths, and its error on ranks of this machine.
 
-It is a model: nothing was measured on these GPUs. `distributed.py` checks its formula against ranks over Gloo.
+It is a model: nothing was measured on these GPUs. `scaling.py` checks its formula against ranks over Gloo.
 
 Run: `.venv/bin/python tests/benchmarks/scaling_model.py`; it prints the efficiency on 8, 64 and 512 GPUs.
 """
@@ -124,14 +124,22 @@ def rows() -> list[tuple[str, str, list[float]]]:
     ]
 
 
+def table() -> str:
+    """Return the efficiencies and their sources as Markdown."""
+    head = "| step of one A100 | network between machines of 8 | 8 GPUs | 64 GPUs | 512 GPUs |\n|---|---|---|---|---|"
+    lines = [
+        f"| {step} | {network} | " + " | ".join(f"{share:.2f}" for share in shares) + " |"
+        for step, network, shares in rows()
+    ]
+    sent = 2 * (1 - 1 / PER_MACHINE) * RESNET50_BYTES / MIB, 2 * RESNET50_BYTES / MIB
+    note = f"Each GPU sends {sent[0]:.0f} MiB of gradients in a step of 8 GPUs, and {sent[1]:.0f} MiB in one of many."
+    sources = [f"- {sourced.name}: {sourced.source}" for sourced in (*A100, NVLINK, *NETWORKS)]
+    return "\n".join([head, *lines, "", note, "", *sources])
+
+
 def main() -> None:
     """Print the table and its sources."""
-    print("| step of one A100 | network between machines of 8 | 8 GPUs | 64 GPUs | 512 GPUs |\n|---|---|---|---|---|")
-    for step, network, shares in rows():
-        print(f"| {step} | {network} | " + " | ".join(f"{share:.2f}" for share in shares) + " |")
-    print()
-    for sourced in (*A100, NVLINK, *NETWORKS):
-        print(f"- {sourced.name}: {sourced.source}")
+    print(table())
 
 
 if __name__ == "__main__":

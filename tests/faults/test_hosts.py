@@ -19,8 +19,9 @@ from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, logged_epochs, runs_beside, start_launcher
 from tests.builders.networks import other_machine
 from tests.builders.processes import rank_processes as ranks_of
+from tests.builders.rank_cases import BACKENDS
 from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
-from tests.builders.training_runs import weights
+from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.ranks_on_hosts import (
     STEPS,
     fake_spec,
@@ -33,6 +34,13 @@ from tests.fakes.ranks_on_hosts import (
 
 NUM_CUTS = 3
 """Rounds for each backend: one takes more than a minute, for most of which both ends wait for each other."""
+
+NUM_KILLS = 3
+"""Rounds for each backend and victim."""
+
+TRAIN_ROUNDED = ROUNDED.model_copy(
+    update={"learning_rate": 1e-4, "batch_size": 2, "max_epochs": 40, "patience": 40, "checkpoint_seconds": 1}
+)
 
 pytestmark = [needs_sshd, pytest.mark.timeout(300)]
 
@@ -84,7 +92,7 @@ def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, s
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("number", range(NUM_CUTS))
 def test_run_is_completed_after_a_cut_of_the_network(
     make_images, storage: Storage, tmp_path: Path, draw, backend: str, number: int
@@ -125,3 +133,53 @@ def test_run_is_completed_after_a_cut_of_the_network(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert logged_epochs(run, storage) == list(range(train.max_epochs))
     assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("victim", ["rank", "agent", "sshd", "launcher"])
+def test_run_is_completed_after_a_kill_at_a_random_moment(
+    hosts: SshHosts, make_images, tmp_path: Path, draw, backend: str, victim: str
+) -> None:
+    """In one MLflow run, with the undisturbed weights: by the other host, by both again, or by the next launch."""
+    cache = hand_made_cache(make_images(), f"{tmp_path}/cache")
+    other = resolve_storage(StorageConfig(home=f"{tmp_path}/undisturbed"))
+    local = DistributedConfig(num_ranks=2, backend=backend)
+    undisturbed = launch_ranks(TrainingSpec(train=TRAIN_ROUNDED, distributed=local, cache=cache, storage=other))
+    expected = weights(undisturbed, other, tmp_path)
+    assert expected["network.features.0.bias"].abs().max() > 1e-5  # It began at 0: how far training has moved it.
+    distributed = settings(hosts, "one:1,two:1", backend=backend, max_restarts=3, min_ranks=1)
+    for number in range(NUM_KILLS):
+        own = resolve_storage(StorageConfig(home=f"{tmp_path}/home-{number}"))
+        spec = TrainingSpec(train=TRAIN_ROUNDED, distributed=distributed, cache=cache, storage=own)
+        seconds, ranks = draw.uniform(0, 2), list[psutil.Process]()
+
+        def kill(spec: TrainingSpec = spec, seconds: float = seconds, ranks: list[psutil.Process] = ranks) -> None:
+            wait_until(lambda: newest_position(spec.storage.checkpoints / spec.key) is not None, 120)
+            time.sleep(seconds)
+            ranks.extend(ranks_of(spec.storage.home, processes_of(hosts)))
+            chosen = draw.choice(ranks)
+            if victim == "sshd":
+                for session in hosts.sessions(draw.choice(["one", "two"])):
+                    session.kill()
+            elif victim != "launcher":
+                (chosen if victim == "rank" else chosen.parent() or chosen).kill()
+
+        if victim == "launcher":
+            with start_launcher(spec, tmp_path / "spec.json") as launcher:
+                kill()
+                launcher.kill()
+                launcher.communicate(timeout=60)
+            _gone, alive = psutil.wait_procs(ranks, timeout=15)
+            assert alive == []
+            run = launch_ranks(spec)
+        else:
+            run = launch_and(spec, kill)
+        print(f"round {number}: {victim} killed {seconds:.1f} s after a checkpoint")
+        assert len(ranks) == 2
+        found = weights(run, own, tmp_path)
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7), name
+        assert logged_epochs(run, own) == list(range(TRAIN_ROUNDED.max_epochs))
+        assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
+        wait_until(lambda: processes_of(hosts) == [])

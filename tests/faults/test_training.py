@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -13,7 +14,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import DiskFull, HostLost, WrongInput
 from tasks.launch import launcher
-from tasks.launch.failures import RanksLost
+from tasks.launch.failures import RankFailed, RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint_files import newest_position
@@ -88,6 +89,58 @@ def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_pa
         resumed = weights(run, own, tmp_path)
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
         assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
+
+
+RAISE = """
+import ctypes, os, threading, time
+
+def fail():
+    while not os.path.exists({trigger!r}):
+        time.sleep(0.01)
+    main = ctypes.c_ulong(threading.main_thread().ident)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(ZeroDivisionError))
+
+if (os.environ.get("HOROVOD_RANK") or os.environ.get("RANK")) == "1":
+    threading.Thread(target=fail, daemon=True).start()
+"""
+"""A module that Python imports when a process starts: after a file appears, rank 1 raises an error wherever it is."""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_one(
+    cache, storage, tmp_path, draw, monkeypatch, backend
+):
+    """At random moments: the error names the rank, with its lines; no rank is left, and the MLflow run has ended."""
+    distributed = DistributedConfig(num_ranks=2, backend=backend)
+    train = TRAIN.model_copy(update={"max_epochs": 30, "patience": 30})
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    undisturbed = launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=cache, storage=other))
+    expected = weights(undisturbed, other, tmp_path)
+    spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
+    (tmp_path / "site").mkdir()
+    for number in range(MOMENTS):
+        trigger, seconds, sent_at = tmp_path / f"raise-{number}", draw.uniform(0, 1.5), list[float]()
+        (tmp_path / "site" / "sitecustomize.py").write_text(RAISE.format(trigger=str(trigger)))
+
+        def touch(_event, trigger=trigger, seconds=seconds, sent_at=sent_at):
+            if not sent_at:  # after its first epoch
+                sent_at.append(time.monotonic() + seconds)
+                threading.Timer(seconds, trigger.touch).start()
+
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / "site"))
+            with pytest.raises(RankFailed, match=r"(?s)^rank 1 ended with status 1; .*ZeroDivisionError"):
+                launch_ranks(spec, touch)
+        print(f"round {number}: {seconds:.1f} s after an epoch, the end {time.monotonic() - sent_at[0]:.1f} s later")
+        assert time.monotonic() - sent_at[0] < 15
+        assert own_ranks() == []
+        assert "RUNNING" not in [status for _run_id, status in runs_in(storage)]
+    run = launch_ranks(spec)
+    resumed = weights(run, storage, tmp_path)
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+    assert logged_epochs(run, storage) == list(range(train.max_epochs))
+    assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
 
 
 @pytest.mark.timeout(3600)

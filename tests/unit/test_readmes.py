@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deployments.readme import readmes
+from tests.benchmarks import scaling_model
 from tests.builders.processes import ROOT
 
 MAX_README_LINES = 200
@@ -194,6 +195,11 @@ def test_hooks_before_a_commit_run_commands_of_the_makefile() -> None:
 def test_changelog_has_the_form_of_keep_a_changelog() -> None:
     """Versions, their order and the lists in them."""
     assert changelog_problems((ROOT / "CHANGELOG.md").read_text()) == []
+
+
+def test_table_of_the_model_of_many_gpus_is_its_output() -> None:
+    """The figures in the README of the benchmarks are computed by the code beside it."""
+    assert scaling_model.table() in (ROOT / "tests" / "benchmarks" / "README.md").read_text()
 
 
 def test_anchors_follow_the_rule_of_github() -> None:
