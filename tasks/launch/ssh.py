@@ -27,7 +27,7 @@ CONNECT_SECONDS = 60.0
 """Time limit from the start of ssh to the greeting of the agent."""
 
 CLOSE_SECONDS = 10.0
-"""Time limit for the end of an agent and its ssh, after which ssh is killed; the agent ends by itself."""
+"""Time limit for the end of all agents and their ssh, after which ssh is killed; the agents end by themselves."""
 
 SSH_FAILED = 255
 """Exit status of ssh if the connection failed; others are those of the command."""
@@ -131,14 +131,21 @@ class SshProcess:
         return HostLost(f"the agent on host '{self._host}' ended at once ({reason}): correct that there", self._host)
 
     def end(self, *, kill: bool = False) -> None:
-        """End the agent by the end of its input, and ssh with it; kill ssh if it does not end."""
+        """End the agent by the end of its input, and ssh with it, without a wait.
+
+        Args:
+            kill: Whether to kill ssh at once: it reads nothing.
+        """
         assert self._process.stdin is not None
         if kill:
             self._process.kill()
         with suppress(OSError):
             self._process.stdin.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait until ssh has ended, after `end`; kill it if it does not end in time."""
         try:
-            self._process.wait(timeout=CLOSE_SECONDS)
+            self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -197,6 +204,8 @@ def ssh_agents(
         unused = [agent.close() for _, agent in started]
         for (process, _), is_unused in zip(started, unused, strict=True):
             process.end(kill=not is_unused)
+        deadline = time.monotonic() + CLOSE_SECONDS
         for process, agent in started:
+            process.join(deadline - time.monotonic())
             agent.join()
             process.close()
