@@ -70,13 +70,13 @@ def end_lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> None:
         print(f"the run '{run.name}' has no process any more: marked as {ended().name}", flush=True)
 
 
-def storages_of_runs(client: SyncPrefectClient, pool: str) -> list[Storage]:
-    """Return the storage of this environment, and those that runs of a pool were given which did not complete.
+def storages_of_runs(client: SyncPrefectClient, pool: str | None = None) -> list[Storage]:
+    """Return the storage of this environment, and those that runs of a pool, or all, were given and did not complete.
 
     Of storages with the same tracking URI, only the first one; at most 200 runs, the newest ones, are looked at.
     """
     ended = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED", "FAILED"]}}})
-    on_pool = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
+    on_pool = None if pool is None else WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
     found = client.read_flow_runs(flow_run_filter=ended, work_pool_filter=on_pool, sort=FlowRunSort.END_TIME_DESC)
     default = resolve_storage(StorageConfig())
     storages = {default.tracking: default}

@@ -25,9 +25,7 @@ from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, TypeAdapter
 
 from deployments.heartbeats import crash_silent_runs
-from tasks.config.storage import StorageConfig
 from tasks.environment import lakevision_home
-from tasks.storage import resolve_storage
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
 """Default concurrency limit of each work pool: two training runs on the GPU of one machine would share its memory."""
@@ -190,9 +188,11 @@ def main(arguments: Sequence[str]) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_bytes(Deployed.dump_json(deployed))
         if arguments:
-            from deployments.reconcile import end_mlflow_runs  # Here: it loads MLflow, whose import takes seconds.
+            # Here: it loads MLflow, whose import takes seconds.
+            from deployments.reconcile import end_mlflow_runs, storages_of_runs
 
-            end_mlflow_runs(client, resolve_storage(StorageConfig()))
+            for storage in storages_of_runs(client):
+                end_mlflow_runs(client, storage)
 
 
 if __name__ == "__main__":
