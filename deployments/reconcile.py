@@ -70,7 +70,7 @@ def end_lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> None:
         print(f"the run '{run.name}' has no process any more: marked as {ended().name}", flush=True)
 
 
-def storages_of_runs(client: SyncPrefectClient, pool: str | None = None) -> list[Storage]:
+def _storages_of_runs(client: SyncPrefectClient, pool: str | None) -> list[Storage]:
     """Return the storage of this environment, and those that runs of a pool, or all, were given and did not complete.
 
     Of storages with the same tracking URI, only the first one; at most 200 runs, the newest ones, are looked at.
@@ -91,9 +91,18 @@ def storages_of_runs(client: SyncPrefectClient, pool: str | None = None) -> list
     return list(storages.values())
 
 
-def end_mlflow_runs(client: SyncPrefectClient, storage: Storage) -> None:
-    """End the MLflow runs that are still running although their flow run has ended, if the tracking server answers."""
+def end_mlflow_runs(client: SyncPrefectClient, pool: str | None = None) -> None:
+    """End the MLflow runs that are still running although their flow run has ended, where the tracking server answers.
 
+    Args:
+        client: Client of the server.
+        pool: Name of the pool whose runs name further storages; None for all.
+    """
+    for storage in _storages_of_runs(client, pool):
+        _end_mlflow_runs_in(storage, client)
+
+
+def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
     def status(flow_run: str) -> tracking.EndStatus | None:
         try:
             state = client.read_flow_run(UUID(flow_run)).state

@@ -188,11 +188,9 @@ def main(arguments: Sequence[str]) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_bytes(Deployed.dump_json(deployed))
         if arguments:
-            # Here: it loads MLflow, whose import takes seconds.
-            from deployments.reconcile import end_mlflow_runs, storages_of_runs
+            from deployments.reconcile import end_mlflow_runs  # Here: it loads MLflow, whose import takes seconds.
 
-            for storage in storages_of_runs(client):
-                end_mlflow_runs(client, storage)
+            end_mlflow_runs(client)
 
 
 if __name__ == "__main__":

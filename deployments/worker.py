@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> None:
     """End lost runs, and become the worker; other options are passed on to `prefect worker start`."""
     environment = dict(os.environ)
     # Here: the import of MLflow sets variables, which are not for the worker.
-    from deployments.reconcile import end_lost_runs, end_mlflow_runs, storages_of_runs
+    from deployments.reconcile import end_lost_runs, end_mlflow_runs
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool")
@@ -25,8 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         end_lost_runs(client, options.pool, name)
-        for storage in storages_of_runs(client, options.pool):
-            end_mlflow_runs(client, storage)
+        end_mlflow_runs(client, options.pool)
     start = ["-m", "prefect", "worker", "start", "--pool", options.pool, "--type", "process", "--name", name]
     os.execve(sys.executable, [sys.executable, *start, *passed_on], environment)  # noqa: S606  # no shell: the arguments are given here
 

@@ -32,7 +32,6 @@ from tasks.progress.activity import Activity
 GRACE_SECONDS = 5.0
 """Seconds that ranks have after SIGTERM once the launcher is gone."""
 
-
 LAST_SECONDS = 1.0
 """Time limit for sending the reason of the end."""
 

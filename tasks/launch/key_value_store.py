@@ -17,12 +17,15 @@ REQUEST_SECONDS = 30.0
 """Time limit for reading a request."""
 
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: all ranks connect at once. The system's own limit may be lower."""
+
+
 class KeyValueStore(ThreadingHTTPServer):
     """Server of a store on a free port of the loopback interface; requests without its secret are refused."""
 
     daemon_threads = True
-    request_queue_size = 4096
-    """All ranks connect at once, and the system's own limit is lower anyway."""
+    request_queue_size = BACKLOG
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Request)

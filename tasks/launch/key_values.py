@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tasks.launch.key_value_store import BACKLOG
+
 MAX_LINE_BYTES = 16 << 20
 """Maximum length of a request; addresses have a few hundred bytes."""
 
@@ -130,7 +132,7 @@ def serve(host: str, secret: str) -> Iterator[int]:
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
-        request_queue_size = 4096  # All ranks connect at once.
+        request_queue_size = BACKLOG
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Do nothing: a rank that is killed closes its connection at any point."""

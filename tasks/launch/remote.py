@@ -18,7 +18,7 @@ from tasks.progress.activity import Activity
 
 logger = logging.getLogger("lakevision.ranks")
 
-REQUEST_SECONDS = 300.0
+REQUEST_SECONDS = 300
 """Time limit of an agent's answer: it may import gigabytes from a cold disk, which holds Python's lock, so that it
 sends no beats either."""
 
@@ -174,7 +174,7 @@ class Agent:
             WrongInput: The request failed there.
         """
         number = next(self._ids)
-        self._channel.max_silent = int(REQUEST_SECONDS)
+        self._channel.max_silent = REQUEST_SECONDS
         self._channel.send(kind, id=number, **fields)
         answer = self._next_answer(kind, REQUEST_SECONDS)
         while answer["id"] != number:  # The answer to a request that took too long.

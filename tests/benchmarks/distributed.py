@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -95,11 +96,7 @@ def measure(
 def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
     """Return the figures of a network."""
     speeds, saving = measure([kind for kind in KINDS if kind not in COMPRESSED], model, num_rounds, folder, log)
-    where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
-
-    def against(kind: str, peer: str, title: str, goal: float | None) -> Figure:
-        pairs = list(zip(speeds[kind], speeds[peer], strict=True))
-        return rate_figure(f"{kind}, 2 ranks, {where}", "images/s", title, pairs, goal)
+    against = partial(speed_figure, speeds, model)
 
     return [
         against("horovod", "ours_alone", "1 rank", 1.8),
@@ -112,33 +109,36 @@ def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]
         against("horovod", "torch", "torch, 2 ranks", None),
         against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
         against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
-        *(checkpoint_figure(kind, where, saving[f"{kind}_watched"]) for kind in ("horovod", "torch")),
+        *(checkpoint_figure(kind, model, saving[f"{kind}_watched"]) for kind in ("horovod", "torch")),
     ]
 
 
-def checkpoint_figure(kind: str, where: str, saving: Sequence[float]) -> Figure:
+def where_of(model: str) -> str:
+    """Return network, image size and batch size, for figures."""
+    return f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
+
+
+def speed_figure(
+    speeds: dict[str, list[float]], model: str, kind: str, peer: str, title: str, goal: float | None
+) -> Figure:
+    """Return the images per second of a kind beside those of another one."""
+    pairs = list(zip(speeds[kind], speeds[peer], strict=True))
+    return rate_figure(f"{kind}, 2 ranks, {where_of(model)}", "images/s", title, pairs, goal)
+
+
+def checkpoint_figure(kind: str, model: str, saving: Sequence[float]) -> Figure:
     """Return the time of a checkpoint beside that between two by default, of which it may be 2 %."""
     seconds, between = median(saving), float(TrainConfig.model_fields["checkpoint_seconds"].default)
     share = seconds / between
-    return Figure(
-        f"a checkpoint of {kind}, {where}", seconds, "s", "between two, by default", between, share, 0.02, share <= 0.02
-    )
+    name = f"a checkpoint of {kind}, {where_of(model)}"
+    return Figure(name, seconds, "s", "between two, by default", between, share, 0.02, share <= 0.02)
 
 
 def compare_compression(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
     """Return the figures of a network whose gradients are sent with fewer bytes."""
     speeds, _saving = measure([*COMPRESSED, *dict.fromkeys(COMPRESSED.values())], model, num_rounds, folder, log)
-    where = f"{model} at {SIDES[model]} pixels, {BATCHES[model]} images per rank"
-    return [
-        rate_figure(
-            f"{kind}, 2 ranks, {where}",
-            "images/s",
-            "gradients sent as float32",
-            list(zip(speeds[kind], speeds[full], strict=True)),
-            None,
-        )
-        for kind, full in COMPRESSED.items()
-    ]
+    title = "gradients sent as float32"
+    return [speed_figure(speeds, model, kind, full, title, None) for kind, full in COMPRESSED.items()]
 
 
 def main() -> None:

@@ -208,6 +208,11 @@ def runs_in(storage: Storage) -> list[tuple[str, str]]:
     return [(run.info.run_id, run.info.status) for run in client.search_runs([tracking.prepare_tracking(storage)])]
 
 
+def has_no_running(storage: Storage) -> bool:
+    """Return whether no MLflow run of the training experiment is still running."""
+    return "RUNNING" not in [status for _run_id, status in runs_in(storage)]
+
+
 def runs_beside(run: RunRef, storage: Storage) -> list[tuple[str, str]]:
     """Return id and status of every MLflow run of the run's experiment, itself included."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)

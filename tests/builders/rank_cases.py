@@ -70,11 +70,12 @@ CASES = {
     "diverged": Case(non_finite_row=3),
 }
 
-_UNCOMPILED = {name: case for name, case in CASES.items() if not case.step.sync_batch_norm}
 NORMED = {"normed": Case(batch_norm=True), "normed_compiled": Case(batch_norm=True, is_compiled=True)}
 """Cases whose batch norms have the statistics of a rank's own images, which a single process does not have."""
 
-COMPILED = {f"{name}_compiled": replace(case, is_compiled=True) for name, case in _UNCOMPILED.items()}
+COMPILED = {
+    f"{name}_compiled": replace(case, is_compiled=True) for name, case in CASES.items() if not case.step.sync_batch_norm
+}
 """The cases that may be compiled, compiled: half a minute for each rank."""
 
 

@@ -26,7 +26,7 @@ from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import chromium, log_in
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.killed_training import TRAIN, logged_epochs, runs_beside, runs_in
+from tests.builders.killed_training import TRAIN, has_no_running, logged_epochs, runs_beside, runs_in
 from tests.builders.submissions import (
     client_of,
     end_worker,
@@ -87,11 +87,6 @@ def assert_completed(running: Running, run: UUID, storage: Storage, folder: Path
     assert all(torch.equal(found[name], running.expected[name]) for name in running.expected)
     assert logged_epochs(trained, storage) == list(range(TRAIN_LONG.max_epochs))
     assert runs_beside(trained, storage) == [(trained.run_id, "FINISHED")]
-
-
-def has_no_running(storage: Storage) -> bool:
-    """Return whether no MLflow run of a home is still running."""
-    return "RUNNING" not in [status for _run_id, status in runs_in(storage)]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.disks import fill, mounted_disk
 from tests.builders.killed_training import (
     TRAIN,
+    has_no_running,
     killed_at_checkpoints,
     launch_and_kill,
     logged_epochs,
@@ -32,6 +33,7 @@ from tests.builders.killed_training import (
     start_launcher,
 )
 from tests.builders.processes import rank_processes
+from tests.builders.rank_cases import BACKENDS
 from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.interrupted_training import coloured_cache
 
@@ -65,7 +67,7 @@ def test_run_killed_at_random_moments_equals_undisturbed_run(cache, storage, tmp
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_path, draw, backend):
     """Whatever rank at whatever moment: no rank is left, the MLflow run has ended, and a resumed run is the same."""
     distributed = DistributedConfig(num_ranks=2, backend=backend, stall_timeout_seconds=STALL_SECONDS)
@@ -107,7 +109,7 @@ if (os.environ.get("HOROVOD_RANK") or os.environ.get("RANK")) == "1":
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_one(
     cache, storage, tmp_path, draw, monkeypatch, backend
 ):
@@ -135,7 +137,7 @@ def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_o
         print(f"round {number}: {seconds:.1f} s after an epoch, the end {time.monotonic() - sent_at[0]:.1f} s later")
         assert time.monotonic() - sent_at[0] < 15
         assert own_ranks() == []
-        assert "RUNNING" not in [status for _run_id, status in runs_in(storage)]
+        assert has_no_running(storage)
     run = launch_ranks(spec)
     resumed = weights(run, storage, tmp_path)
     assert all(torch.equal(resumed[name], expected[name]) for name in expected)
@@ -144,7 +146,7 @@ def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_o
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_left_fifteen_seconds_after_the_end_of_a_launcher(cache, storage, tmp_path, draw, backend):
     """Interrupted, terminated or killed at any moment, also while a rank is stopped; then the run is completed."""
     distributed = DistributedConfig(num_ranks=2, backend=backend)
@@ -178,7 +180,7 @@ def test_nothing_is_left_fifteen_seconds_after_the_end_of_a_launcher(cache, stor
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(
     cache, storage, tmp_path, draw, caplog, backend
 ):
@@ -207,7 +209,7 @@ def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["horovod", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage, tmp_path, monkeypatch, backend):
     """From three ranks to two and to one, whose rounding alone differs; it is short of no step and no image."""
     cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 3000, "val": 12, "test": 12})
