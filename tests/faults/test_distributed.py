@@ -50,7 +50,7 @@ from tests.builders.submitted_training import (
 from tests.builders.training_runs import weights
 from tests.conftest import write_images
 
-NUM_CANCELS, NUM_OUTAGES, NUM_LOSSES = 7, 2, 7
+NUM_CANCELS, NUM_OUTAGES, NUM_LONG_OUTAGES, NUM_LOSSES = 7, 17, 3, 7
 """Rounds of each test. A round starts a flow run, a launcher and ranks, which takes up to half a minute."""
 
 LIMIT_SECONDS = 15
@@ -160,7 +160,8 @@ def test_cancelled_run_leaves_nothing_and_is_completed_by_the_next(
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("rounds", "outage"), [(NUM_OUTAGES, (2.0, 30.0)), (1, (LONGEST_RETRIES, LONGEST_RETRIES + 15))]
+    ("rounds", "outage"),
+    [(NUM_OUTAGES, (2.0, 30.0)), (NUM_LONG_OUTAGES, (LONGEST_RETRIES, LONGEST_RETRIES + 15))],
 )
 def test_training_goes_on_without_the_server(
     running: Running, tmp_path: Path, draw, rounds: int, outage: tuple[float, float]

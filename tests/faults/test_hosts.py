@@ -32,7 +32,7 @@ from tests.fakes.ranks_on_hosts import (
     wait_until,
 )
 
-NUM_CUTS = 3
+NUM_CUTS = 10
 """Rounds for each backend: one takes more than a minute, for most of which both ends wait for each other."""
 
 NUM_KILLS = 3

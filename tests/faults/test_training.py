@@ -115,13 +115,13 @@ def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_o
 ):
     """At random moments: the error names the rank, with its lines; no rank is left, and the MLflow run has ended."""
     distributed = DistributedConfig(num_ranks=2, backend=backend)
-    train = TRAIN.model_copy(update={"max_epochs": 30, "patience": 30})
+    train = TRAIN.model_copy(update={"max_epochs": 100, "patience": 100})
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=cache, storage=other))
     expected = weights(undisturbed, other, tmp_path)
     spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
     (tmp_path / "site").mkdir()
-    for number in range(MOMENTS):
+    for number in range(ROUNDS // 2):
         trigger, seconds, sent_at = tmp_path / f"raise-{number}", draw.uniform(0, 1.5), list[float]()
         (tmp_path / "site" / "sitecustomize.py").write_text(RAISE.format(trigger=str(trigger)))
 
