@@ -1,11 +1,11 @@
 """The truth about runs whose process is gone: their states on the Prefect server, and their MLflow runs."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from uuid import UUID
 
 import psutil
-from mlflow.exceptions import MlflowException
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
@@ -15,14 +15,16 @@ from prefect.states import Cancelled, Crashed
 
 from tasks import tracking
 from tasks.config.storage import StorageConfig
-from tasks.credentials import without_credentials
-from tasks.errors import TrackingUnavailable
+from tasks.errors import loggable
 from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
 from tasks.storage import Storage, resolve_storage
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Environment variable by which Prefect tells a process its flow run; the processes that it starts inherit it."""
+
+MLFLOW_SECONDS = 60.0
+"""Time limit for all tracking servers together: a worker must start although servers of earlier runs are gone."""
 
 
 def runs_here() -> tuple[set[str], set[str]]:
@@ -94,12 +96,27 @@ def _storages_of_runs(client: SyncPrefectClient, pool: str | None) -> list[Stora
 def end_mlflow_runs(client: SyncPrefectClient, pool: str | None = None) -> None:
     """End the MLflow runs that are still running although their flow run has ended, where the tracking server answers.
 
+    The next start continues where MLFLOW_SECONDS were not enough.
+
     Args:
         client: Client of the server.
         pool: Name of the pool whose runs name further storages; None for all.
     """
-    for storage in _storages_of_runs(client, pool):
-        _end_mlflow_runs_in(storage, client)
+    storages = _storages_of_runs(client, pool)
+    left = [storage.tracking_shown for storage in storages]
+
+    def end() -> None:
+        for storage in storages:
+            _end_mlflow_runs_in(storage, client)
+            left.pop(0)
+
+    thread = threading.Thread(target=end, name="end-mlflow-runs", daemon=True)
+    thread.start()
+    thread.join(MLFLOW_SECONDS)
+    if left:
+        where = f"{left[0]}, which has not answered in {MLFLOW_SECONDS:.0f} s"
+        others = f", and in {len(left) - 1} others" if len(left) > 1 else ""
+        print(f"MLflow runs of ended flow runs are not looked for in {where}{others}", flush=True)
 
 
 def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
@@ -114,9 +131,11 @@ def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
 
     try:
         ended = tracking.end_lost_runs(storage, status)
-    except (TrackingUnavailable, MlflowException) as error:  # Flows that track elsewhere can run meanwhile.
-        reason = without_credentials(str(error))
-        print(f"MLflow runs of ended flow runs are not looked for in {storage.tracking_shown}: {reason}", flush=True)
+    except Exception as error:  # Of any driver of a database, for a URI that a user gave a run: flows can run without.
+        print(
+            f"MLflow runs of ended flow runs are not looked for in {storage.tracking_shown}: {loggable(error)}",
+            flush=True,
+        )
         return
     for run in ended:
         print(f"the MLflow run {run} is still running, but its flow run has ended: marked as ended", flush=True)

@@ -44,7 +44,22 @@ def absolute_url(url: str) -> str:
     """Return the absolute path of a folder, without `file://` and `~`, or the unchanged URL of an object store.
 
     Raises:
-        WrongInput: As `local_path`.
+        WrongInput: As `local_path` and `expand_user`.
     """
     path = local_path(url)
-    return url if path is None else str(path.expanduser().absolute())
+    return url if path is None else str(expand_user(path).absolute())
+
+
+def expand_user(path: Path) -> Path:
+    """Return a path with the home of a user in place of ~ or ~user.
+
+    Raises:
+        WrongInput: There is no such user.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise WrongInput(
+            f"'{path}' is in the home of the user '{path.parts[0][1:]}', whom this machine does not know: "
+            "give the path without ~"
+        ) from None

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
-from tasks.paths import local_path
+from tasks.paths import expand_user, local_path
 from tasks.schema import SPLITS
 from tasks.system.remote_file import check_remote_file, check_resolved, is_url, open_http
 
@@ -80,7 +80,7 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
 
 def _open(file: str, path: Path | None) -> Any:
     if path is not None:
-        return path.expanduser().open("rb")  # not with fsspec, which takes a name with :: for a chain of URLs
+        return expand_user(path).open("rb")  # not with fsspec, which takes a name with :: for a chain of URLs
     return open_http(file) if file.lower().startswith("http") else fsspec.open(file, "rb")
 
 

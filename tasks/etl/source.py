@@ -11,7 +11,7 @@ from tasks.errors import WrongInput
 from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
 from tasks.etl.remote import list_remote
-from tasks.paths import local_path
+from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import scheme_of
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, spark_session
@@ -53,7 +53,7 @@ def find_source(source: str, storage: Storage, setting: str = "source") -> Path 
         return storage.digits
     path = local_path(source)
     if path is not None:
-        return path.expanduser().absolute()
+        return expand_user(path).absolute()
     if scheme_of(source) is None:
         raise WrongInput(
             f"{setting} is '{source}', which is neither a path nor a URL: give a folder (./{source} if it is one), "

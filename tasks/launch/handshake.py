@@ -16,8 +16,8 @@ MAX_BYTES = 4096
 """Maximum length of a message before the other end is known."""
 
 
-def accept_agent(connection: socket.socket, secret: str) -> int:
-    """Return the number of the agent that has connected.
+def accept_agent(connection: socket.socket, secret: str) -> tuple[int, str]:
+    """Return the number and the attempt of the agent that has connected.
 
     Raises:
         PermissionError: It does not have the secret.
@@ -27,14 +27,14 @@ def accept_agent(connection: socket.socket, secret: str) -> int:
     own = secrets.token_hex(32)
     _send(connection, own=own)
     answer = _receive(connection)
-    number, other = int(answer["number"]), str(answer["own"])
-    _check(answer, secret, f"agent {number}", own, other)
+    number, attempt, other = int(answer["number"]), str(answer["attempt"]), str(answer["own"])
+    _check(answer, secret, f"agent {number} {attempt}", own, other)
     _send(connection, proof=_proof(secret, "launcher", other, own))
     connection.settimeout(None)
-    return number
+    return number, attempt
 
 
-def greet_launcher(connection: socket.socket, secret: str, number: int) -> None:
+def greet_launcher(connection: socket.socket, secret: str, number: int, attempt: str) -> None:
     """Show the launcher that this agent has the secret, and check that it has it, too.
 
     Raises:
@@ -43,7 +43,8 @@ def greet_launcher(connection: socket.socket, secret: str, number: int) -> None:
     """
     connection.settimeout(TIMEOUT_SECONDS)
     own, other = secrets.token_hex(32), str(_receive(connection)["own"])
-    _send(connection, number=number, own=own, proof=_proof(secret, f"agent {number}", other, own))
+    proof = _proof(secret, f"agent {number} {attempt}", other, own)
+    _send(connection, number=number, attempt=attempt, own=own, proof=proof)
     _check(_receive(connection), secret, "launcher", own, other)
     connection.settimeout(None)
 
@@ -74,4 +75,4 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
         message = None
     if not isinstance(message, dict) or not {"own", "proof"} & message.keys():
         raise PermissionError("the other end of the connection is not an agent or a launcher")
-    return {"own": "", "proof": "", "number": -1} | message
+    return {"own": "", "proof": "", "number": -1, "attempt": ""} | message

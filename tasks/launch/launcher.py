@@ -14,13 +14,14 @@ from typing import Any
 import filelock
 
 from tasks.cache.manifest import read_manifest
-from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
-from tasks.launch.failures import RankFailed, RanksLost, Stopped
+from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded
+from tasks.launch.ends import check_ends, check_left, end_killed_run
+from tasks.launch.failures import RankFailed, Stopped
 from tasks.launch.gpus import gpus_of_run
 from tasks.launch.placement import place_ranks
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
-from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
+from tasks.launch.rank_process import Message, RankProcess, terminate
 from tasks.launch.rendezvous import ranks_environments
 from tasks.launch.restarts import Deadline, train_with_restarts
 from tasks.launch.watchdog import Watchdog
@@ -28,15 +29,16 @@ from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
 from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import launch_lock, training_lock
+from tasks.train.sweep import launch_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
-SHUTDOWN_GRACE_SECONDS = 10.0
+SHUTDOWN_GRACE_SECONDS = 8.0
 """Seconds that ranks have after SIGTERM to write their checkpoint and exit before they get SIGKILL.
 
 A rank in a collective operation, for which another one is missing, sees no SIGTERM. All processes of a cancelled run
-have ended after 15 s. Prefect kills its own process 30 s after SIGTERM, and the state must be reported by then."""
+have ended after 15 s, also on a busy machine, where a worker takes up to 3 s to see a cancellation. Prefect kills its
+own process 30 s after SIGTERM, and the state must be reported by then."""
 
 FAILED_GRACE_SECONDS = 5.0
 """The same after a rank has failed, when the others wait for it in a step that never ends."""
@@ -44,14 +46,8 @@ FAILED_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 """Seconds between two checks of `stop`."""
 
-FAILED_SECONDS = 1.0
-"""Seconds between the first failure of a rank and the end of all, in which its cause may show in another rank."""
-
 STACK_SECONDS = 1.0
 """Seconds in which a rank that has stalled prints its stack."""
-
-TRACKING_SECONDS = 5.0
-"""Maximum seconds for setting the state of a killed rank's MLflow run; the tracking server may not answer."""
 
 
 def launch_ranks(
@@ -169,10 +165,14 @@ def _train(
                         run_id = _handle_event(rank, message, on_event) or run_id
                     else:
                         _handle_line(rank, message)
+                for rank in ranks:
+                    if rank.has_ended():
+                        watchdog.ended(rank.number)
+                stall = watchdog.find_stall()  # In every turn, else it takes the gap for a stop of this process.
                 if any(place.is_quiet for place in places):
                     continue  # If that host is lost, this is the cause of what other ranks report.
-                _check_ends(ranks, watchdog)
-                if (stall := watchdog.find_stall()) is not None:
+                check_ends(ranks)
+                if stall is not None:
                     for rank in ranks:
                         if rank.number in stall.ranks:
                             rank.show_stack()
@@ -182,14 +182,15 @@ def _train(
                         "ended: run again to resume from the last checkpoint, with a higher limit if a step may take "
                         "as long"
                     )
-            _check_ends(ranks, watchdog, wait=False)
+            check_ends(ranks, wait=False)
         finally:
             # If no rank has failed, they write a checkpoint together and exit.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             stalled = isinstance(sys.exception(), RankStalled)
-            terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
+            left = terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
             if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
-                _end_killed_run(spec)
+                end_killed_run(spec)
+            check_left(left)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
@@ -230,57 +231,3 @@ def _log_lines(messages: "queue.Queue[Message]", seconds: float) -> None:
             rank, message = messages.get(timeout=left)
             if not isinstance(message, dict):
                 _handle_line(rank, message)
-
-
-def _check_ends(ranks: list[RankProcess], watchdog: Watchdog, *, wait: bool = True) -> None:
-    """Check that no rank has failed; with `wait`, a first failure waits for those of other ranks.
-
-    Raises:
-        UserError: The error that a rank reported.
-        HostLost: The host of a rank is lost.
-        RanksLost: A rank was ended by a signal from outside.
-        RankFailed: A rank failed for another reason.
-    """
-    for rank in ranks:
-        if rank.has_ended():
-            watchdog.ended(rank.number)
-    failed = first_failed(ranks)
-    if failed is None:
-        return
-    first = min(rank.ended_at for rank in ranks if rank.ended_at is not None and rank.process.returncode != 0)
-    if wait and (time.monotonic() - first < FAILED_SECONDS or not failed.has_ended()):
-        return
-    if failed.failure is not None:
-        raise failed.failure
-    status = failed.process.returncode
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    # Ranks that are told to end write a checkpoint together first; this process has told none so far.
-    is_lost = status < 0 or status == EXIT_ENDED
-    kind = RanksLost if is_lost else RankFailed
-    raise kind(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
-
-
-def _end_killed_run(spec: TrainingSpec) -> None:
-    """Set the state of the MLflow run that killed ranks left as running; the caller holds the launch lock.
-
-    An outage of the tracking server neither delays the end nor hides its cause: the next start of the training run
-    sets the state.
-    """
-
-    def end() -> None:
-        from tasks import tracking
-
-        lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
-        try:
-            with lock.acquire(timeout=0):
-                tracking.end_abandoned_runs(spec.storage, spec.key, keep=None)
-        except filelock.Timeout:
-            logger.info("the MLflow run stays as it is: another process trains the same run")
-        except Exception as error:
-            logger.warning("the MLflow run is left as running: %s", loggable(error))
-
-    thread = threading.Thread(target=end, name="end-killed-run", daemon=True)
-    thread.start()
-    thread.join(TRACKING_SECONDS)
-    if thread.is_alive():
-        logger.warning("the MLflow run is left as running: '%s' does not answer", spec.storage.tracking_shown)

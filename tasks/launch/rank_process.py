@@ -25,7 +25,10 @@ LAST_LINES = 30
 """Lines of a failed rank's output in its error."""
 
 KILL_SECONDS = 10.0
-"""Time limit for the end of ranks after SIGKILL."""
+"""Time limit for the end of ranks of this machine after SIGKILL."""
+
+REMOTE_KILL_SECONDS = 5.0
+"""The same for ranks of other hosts, whose agents do not answer if it is exceeded, and then end them by themselves."""
 
 DRAIN_SECONDS = 2.0
 """Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
@@ -190,10 +193,12 @@ def first_failed(ranks: Sequence[RankProcess]) -> RankProcess | None:
     return min(failed, key=order, default=None)
 
 
-def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
+def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> dict[int, int]:
     """Terminate all running ranks, on a cancel, failure or timeout, and wait until they have ended.
 
-    A process that waits for a driver or a disk outlives SIGKILL until that answers; it is left after KILL_SECONDS.
+    Returns:
+        Process ids of ranks of this machine that outlive SIGKILL by more than KILL_SECONDS, by rank: a process that
+        waits for a driver or a disk does, until that answers.
     """
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
@@ -204,16 +209,20 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> None:
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             rank.process.kill()
-    deadline = time.monotonic() + KILL_SECONDS
+    killed_at, left = time.monotonic(), dict[int, int]()
     for rank in running:
+        here = rank.process.pid if isinstance(rank.process, subprocess.Popen) else None
+        deadline = killed_at + (REMOTE_KILL_SECONDS if here is None else KILL_SECONDS)
         try:
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            logger.error(  # noqa: TRY400  # the traceback would be that of this wait
-                "rank %d%s has been killed and does not end: a driver or a disk does not answer, see `dmesg` there",
-                rank.number,
-                f" (process {rank.process.pid})" if isinstance(rank.process, subprocess.Popen) else "",
-            )
+            if here is None:
+                problem = "may still run: its host does not answer, and the agent there ends it"
+            else:
+                left[rank.number] = here
+                problem = f"(process {here}) does not end: a driver or a disk does not answer, see `dmesg`"
+            logger.warning("rank %d has been killed and %s", rank.number, problem)
     for rank in ranks:
         if rank.process.stdin is not None:
             rank.process.stdin.close()
+    return left

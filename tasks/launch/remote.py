@@ -118,6 +118,7 @@ class Agent:
         self._is_lost = False
         self._lock = threading.Lock()
         """Held to start a rank, and to note that the connection has ended: no rank is started after that."""
+        channel.max_silent = REQUEST_SECONDS  # It may log in, and import, from a cold disk before it greets.
         channel.start_beats()  # At once: an agent may wait for its launcher to reach all others.
         self._thread = threading.Thread(target=self._read, name=f"agent-{host}", daemon=True)
         self._thread.start()
@@ -129,6 +130,7 @@ class Agent:
             HostLost: The connection ended, or the agent has not answered in time.
         """
         greeting = self._next_answer("hello", seconds)
+        self._channel.max_silent = SILENT_SECONDS
         self.versions, self.address = greeting["versions"], greeting["address"] or ""
         self.host = greeting["host"] or self.host
         self.machine = greeting["machine"] or self.host
@@ -167,18 +169,27 @@ class Agent:
         return rank
 
     def ask(self, kind: str, **fields: Any) -> Message:
+        """Return the answer of the agent to a request, as `ask_within` REQUEST_SECONDS."""
+        return self.ask_within(REQUEST_SECONDS, kind, **fields)
+
+    def ask_within(self, seconds: float, kind: str, **fields: Any) -> Message:
         """Return the answer of the agent to a request.
 
+        Args:
+            seconds: Time limit.
+            kind: Name of the request.
+            fields: Its arguments.
+
         Raises:
-            HostLost: The connection ended.
+            HostLost: The connection ended, or the agent has not answered in time.
             WrongInput: The request failed there.
         """
         number = next(self._ids)
         self._channel.max_silent = REQUEST_SECONDS
         self._channel.send(kind, id=number, **fields)
-        answer = self._next_answer(kind, REQUEST_SECONDS)
+        answer = self._next_answer(kind, seconds)
         while answer["id"] != number:  # The answer to a request that took too long.
-            answer = self._next_answer(kind, REQUEST_SECONDS)
+            answer = self._next_answer(kind, seconds)
         self._channel.max_silent = SILENT_SECONDS
         if answer.get("error"):
             raise WrongInput(f"host '{self.host}' cannot take part in training ({answer['error']}): correct that there")

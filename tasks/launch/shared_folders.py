@@ -17,6 +17,9 @@ from tasks.train.spec import TrainingSpec
 SEE_SECONDS = 10.0
 """Time in which a new file must be seen on the other hosts; network file systems keep listings for some seconds."""
 
+REMOVE_SECONDS = 5.0
+"""Time limit of a host for the removal of its file, also on a cancellation."""
+
 
 def shared_folders(storage: Storage, cache_url: str) -> dict[str, str]:
     """Return the local folders that all hosts must share, with the settings that choose them."""
@@ -86,7 +89,7 @@ def _mark_names(number: int) -> list[str]:
 def _remove(folder: str, agents: Sequence[Agent], names: Sequence[str]) -> None:
     for agent, name in zip(agents, names, strict=False):
         with suppress(Exception):  # A host that is lost: its error is raised already, or by what follows.
-            agent.ask("remove", folder=folder, names=[name])
+            agent.ask_within(REMOVE_SECONDS, "remove", folder=folder, names=[name])
 
 
 def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:

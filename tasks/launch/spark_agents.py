@@ -63,25 +63,29 @@ class _Stage:
 
 
 class _Connections:
-    """The connections of agents, of which the newest one of each task counts.
+    """The connections of the agents of the newest attempt.
 
-    Spark starts all tasks of a barrier stage again after one has failed; the agents of the first start have ended then.
+    Spark starts all tasks of a barrier stage again after one has failed. Agents of the earlier attempt may live on: the
+    Python process of a task that Spark has ended waits for its agent.
     """
 
     def __init__(self, make_agent: Callable[[str, Channel], Agent]) -> None:
         self._make_agent = make_agent
         self._newest: dict[int, tuple[socket.socket, Agent]] = {}
+        self._attempts: list[str] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def add(self, number: int, connection: socket.socket) -> None:
+    def add(self, number: int, attempt: str, connection: socket.socket) -> None:
         """Take over the connection of a task's agent, which has been greeted."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or attempt in self._attempts[:-1]:
                 connection.close()
                 return
-            if replaced := self._newest.pop(number, None):
-                _close([replaced])
+            if attempt not in self._attempts:
+                self._attempts.append(attempt)
+                _close(list(self._newest.values()))
+                self._newest.clear()
             channel = Channel(connection.fileno(), connection.fileno())
             self._newest[number] = connection, self._make_agent(f"task {number}", channel)
 
@@ -146,8 +150,7 @@ def spark_agents(
             connections = _Connections(lambda number, channel: Agent(number, 1, channel, messages, heard, _reason))
             finished = False
             try:
-                _accept(server, secret, connections, stage, spec.num_ranks, check)
-                agents = connections.agents()
+                agents = _accept(server, secret, connections, stage, spec.num_ranks, check)
                 for agent in agents:
                     agent.wait_until_ready(CONNECT_SECONDS)
                 yield sorted(agents, key=lambda agent: agent.host)
@@ -168,8 +171,8 @@ def _accept(
     stage: _Stage,
     num_ranks: int,
     check: Callable[[], None],
-) -> None:
-    """Accept the connections of all agents; others, without the secret, are closed.
+) -> list[Agent]:
+    """Accept the connections of all agents, and return them; others, without the secret, are closed.
 
     Args:
         server: The listening socket.
@@ -186,23 +189,24 @@ def _accept(
 
     def introduce(connection: socket.socket, address: str) -> None:
         try:
-            number = accept_agent(connection, secret)
+            number, attempt = accept_agent(connection, secret)
         except (OSError, ValueError) as error:
             logger.warning("a connection from %s was refused: %s", address, error)
             connection.close()
             return
-        connections.add(number, connection)
+        connections.add(number, attempt, connection)
 
     server.settimeout(0.5)
-    while (num_connected := len(connections.agents())) < num_ranks:
+    while len(agents := connections.agents()) < num_ranks:
         check()
         if stage.failure is not None:
             raise stage.failure
         if time.monotonic() > deadline:
             raise HostLost(
-                f"Spark has started agents for {num_connected} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
+                f"Spark has started agents for {len(agents)} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
                 "check the logs of its executors, and that they reach this machine"
             )
         with suppress(TimeoutError):
             connection, address = server.accept()
             threading.Thread(target=introduce, args=(connection, address[0]), daemon=True).start()
+    return agents

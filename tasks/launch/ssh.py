@@ -94,10 +94,11 @@ class SshProcess:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            text = printable(line.decode(errors="replace").rstrip())
-            self._errors.append(text)
-            logger.debug("host '%s': %s", self._host, text)
+        with self._process.stderr as errors:
+            for line in errors:
+                text = printable(line.decode(errors="replace").rstrip())
+                self._errors.append(text)
+                logger.debug("host '%s': %s", self._host, text)
 
     def reason(self) -> str:
         """Return the reason why the connection ended, after it has: the last error of ssh or of the agent."""
@@ -149,13 +150,13 @@ class SshProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join()
+        # A proxy that ssh started has inherited this pipe, and lives until its own connection ends.
+        self._reader.join(timeout=1.0)
 
     def close(self) -> None:
-        """Close the pipes from ssh, which nothing reads any more."""
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
+        """Close the pipe from ssh that nothing reads any more; its other one is closed once all have closed theirs."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def ssh_command(host: str, settings: DistributedConfig) -> list[str]:

@@ -11,6 +11,7 @@ from tasks.errors import WrongInput
 from tasks.model.depthwise import speed_up_depthwise
 from tasks.model.pretrained import check_model_name, default_weights, weights_digest
 from tasks.model_package.network import ImageNetwork, replace_head, torchvision_network
+from tasks.paths import expand_user
 
 
 class Classifier(ImageNetwork):
@@ -75,7 +76,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
         return None
     if weights == "DEFAULT":
         return _load_default(name)
-    path = Path(weights).expanduser()
+    path = expand_user(Path(weights))
     if not path.is_file():
         raise WrongInput(
             f"train.weights is '{weights}', which is not a file: give none, DEFAULT, or the path of a state dict"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import WrongInput
 from tasks.model_package.description import file_sha256
+from tasks.paths import expand_user
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -23,7 +24,7 @@ def weights_digest(name: str, weights: str) -> str:
     """
     if weights == "DEFAULT":
         return str(default_weights(name).url).rpartition("/")[2]
-    path = Path(weights).expanduser()
+    path = expand_user(Path(weights))
     if weights == "none" or not path.is_file():
         return weights
     stat = path.stat()

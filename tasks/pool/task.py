@@ -50,10 +50,15 @@ def read_pool(pool: str, group: str) -> tuple[int | None, int]:
         return found.concurrency_limit, sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
-def gpus_per_run(pool: str) -> int | None:
-    """Return the number of GPUs that a pool gives a run by default, -1 for all; None if its runs choose none."""
+def gpus_per_run(settings: PoolSettings) -> int | None:
+    """Return the number of GPUs that the pool gives a run by default, -1 for all.
+
+    None if runs of the pool choose none, or if the job variables of the deployment have a number.
+    """
     with get_client(sync_client=True) as client:
-        template = client.read_work_pool(pool).base_job_template
+        if "gpus" in client.read_deployment_by_name(settings.deployment).job_variables:
+            return None
+        template = client.read_work_pool(settings.work_pool).base_job_template
     default = template.get("variables", {}).get("properties", {}).get("gpus", {}).get("default")
     return default if isinstance(default, int) else None
 

@@ -257,7 +257,7 @@ def _job_variables(settings: PoolSettings, gpus: int | None) -> dict[str, Any]:
     A number that the user has chosen stays, and a pool without GPUs gets no other run.
     """
     variables = settings.job_variables
-    if gpus is None or "gpus" in variables or not 0 < (gpus_per_run(settings.work_pool) or 0) < gpus:
+    if gpus is None or "gpus" in variables or not 0 < (gpus_per_run(settings) or 0) < gpus:
         return variables
     return variables | {"gpus": gpus}
 

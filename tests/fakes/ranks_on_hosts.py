@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -81,6 +82,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 def processes_of(hosts: SshHosts) -> list[psutil.Process]:
     """Return agents, ranks and sessions on both hosts."""
     return [process for name in hosts.servers for process in hosts.processes(name)]
+
+
+def programs_of(hosts: SshHosts) -> list[psutil.Process]:
+    """Return agents and ranks on both hosts, without the sessions, which end when sshd learns that they are lost."""
+    found = []
+    for process in processes_of(hosts):
+        with suppress(psutil.NoSuchProcess):
+            if not process.name().startswith("sshd"):
+                found.append(process)
+    return found
 
 
 def rank_processes(storage: Storage, num_ranks: int = 3) -> list[psutil.Process]:

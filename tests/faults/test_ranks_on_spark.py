@@ -16,7 +16,7 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_ranks_on_cluster import VICTIMS
 from tests.builders.killed_training import logged_epochs, runs_beside
-from tests.builders.processes import rank_processes, run_python
+from tests.builders.processes import ROOT, rank_processes, run_python
 from tests.builders.rank_cases import BACKENDS
 from tests.builders.spark_cluster import start_cluster
 from tests.builders.training_runs import ROUNDED, weights
@@ -24,6 +24,15 @@ from tests.conftest import write_images
 
 ROUNDS = 6
 """For each process that is killed, with the backends in turns."""
+
+LAUNCH = """
+import sys
+from tasks.launch.launcher import launch_ranks
+from tasks.train.spec import TrainingSpec
+
+print(launch_ranks(TrainingSpec.model_validate_json(sys.argv[1])).run_id)
+"""
+"""Code that trains with the specification that is its argument, and prints the id of the MLflow run."""
 
 TRAIN = ROUNDED.model_copy(update={"learning_rate": 1e-4, "batch_size": 2, "max_epochs": 20, "patience": 20})
 
@@ -68,4 +77,50 @@ def test_run_is_completed_after_the_loss_of_a_process(tmp_path, draw, victim):
             assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
             tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
             assert int(tags[tracking.RESTARTS_TAG]) in (1, 2, 3)
+    assert rank_processes(str(tmp_path)) == []
+
+
+FAILS_FIRST = """
+import os, sys, time
+
+if "tasks.launch.host_agent" in sys.orig_argv:
+    with open({folder!r} + "/started", "a") as started:
+        print(os.getpid(), file=started)
+    try:
+        os.close(os.open({folder!r} + "/failed", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        time.sleep(5)
+        os._exit(1)
+"""
+"""A module that Python imports when a process starts: the first agent fails once the other has connected."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stage_that_spark_starts_again_trains(tmp_path, backend):
+    """An agent fails at its start, while the other is connected: Spark starts both again, and the ranks start once."""
+    write_images(tmp_path / "source", 20)
+    with start_cluster(tmp_path / "cluster") as cluster:
+        cache = hand_made_cache(tmp_path / "source", f"{cluster.shared}/cache")
+        site = cluster.shared / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(FAILS_FIRST.format(folder=str(site)))
+        storage = resolve_storage(StorageConfig(home=str(cluster.shared / "home")))
+        spec = TrainingSpec(
+            train=TRAIN.model_copy(update={"max_epochs": 2}),
+            distributed=DistributedConfig(backend=backend, num_ranks=2, launcher="spark"),
+            spark=cluster.spark_config(**{"spark.executorEnv.PYTHONPATH": f"{site}:{ROOT}"}),
+            cache=cache,
+            storage=storage,
+        )
+        arguments = ("-c", LAUNCH, spec.model_dump_json())
+        ended = run_python(*arguments, environment=cluster.environment(), timeout=600, cwd=cluster.private / "cwd")
+        assert ended.returncode == 0, ended.stderr
+        run = RunRef(run_id=ended.stdout.splitlines()[-1])
+        assert logged_epochs(run, storage) == [0, 1]
+        assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
+        tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
+        assert tracking.RESTARTS_TAG not in tags
+        assert len((site / "started").read_text().splitlines()) == 4
     assert rank_processes(str(tmp_path)) == []

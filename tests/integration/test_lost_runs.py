@@ -77,12 +77,15 @@ with get_client(sync_client=True) as client:
 
 
 def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:
-    """Also in the storage that a run was given. Runs with a process here, or on another machine, stay as they are."""
+    """Also in the storage that a run was given, after storages that cannot be used.
+
+    Runs with a process here, or on another machine, stay as they are.
+    """
     given = resolve_storage(StorageConfig(home=f"{stack.home}/given"))
     make = f"""
 import socket
 from prefect.client.orchestration import get_client
-from prefect.states import Cancelling, Pending, Running
+from prefect.states import Cancelling, Failed, Pending, Running
 from tasks.orchestration.task import HOST_LABEL
 
 with get_client(sync_client=True) as client:
@@ -91,6 +94,8 @@ with get_client(sync_client=True) as client:
         ([Running()], socket.gethostname(), None),
         ([Running(), Cancelling()], socket.gethostname(), None),
         ([Pending()], None, None),
+        ([Failed()], None, {{"tracking": "mysql://server/database"}}),
+        ([Failed()], None, {{"home": "~nobody-of-this-name/home"}}),
         ([Running()], socket.gethostname(), {given.as_config().model_dump()!r}),
         ([Running()], "another-machine", None),
         ([Running()], None, None),
@@ -105,7 +110,7 @@ with get_client(sync_client=True) as client:
         print(run.id)
 """
     runs = run_code(stack, make)
-    crashed, cancelled, pending, given_storage, elsewhere, unknown, alive = runs
+    crashed, cancelled, pending, *refused, given_storage, elsewhere, unknown, alive = runs
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     experiment = tracking.prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
@@ -135,12 +140,13 @@ with get_client(sync_client=True) as client:
         crashed: "CRASHED",
         cancelled: "CANCELLED",
         pending: "CRASHED",
+        **dict.fromkeys(refused, "FAILED"),
         given_storage: "CRASHED",
         elsewhere: "RUNNING",
         unknown: "RUNNING",
         alive: "RUNNING",
     }
     statuses = {run: client.get_run(run_id).info.status for run, run_id in tracked.items()}
-    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", "FAILED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
+    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", *["FAILED"] * 4, *["RUNNING"] * 3]
     assert list(statuses.values())[-1] == "RUNNING"  # its flow run is on another server
     assert given_client.get_run(given_run).info.status == "FAILED"

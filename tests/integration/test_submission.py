@@ -184,20 +184,29 @@ import json
 from pathlib import Path
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import DeploymentUpdate
 from tasks.config.distributed import DistributedConfig
 from tasks.submission.task import _job_variables
+
+def variables(num_ranks, **settings):
+    print(_job_variables(DistributedConfig(deployment="waiting/waiting", **settings), num_ranks))
 
 with get_client(sync_client=True) as client:
     for kind in ("docker", "kubernetes"):
         template = json.loads(Path("deployments", "pools", f"{kind}.json").read_text())
         client.create_work_pool(WorkPoolCreate(name=kind, type=kind, base_job_template=template))
 for pool in ("gpu", "docker", "kubernetes"):
-    print(_job_variables(DistributedConfig(work_pool=pool, job_variables={"memory": "64Gi"}), 4))
-print(_job_variables(DistributedConfig(work_pool="kubernetes", job_variables={"gpus": 2}), 4))
-print(_job_variables(DistributedConfig(work_pool="kubernetes"), None))
+    variables(4, work_pool=pool, job_variables={"memory": "64Gi"})
+variables(4, work_pool="kubernetes", job_variables={"gpus": 2})
+variables(None, work_pool="kubernetes")
+with get_client(sync_client=True) as client:
+    id = client.read_deployment_by_name("waiting/waiting").id
+    client.update_deployment(id, DeploymentUpdate(job_variables={"gpus": 3}))
+    variables(4, work_pool="kubernetes")
+    client.update_deployment(id, DeploymentUpdate(job_variables={}))
 """
     memory = {"memory": "64Gi"}
-    expected = [memory, memory, memory | {"gpus": 4}, {"gpus": 2}, {}]
+    expected = [memory, memory, memory | {"gpus": 4}, {"gpus": 2}, {}, {}]
     assert run_code(stack, code) == [str(variables) for variables in expected]
 
 

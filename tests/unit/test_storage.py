@@ -1,6 +1,7 @@
 """Storage locations of a run, and local paths of URLs."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
+from tasks.model.network import load_weights
 from tasks.paths import local_path
 from tasks.storage import resolve_storage
 
@@ -155,6 +157,17 @@ def test_file_url_has_neither_query_nor_fragment() -> None:
     """A question mark or number sign in a file:// URL is part of the folder's name."""
     assert local_path("file:///my?data#1%25") == Path("/my?data#1%")
     assert local_path("file:/data") == local_path("file://localhost/data") == Path("/data")
+
+
+@pytest.mark.parametrize(
+    "call", [lambda url: resolve_storage(StorageConfig(home=url)), lambda url: load_weights("resnet18", url)]
+)
+def test_home_of_an_unknown_user_is_refused(call: Callable[[str], object]) -> None:
+    """In a setting of the storage and in a path of a file."""
+    with pytest.raises(
+        WrongInput, match=r"^'~nobody-of-this-name/x' is in the home of the user 'nobody-of-this-name', "
+    ):
+        call("~nobody-of-this-name/x")
 
 
 def test_file_url_of_another_machine_is_refused() -> None:

@@ -1,5 +1,7 @@
 """The end of ranks: the last line of a killed rank, and a rank that outlives its kill."""
 
+import json
+import os
 import queue
 import signal
 import subprocess
@@ -8,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from tasks.environment import rank_environment
+from tasks.errors import HostLost, RankStalled, is_retried
 from tasks.launch import rank_process
+from tasks.launch.channel import Channel
+from tasks.launch.ends import check_left
+from tasks.launch.failures import RankFailed, RanksLost
 from tasks.launch.rank_process import OUT_OF_MEMORY, Message, memory_kills, start
+from tasks.launch.remote import RemoteProcess
 
 
 def write_counters(path: Path, kills: int) -> None:
@@ -50,14 +57,18 @@ def test_killed_rank_has_a_last_line_if_the_kernel_has_killed_a_process(
     rank.process.stdin.close()
 
 
-class _Endless:
+class _Endless(subprocess.Popen):  # type: ignore[type-arg]
     """A process that outlives SIGKILL, as one does that waits for a driver."""
 
     stdin = None
     returncode = None
 
     def __init__(self) -> None:
+        self.pid = 4711
         self.signals: list[str] = []
+
+    def __del__(self) -> None:
+        """Do not look for a process, as the class does."""
 
     def poll(self) -> None:
         return None
@@ -77,6 +88,49 @@ def test_rank_that_outlives_its_kill_is_left(monkeypatch: pytest.MonkeyPatch, ca
     """The launcher does not wait for ever, and names the rank."""
     monkeypatch.setattr(rank_process, "KILL_SECONDS", 0.0)
     process = _Endless()
-    rank_process.terminate([rank_process.RankProcess(3, process)], 0.0)  # type: ignore[arg-type]  # a fake process
+    left = rank_process.terminate([rank_process.RankProcess(3, process)], 0.0)
+    assert left == {3: 4711}
     assert process.signals == ["SIGTERM", "SIGKILL"]
-    assert "rank 3 has been killed and does not end" in caplog.text
+    assert "rank 3 has been killed and (process 4711) does not end" in caplog.text
+
+
+def fail_with(error: BaseException, left: dict[int, int]) -> None:
+    """Raise an error, and check the ranks that are left while it is handled."""
+    try:
+        raise error
+    finally:
+        check_left(left)
+
+
+@pytest.mark.parametrize("loss", [RanksLost("rank 1 was ended"), RankStalled("rank 1 waits"), HostLost("gone", "two")])
+def test_no_rank_is_started_again_while_one_outlives_its_kill(loss: Exception) -> None:
+    """It holds the training run's lock, for which the next rank 0 would wait without an end."""
+    sentence = r"^rank 3 \(process 4711\) was killed and does not end, so no rank is started again"
+    with pytest.raises(RankFailed, match=sentence) as raised:
+        fail_with(loss, {3: 4711})
+    assert not isinstance(raised.value, RanksLost)
+    assert not is_retried(raised.value)
+    assert raised.value.__cause__ is loss
+    with pytest.raises(type(loss)) as same:
+        fail_with(loss, {})
+    assert same.value is loss
+
+
+def test_rank_that_outlives_its_kill_does_not_hide_a_cancellation() -> None:
+    """A cancelled run stays cancelled."""
+    with pytest.raises(KeyboardInterrupt):
+        fail_with(KeyboardInterrupt(), {3: 4711})
+
+
+def test_rank_of_a_host_that_does_not_answer_is_left_to_its_agent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its signals do not arrive."""
+    monkeypatch.setattr(rank_process, "REMOTE_KILL_SECONDS", 0.0)
+    read, write = os.pipe()
+    rank = rank_process.RankProcess(2, RemoteProcess(2, Channel(read, write)))
+    assert rank_process.terminate([rank], 0.0) == {}
+    assert "rank 2 has been killed and may still run: its host does not answer" in caplog.text
+    assert [json.loads(line)["number"] for line in os.read(read, 4096).splitlines()] == [15, 9]
+    for descriptor in (read, write):
+        os.close(descriptor)

@@ -17,14 +17,14 @@ def make_agent(host: str, channel: Channel) -> Agent:
     return Agent(host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
 
 
-def test_agent_of_an_earlier_start_is_replaced_and_nothing_is_written_to_its_descriptor(tmp_path: Path) -> None:
+def test_agent_of_an_earlier_attempt_is_replaced_and_nothing_is_written_to_its_descriptor(tmp_path: Path) -> None:
     """The descriptor of its connection may be another file's at once, which must get none of its beats."""
     connections = _Connections(make_agent)
     first, first_task = socket.socketpair()
     descriptor = first.fileno()
-    connections.add(0, first)
+    connections.add(0, "first", first)
     second, second_task = socket.socketpair()
-    connections.add(0, second)
+    connections.add(0, "second", second)
     opened = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     reused = os.dup2(opened, descriptor)
     (agent,) = connections.agents()
@@ -40,7 +40,7 @@ def test_agent_of_an_earlier_start_is_replaced_and_nothing_is_written_to_its_des
 
     connections.close()
     late, late_task = socket.socketpair()
-    connections.add(0, late)
+    connections.add(0, "second", late)
     assert late_task.recv(1) == b""
     assert second.fileno() == -1
     for task in (first_task, second_task, late_task):
@@ -51,7 +51,7 @@ def test_agent_that_has_ended_does_not_count() -> None:
     """A task that failed has to connect again before the ranks start."""
     connections = _Connections(make_agent)
     first, first_task = socket.socketpair()
-    connections.add(1, first)
+    connections.add(1, "first", first)
     (agent,) = connections.agents()
     first_task.close()
     deadline = time.monotonic() + 10
@@ -60,3 +60,25 @@ def test_agent_that_has_ended_does_not_count() -> None:
         time.sleep(0.01)
     assert agent.has_ended
     connections.close()
+
+
+def test_agents_of_two_attempts_are_not_counted_together() -> None:
+    """An agent of the earlier attempt may still be connected, or connect only after one of the newer attempt."""
+    connections, tasks = _Connections(make_agent), []
+
+    def connect(number: int, attempt: str) -> socket.socket:
+        own, task = socket.socketpair()
+        connections.add(number, attempt, own)
+        tasks.append(task)
+        return own
+
+    earlier = connect(0, "first")
+    newer = connect(1, "second")
+    late = connect(0, "first")
+    assert len(connections.agents()) == 1
+    connect(0, "second")
+    assert len(connections.agents()) == 2
+    assert [own.fileno() == -1 for own in (earlier, newer, late)] == [True, False, True]
+    connections.close()
+    for task in tasks:
+        task.close()
