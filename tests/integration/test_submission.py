@@ -183,8 +183,7 @@ def test_run_on_a_pool_with_gpus_gets_one_for_each_rank(stack: LocalStack) -> No
 import json
 from pathlib import Path
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import DeploymentUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from tasks.config.distributed import DistributedConfig
 from tasks.submission.task import _job_variables
 

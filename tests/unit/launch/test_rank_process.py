@@ -57,7 +57,7 @@ def test_killed_rank_has_a_last_line_if_the_kernel_has_killed_a_process(
     rank.process.stdin.close()
 
 
-class _Endless(subprocess.Popen):  # type: ignore[type-arg]
+class _Endless(subprocess.Popen):  # type: ignore[type-arg]  # of no output
     """A process that outlives SIGKILL, as one does that waits for a driver."""
 
     stdin = None
