@@ -28,7 +28,7 @@ KILL_SECONDS = 10.0
 """Time limit for the end of ranks of this machine after SIGKILL."""
 
 REMOTE_KILL_SECONDS = 5.0
-"""The same for ranks of other hosts, whose agents do not answer if it is exceeded, and then end them by themselves."""
+"""The same for ranks of other hosts; those whose host does not answer are ended by the agent there."""
 
 DRAIN_SECONDS = 2.0
 """Time for the last output of a process that has ended: a child of its own may keep the pipe open."""
@@ -217,7 +217,7 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> dict[int, i
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             if here is None:
-                problem = "may still run: its host does not answer, and the agent there ends it"
+                problem = "may still run: its host, or a driver or disk there, does not answer; the agent there ends it"
             else:
                 left[rank.number] = here
                 problem = f"(process {here}) does not end: a driver or a disk does not answer, see `dmesg`"
