@@ -1,7 +1,8 @@
 """Training on several hosts whose launcher or agents are killed, and whose network is cut."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, logged_epochs, runs_beside, start_launcher
-from tests.builders.networks import other_machine
+from tests.builders.networks import OtherMachine, other_machine
 from tests.builders.processes import rank_processes as ranks_of
 from tests.builders.rank_cases import BACKENDS
 from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
@@ -92,50 +93,79 @@ def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, s
     wait_until(lambda: processes_of(hosts) == [])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("number", range(NUM_CUTS))
-def test_run_is_completed_after_a_cut_of_the_network(
-    make_images, storage: Storage, tmp_path: Path, draw, backend: str, number: int
-) -> None:
+def test_run_is_completed_after_a_cut_of_the_network(make_images, tmp_path: Path, draw, backend: str) -> None:
     """The host at the other end is lost with its rank, which ends as well; once the network is back, a run resumes."""
-    cache = hand_made_cache(make_images(), f"{storage.cache}/by-hand")
+    cache = hand_made_cache(make_images(), f"{tmp_path}/cache")
     train = TRAIN.model_copy(update={"num_threads": 1, "max_epochs": 100, "patience": 100})
-    other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
+    other = resolve_storage(StorageConfig(home=str(tmp_path / "undisturbed")))
     local = DistributedConfig(num_ranks=2, backend=backend)
     undisturbed = launch_ranks(TrainingSpec(train=train, distributed=local, cache=cache, storage=other))
-    seconds, ranks, cut_at = draw.uniform(0, 4), list[psutil.Process](), list[float]()
-    with other_machine() as machine:
-        addresses = {"one": machine.address_here, "two": machine.address}
-        prefixes = {"two": machine.prefix}
-        with start_hosts(tmp_path / "ssh", ["one", "two"], addresses=addresses, prefixes=prefixes) as hosts:
+    expected = weights(undisturbed, other, tmp_path)
+    for number in range(NUM_CUTS):
+        own = resolve_storage(StorageConfig(home=f"{tmp_path}/home-{number}"))
+        with (
+            other_machine() as machine,
+            start_hosts(
+                tmp_path / f"ssh-{number}",
+                ["one", "two"],
+                addresses={"one": machine.address_here, "two": machine.address},
+                prefixes={"two": machine.prefix},
+            ) as hosts,
+        ):
             distributed = settings(hosts, "one:1,two:1", backend=backend)
-            spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
-
-            def cut() -> None:
-                wait_until(lambda: newest_position(storage.checkpoints / spec.key) is not None)
-                time.sleep(seconds)
-                ranks.extend(ranks_of(storage.home, processes_of(hosts)))
-                machine.cut()
-                cut_at.append(time.monotonic())
-
+            spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=own)
+            cut = _Cut(spec, hosts, machine, draw.uniform(0, 4))
             with pytest.raises(HostLost, match=r"^host 'two' is lost with rank 1 \(.*\); all ranks were ended"):
                 launch_and(spec, cut)
-            took = time.monotonic() - cut_at[0]
-            print(f"round {number}: cut {seconds:.1f} s after a checkpoint, the launcher's end {took:.1f} s later")
-            assert len(ranks) == 2
-            _gone, alive = psutil.wait_procs(ranks, timeout=60)
+            print(
+                f"round {number}: cut {cut.seconds:.1f} s after a checkpoint, the launcher's end {cut.ago:.1f} s later"
+            )
+            assert len(cut.ranks) == 2
+            _gone, alive = psutil.wait_procs(cut.ranks, timeout=60)
             assert alive == []
             machine.join()
             run = launch_ranks(spec)
-            wait_until(lambda: programs_of(hosts) == [], 15)
+            wait_until(partial(_has_none, programs_of, hosts), 15)
             if number == 0:
                 # A session whose client is gone learns it when its next packet, after up to minutes, is answered.
-                wait_until(lambda: processes_of(hosts) == [], 240)
-    found, expected = weights(run, storage, tmp_path), weights(undisturbed, other, tmp_path)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert logged_epochs(run, storage) == list(range(train.max_epochs))
-    assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
+                wait_until(partial(_has_none, processes_of, hosts), 240)
+        found = weights(run, own, tmp_path)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert logged_epochs(run, own) == list(range(train.max_epochs))
+        assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
+
+
+def _has_none(processes: Callable[[SshHosts], list[psutil.Process]], hosts: SshHosts) -> bool:
+    return processes(hosts) == []
+
+
+class _Cut:
+    """A cut of the network between two hosts, some time after the first checkpoint of a training run."""
+
+    def __init__(self, spec: TrainingSpec, hosts: SshHosts, machine: OtherMachine, seconds: float) -> None:
+        self.seconds = seconds
+        self.ranks: list[psutil.Process] = []
+        """The ranks that ran at that moment."""
+        self._spec = spec
+        self._hosts = hosts
+        self._machine = machine
+        self._at = 0.0
+
+    def __call__(self) -> None:
+        """Wait for a checkpoint, and cut."""
+        folder = self._spec.storage.checkpoints / self._spec.key
+        wait_until(lambda: newest_position(folder) is not None)
+        time.sleep(self.seconds)
+        self.ranks.extend(ranks_of(self._spec.storage.home, processes_of(self._hosts)))
+        self._machine.cut()
+        self._at = time.monotonic()
+
+    @property
+    def ago(self) -> float:
+        """Seconds since the cut."""
+        return time.monotonic() - self._at
 
 
 @pytest.mark.timeout(3600)
