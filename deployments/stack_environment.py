@@ -37,8 +37,8 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
         # The UI's own origin, by both host names that a browser on this machine may use.
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in LOCAL_NAMES),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # A run starts within 2 s of its submission, not within the default of 10 s: the server is local.
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        # A run starts within 1 s of its submission, not within the default of 10 s: the server is local.
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         # The shortest interval, so that a run whose process is gone is found soon.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         # On disk, like the concurrency slots: leases in memory die with a killed server, and their slots stay taken.

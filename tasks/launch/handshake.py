@@ -16,8 +16,8 @@ MAX_BYTES = 4096
 """Maximum length of a message before the other end is known."""
 
 
-def accept_agent(connection: socket.socket, secret: str) -> tuple[int, str]:
-    """Return the number and the attempt of the agent that has connected.
+def accept_agent(connection: socket.socket, secret: str) -> int:
+    """Return the number of the agent that has connected.
 
     Raises:
         PermissionError: It does not have the secret.
@@ -27,14 +27,14 @@ def accept_agent(connection: socket.socket, secret: str) -> tuple[int, str]:
     own = secrets.token_hex(32)
     _send(connection, own=own)
     answer = _receive(connection)
-    number, attempt, other = int(answer["number"]), str(answer["attempt"]), str(answer["own"])
-    _check(answer, secret, f"agent {number} {attempt}", own, other)
+    number, other = int(answer["number"]), str(answer["own"])
+    _check(answer, secret, f"agent {number}", own, other)
     _send(connection, proof=_proof(secret, "launcher", other, own))
     connection.settimeout(None)
-    return number, attempt
+    return number
 
 
-def greet_launcher(connection: socket.socket, secret: str, number: int, attempt: str) -> None:
+def greet_launcher(connection: socket.socket, secret: str, number: int) -> None:
     """Show the launcher that this agent has the secret, and check that it has it, too.
 
     Raises:
@@ -43,8 +43,7 @@ def greet_launcher(connection: socket.socket, secret: str, number: int, attempt:
     """
     connection.settimeout(TIMEOUT_SECONDS)
     own, other = secrets.token_hex(32), str(_receive(connection)["own"])
-    proof = _proof(secret, f"agent {number} {attempt}", other, own)
-    _send(connection, number=number, attempt=attempt, own=own, proof=proof)
+    _send(connection, number=number, own=own, proof=_proof(secret, f"agent {number}", other, own))
     _check(_receive(connection), secret, "launcher", own, other)
     connection.settimeout(None)
 
@@ -75,4 +74,4 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
         message = None
     if not isinstance(message, dict) or not {"own", "proof"} & message.keys():
         raise PermissionError("the other end of the connection is not an agent or a launcher")
-    return {"own": "", "proof": "", "number": -1, "attempt": ""} | message
+    return {"own": "", "proof": "", "number": -1} | message

@@ -172,7 +172,7 @@ def own_channel() -> Channel:
 def connect(invitation: dict[str, Any]) -> socket.socket:
     """Return the connection to the launcher that has sent an `Invitation`; the end of stdin ends this process."""
     connection = socket.create_connection((invitation["host"], invitation["port"]), timeout=TIMEOUT_SECONDS)
-    greet_launcher(connection, invitation["secret"], invitation["number"], invitation["attempt"])
+    greet_launcher(connection, invitation["secret"], invitation["number"])
 
     def watch() -> None:
         sys.stdin.buffer.read()

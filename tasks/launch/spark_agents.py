@@ -3,6 +3,7 @@
 import functools
 import logging
 import queue
+import re
 import secrets
 import socket
 import threading
@@ -34,6 +35,9 @@ CLOSE_SECONDS = 15.0
 
 JOB_GROUP = "lakevision-ranks"
 
+LOST = re.compile(r"the agent of rank \d+ ended with status -?\d+|ExecutorLostFailure[^\n]*")
+"""The part of Spark's message on a stage which says that an agent or an executor has ended: a restart may help."""
+
 
 class _Stage:
     """The barrier stage, which runs as long as its agents do."""
@@ -54,7 +58,7 @@ class _Stage:
             self.failure = error
 
     def end(self, *, cancel: bool) -> None:
-        """Wait until the stage has ended, and cancel it if it does not or if it would start other agents."""
+        """Wait until the stage has ended, and cancel it if it does not."""
         if not cancel:
             self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -63,42 +67,36 @@ class _Stage:
 
 
 class _Connections:
-    """The connections of the agents of the newest attempt.
+    """The connections of the agents of a stage.
 
-    Spark starts all tasks of a barrier stage again after one has failed. Agents of the earlier attempt may live on: the
-    Python process of a task that Spark has ended waits for its agent.
+    Spark ends a barrier stage whose results are collected with its first task that fails, and does not start it again.
     """
 
     def __init__(self, make_agent: Callable[[str, Channel], Agent]) -> None:
         self._make_agent = make_agent
-        self._newest: dict[int, tuple[socket.socket, Agent]] = {}
-        self._attempts: list[str] = []
+        self._connected: dict[int, tuple[socket.socket, Agent]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def add(self, number: int, attempt: str, connection: socket.socket) -> None:
+    def add(self, number: int, connection: socket.socket) -> None:
         """Take over the connection of a task's agent, which has been greeted."""
         with self._lock:
-            if self._is_closed or attempt in self._attempts[:-1]:
+            if self._is_closed or number in self._connected:
                 connection.close()
                 return
-            if attempt not in self._attempts:
-                self._attempts.append(attempt)
-                _close(list(self._newest.values()))
-                self._newest.clear()
             channel = Channel(connection.fileno(), connection.fileno())
-            self._newest[number] = connection, self._make_agent(f"task {number}", channel)
+            self._connected[number] = connection, self._make_agent(f"task {number}", channel)
 
     def agents(self) -> list[Agent]:
         """Return the agents that are connected, by the numbers of their tasks."""
         with self._lock:
-            return [agent for _, (_, agent) in sorted(self._newest.items()) if not agent.has_ended]
+            return [agent for _, (_, agent) in sorted(self._connected.items()) if not agent.has_ended]
 
     def close(self) -> None:
         """Close all connections, and refuse further ones."""
         with self._lock:
             self._is_closed = True
-            _close(list(self._newest.values()))
+            _close(list(self._connected.values()))
 
 
 def _close(connections: Sequence[tuple[socket.socket, Agent]]) -> None:
@@ -120,7 +118,8 @@ def spark_agents(
 
     Raises:
         WrongInput: The master runs fewer tasks at once than there are ranks, or as `spark_session`.
-        HostLost: An agent has not connected in time, or after a restart the master runs fewer tasks than ranks.
+        HostLost: An agent has not connected in time, or has ended before; or after a restart, the master runs fewer
+            tasks than ranks.
         ClusterUnavailable, SparkFailed: As `spark_session`.
     """
     assert spec.spark is not None, "the settings of the launcher spark have a Spark master"
@@ -183,23 +182,26 @@ def _accept(
         check: Called meanwhile; an exception in it ends the wait.
 
     Raises:
-        HostLost: They have not connected in time.
+        HostLost: They have not connected in time, or an agent or its executor has ended.
+        Exception: The stage failed for another reason.
     """
     deadline = time.monotonic() + CONNECT_SECONDS
 
     def introduce(connection: socket.socket, address: str) -> None:
         try:
-            number, attempt = accept_agent(connection, secret)
+            number = accept_agent(connection, secret)
         except (OSError, ValueError) as error:
             logger.warning("a connection from %s was refused: %s", address, error)
             connection.close()
             return
-        connections.add(number, attempt, connection)
+        connections.add(number, connection)
 
     server.settimeout(0.5)
     while len(agents := connections.agents()) < num_ranks:
         check()
         if stage.failure is not None:
+            if lost := LOST.search(str(stage.failure)):
+                raise HostLost(f"Spark has not started all agents ({lost[0]}): the logs of its executors say why")
             raise stage.failure
         if time.monotonic() > deadline:
             raise HostLost(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,8 +22,6 @@ class Invitation:
     secret: str
     environment: dict[str, str]
     number: int = 0
-    attempt: str = ""
-    """The same for all tasks of one start of the stage: after a task has failed, Spark starts all of them again."""
     cores: int = 1
     """Cores of the task, spark.task.cpus."""
     gpus: list[str] = field(default_factory=list)
@@ -41,7 +38,6 @@ def run_agent(invitation: Invitation, _rows: Iterable[object]) -> Iterator[int]:
     gpus = context.resources().get("gpu")
     given = asdict(invitation) | {
         "number": context.partitionId(),
-        "attempt": context.allGather(secrets.token_hex(8))[0],
         "cores": context.cpus(),
         "gpus": [] if gpus is None else list(gpus.addresses),
     }

@@ -1,7 +1,8 @@
 """Throughput of two ranks over one, with Horovod, torch and a bare script of torch, and the cost of watching them.
 
-Each rank has one thread. Networks are trained in full, on batches in memory. Kinds run in turns; those that are not
-measured are stopped. Two processes that train apart, without any communication, show what the cores give at best.
+Each rank has one thread. Networks are trained in full, on batches in memory. The kinds of a group run in turns; those
+that are not measured are stopped. Two processes that train apart, without any communication, show what the cores give
+at best.
 
 Run: `make bench-distributed`; BENCH_ARGS=--quick for fewer rounds.
 """
@@ -11,7 +12,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,15 +24,39 @@ from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.launch.placement import place_here
 from tasks.launch.rendezvous import horovod_environments, torch_environments
-from tests.benchmarks.distributed_ranks import BATCHES, KINDS, SIDES
+from tests.benchmarks.distributed_ranks import BATCHES, SIDES
 from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, log_file
 from tests.builders.processes import free_port
 
 STALL_SECONDS = 3600
 
-COMPRESSED = {"horovod_fp16": "horovod", "torch_fp16": "torch", "torch_bf16": "torch"}
-"""Kinds whose gradients are compressed, and their peers; apart from the others, since all at once need 25 GB."""
+Comparisons = tuple[tuple[str, str, str, float | None], ...]
+"""Comparisons: a kind, its peer, the title of the peer, and the ratio to reach or None."""
+
+WITHOUT = "without watchdog and agreement on checkpoints"
+
+GROUPS: tuple[Comparisons, ...] = (
+    (
+        ("horovod", "ours_alone", "1 rank", 1.8),
+        ("torch", "ours_alone", "1 rank", 1.8),
+        ("horovod", "bare", "bare script, 2 ranks", 0.95),
+        ("torch", "bare", "bare script, 2 ranks", 0.95),
+        ("horovod", "torch", "torch, 2 ranks", None),
+    ),
+    (
+        ("bare", "bare_alone", "1 process of the bare script", None),
+        ("apart", "bare_alone", "1 process of the bare script", None),
+        ("torch", "apart", "2 processes without communication", None),
+    ),
+    (("horovod_watched", "horovod", WITHOUT, 0.98), ("torch_watched", "torch", WITHOUT, 0.98)),
+    (("horovod_fp16", "horovod", "gradients sent as float32", None),),
+    (
+        ("torch_fp16", "torch", "gradients sent as float32", None),
+        ("torch_bf16", "torch", "gradients sent as float32", None),
+    ),
+)
+"""Comparisons within groups of kinds: a group has at most 8 processes of 2 GB each."""
 
 
 class Ranks:
@@ -82,10 +106,11 @@ def measure(
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Train a network with each kind in turns; return images per second and checkpoint seconds of each round."""
     speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    ranks: dict[str, Ranks] = {}
     with ExitStack() as stack:
-        ranks = {kind: Ranks(kind, model, folder, log, stack) for kind in kinds}
-        for each in ranks.values():
-            each.speed()  # Also waits for the warm-up.
+        for kind in kinds:
+            ranks[kind] = Ranks(kind, model, folder, log, stack)
+            ranks[kind].speed()  # Warmed up, and stopped, before the next ones start.
         for _ in range(num_rounds):
             for kind, each in ranks.items():
                 speeds[kind].append(each.speed())
@@ -93,24 +118,13 @@ def measure(
     return speeds, {kind: each.saving[-num_rounds:] for kind, each in ranks.items()}
 
 
-def compare(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
-    """Return the figures of a network."""
-    speeds, saving = measure([kind for kind in KINDS if kind not in COMPRESSED], model, num_rounds, folder, log)
-    against = partial(speed_figure, speeds, model)
-
-    return [
-        against("horovod", "ours_alone", "1 rank", 1.8),
-        against("torch", "ours_alone", "1 rank", 1.8),
-        against("bare", "bare_alone", "1 process of the bare script", None),
-        against("apart", "bare_alone", "1 process of the bare script", None),
-        against("torch", "apart", "2 processes without communication", None),
-        against("horovod", "bare", "bare script, 2 ranks", 0.95),
-        against("torch", "bare", "bare script, 2 ranks", 0.95),
-        against("horovod", "torch", "torch, 2 ranks", None),
-        against("horovod_watched", "horovod", "without watchdog and agreement on checkpoints", 0.98),
-        against("torch_watched", "torch", "without watchdog and agreement on checkpoints", 0.98),
-        *(checkpoint_figure(kind, model, saving[f"{kind}_watched"]) for kind in ("horovod", "torch")),
-    ]
+def compare(comparisons: Comparisons, model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
+    """Return the figures of a group for a network."""
+    kinds = dict.fromkeys(kind for first, second, _, _ in comparisons for kind in (first, second))
+    speeds, saving = measure(list(kinds), model, num_rounds, folder, log)
+    figures = [speed_figure(speeds, model, kind, peer, title, goal) for kind, peer, title, goal in comparisons]
+    watched = [kind for kind in kinds if kind.endswith("_watched")]
+    return figures + [checkpoint_figure(kind.removesuffix("_watched"), model, saving[kind]) for kind in watched]
 
 
 def where_of(model: str) -> str:
@@ -134,23 +148,18 @@ def checkpoint_figure(kind: str, model: str, saving: Sequence[float]) -> Figure:
     return Figure(name, seconds, "s", "between two, by default", between, share, 0.02, share <= 0.02)
 
 
-def compare_compression(model: str, num_rounds: int, folder: Path, log: Any) -> list[Figure]:
-    """Return the figures of a network whose gradients are sent with fewer bytes."""
-    speeds, _saving = measure([*COMPRESSED, *dict.fromkeys(COMPRESSED.values())], model, num_rounds, folder, log)
-    title = "gradients sent as float32"
-    return [speed_figure(speeds, model, kind, full, title, None) for kind, full in COMPRESSED.items()]
-
-
 def main() -> None:
     """Run the benchmark, and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    num_rounds = 2 if parser.parse_args().quick else 10
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds in turns")
+    options = parser.parse_args()
+    num_rounds = 2 if options.quick else options.rounds
     figures: list[Figure] = []
     with TemporaryDirectory() as scratch, log_file("distributed").open("w") as log:
         for model in SIDES:
-            figures += compare(model, num_rounds, Path(scratch) / model, log)
-            figures += compare_compression(model, num_rounds, Path(scratch) / f"{model}-compressed", log)
+            for number, comparisons in enumerate(GROUPS):
+                figures += compare(comparisons, model, num_rounds, Path(scratch) / f"{model}-{number}", log)
     write_figures("distributed", figures, note=f"median of {num_rounds} rounds in turns, one thread per rank")
 
 

@@ -1,6 +1,7 @@
 """Ranks on a Spark cluster, of which an executor, a worker or a process of a rank is killed."""
 
 import json
+import re
 
 import mlflow
 import pytest
@@ -97,9 +98,15 @@ if "tasks.launch.host_agent" in sys.orig_argv:
 """A module that Python imports when a process starts: the first agent fails once the other has connected."""
 
 
+FAILED_AT_START = (
+    r"Spark has not started all agents \(the agent of rank \d ended with status 1\): the logs of its executors say why"
+    r": restarting 2 ranks from the start \(restart 1 of 1\)"
+)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_stage_that_spark_starts_again_trains(tmp_path, backend):
-    """An agent fails at its start, while the other is connected: Spark starts both again, and the ranks start once."""
+def test_agent_that_fails_at_its_start_is_started_again(tmp_path, backend):
+    """While the other one is connected: Spark ends the stage, and the launcher starts another one."""
     write_images(tmp_path / "source", 20)
     with start_cluster(tmp_path / "cluster") as cluster:
         cache = hand_made_cache(tmp_path / "source", f"{cluster.shared}/cache")
@@ -109,7 +116,7 @@ def test_stage_that_spark_starts_again_trains(tmp_path, backend):
         storage = resolve_storage(StorageConfig(home=str(cluster.shared / "home")))
         spec = TrainingSpec(
             train=TRAIN.model_copy(update={"max_epochs": 2}),
-            distributed=DistributedConfig(backend=backend, num_ranks=2, launcher="spark"),
+            distributed=DistributedConfig(backend=backend, num_ranks=2, max_restarts=1, launcher="spark"),
             spark=cluster.spark_config(**{"spark.executorEnv.PYTHONPATH": f"{site}:{ROOT}"}),
             cache=cache,
             storage=storage,
@@ -117,10 +124,11 @@ def test_stage_that_spark_starts_again_trains(tmp_path, backend):
         arguments = ("-c", LAUNCH, spec.model_dump_json())
         ended = run_python(*arguments, environment=cluster.environment(), timeout=600, cwd=cluster.private / "cwd")
         assert ended.returncode == 0, ended.stderr
+        assert re.search(FAILED_AT_START, ended.stderr), ended.stderr
         run = RunRef(run_id=ended.stdout.splitlines()[-1])
         assert logged_epochs(run, storage) == [0, 1]
         assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
         tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
-        assert tracking.RESTARTS_TAG not in tags
+        assert tags[tracking.RESTARTS_TAG] == "1"
         assert len((site / "started").read_text().splitlines()) == 4
     assert rank_processes(str(tmp_path)) == []

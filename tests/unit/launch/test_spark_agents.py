@@ -17,68 +17,60 @@ def make_agent(host: str, channel: Channel) -> Agent:
     return Agent(host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
 
 
-def test_agent_of_an_earlier_attempt_is_replaced_and_nothing_is_written_to_its_descriptor(tmp_path: Path) -> None:
-    """The descriptor of its connection may be another file's at once, which must get none of its beats."""
+def connect(connections: _Connections, number: int) -> tuple[socket.socket, socket.socket]:
+    """Connect an agent; return both ends."""
+    own, task = socket.socketpair()
+    connections.add(number, own)
+    return own, task
+
+
+def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Path) -> None:
+    """It may be another file's at once, which must get none of the beats."""
     connections = _Connections(make_agent)
-    first, first_task = socket.socketpair()
-    descriptor = first.fileno()
-    connections.add(0, "first", first)
-    second, second_task = socket.socketpair()
-    connections.add(0, "second", second)
-    opened = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
-    reused = os.dup2(opened, descriptor)
+    own, task = connect(connections, 0)
+    descriptor = own.fileno()
     (agent,) = connections.agents()
     hello = {"kind": "hello", "versions": {}, "address": "", "host": "", "machine": ""}
-    second_task.sendall(json.dumps(hello).encode() + b"\n")
+    task.sendall(json.dumps(hello).encode() + b"\n")
     agent.wait_until_ready(5)
     time.sleep(2.5)  # longer than the interval of beats
-    assert b"beat" in second_task.recv(1 << 16)
+    assert b"beat" in task.recv(1 << 16)
+    connections.close()
+    assert own.fileno() == -1
+    opened = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    reused = os.dup2(opened, descriptor)
+    time.sleep(2.5)
     assert (tmp_path / "file").read_bytes() == b""
-    assert first_task.recv(1) == b""
     for unused in {opened, reused}:
         os.close(unused)
+    task.close()
 
-    connections.close()
-    late, late_task = socket.socketpair()
-    connections.add(0, "second", late)
-    assert late_task.recv(1) == b""
+
+def test_connections_that_come_twice_or_late_are_closed() -> None:
+    """An agent that nobody reads would wait for a launcher that is silent."""
+    connections = _Connections(make_agent)
+    own, task = connect(connections, 0)
+    second, second_task = connect(connections, 0)
     assert second.fileno() == -1
-    for task in (first_task, second_task, late_task):
-        task.close()
+    assert second_task.recv(1) == b""
+    assert len(connections.agents()) == 1
+    connections.close()
+    late, late_task = connect(connections, 1)
+    assert late_task.recv(1) == b""
+    assert [own.fileno(), late.fileno()] == [-1, -1]
+    for one in (task, second_task, late_task):
+        one.close()
 
 
 def test_agent_that_has_ended_does_not_count() -> None:
-    """A task that failed has to connect again before the ranks start."""
+    """The ranks do not start without it."""
     connections = _Connections(make_agent)
-    first, first_task = socket.socketpair()
-    connections.add(1, "first", first)
+    _own, task = connect(connections, 1)
     (agent,) = connections.agents()
-    first_task.close()
+    task.close()
     deadline = time.monotonic() + 10
     while connections.agents():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert agent.has_ended
     connections.close()
-
-
-def test_agents_of_two_attempts_are_not_counted_together() -> None:
-    """An agent of the earlier attempt may still be connected, or connect only after one of the newer attempt."""
-    connections, tasks = _Connections(make_agent), []
-
-    def connect(number: int, attempt: str) -> socket.socket:
-        own, task = socket.socketpair()
-        connections.add(number, attempt, own)
-        tasks.append(task)
-        return own
-
-    earlier = connect(0, "first")
-    newer = connect(1, "second")
-    late = connect(0, "first")
-    assert len(connections.agents()) == 1
-    connect(0, "second")
-    assert len(connections.agents()) == 2
-    assert [own.fileno() == -1 for own in (earlier, newer, late)] == [True, False, True]
-    connections.close()
-    for task in tasks:
-        task.close()

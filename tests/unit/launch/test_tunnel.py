@@ -105,14 +105,14 @@ def test_agent_and_launcher_prove_that_they_have_the_secret(secret: str, accepte
 
         def greet() -> None:
             try:
-                greet_launcher(other, secret, 7, "first")
+                greet_launcher(other, secret, 7)
             except Exception as error:
                 failures.append(error)
 
         thread = threading.Thread(target=greet)
         thread.start()
         if accepted:
-            assert accept_agent(one, "secret") == (7, "first")
+            assert accept_agent(one, "secret") == 7
         else:
             with pytest.raises(PermissionError, match="does not have the secret of this training run"):
                 accept_agent(one, "secret")
