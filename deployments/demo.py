@@ -72,7 +72,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     own = options.source != BUILTIN_DIGITS
     weights = options.weights or "none"
     if weights not in {"none", "DEFAULT"}:
-        weights = str(Path(weights).expanduser().absolute())
+        weights = absolute_url(weights)
     frozen = weights != "none"
     return {
         "config": {

@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Crashed
 
 from tasks import tracking
 from tasks.config.storage import StorageConfig
-from tasks.errors import loggable
+from tasks.errors import join_names, loggable
 from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
 from tasks.storage import Storage, resolve_storage
@@ -113,10 +113,13 @@ def end_mlflow_runs(client: SyncPrefectClient, pool: str | None = None) -> None:
     thread = threading.Thread(target=end, name="end-mlflow-runs", daemon=True)
     thread.start()
     thread.join(MLFLOW_SECONDS)
-    if left:
-        where = f"{left[0]}, which has not answered in {MLFLOW_SECONDS:.0f} s"
-        others = f", and in {len(left) - 1} others" if len(left) > 1 else ""
-        print(f"MLflow runs of ended flow runs are not looked for in {where}{others}", flush=True)
+    if unseen := left.copy():  # The thread continues.
+        where = join_names(unseen[:1], len(unseen))
+        _print_unseen(where, f"no answer within {MLFLOW_SECONDS:.0f} s")
+
+
+def _print_unseen(where: str, reason: str) -> None:
+    print(f"MLflow runs of ended flow runs are not looked for in {where}: {reason}", flush=True)
 
 
 def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
@@ -132,10 +135,7 @@ def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
     try:
         ended = tracking.end_lost_runs(storage, status)
     except Exception as error:  # Of any driver of a database, for a URI that a user gave a run: flows can run without.
-        print(
-            f"MLflow runs of ended flow runs are not looked for in {storage.tracking_shown}: {loggable(error)}",
-            flush=True,
-        )
+        _print_unseen(storage.tracking_shown, loggable(error))
         return
     for run in ended:
         print(f"the MLflow run {run} is still running, but its flow run has ended: marked as ended", flush=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import filelock
 
-from tasks.errors import HostLost, RankStalled, loggable
-from tasks.launch.failures import RankFailed, RanksLost
+from tasks.errors import loggable
+from tasks.launch.failures import LOSSES, RankFailed, RanksLost
 from tasks.launch.protocol import EXIT_ENDED
 from tasks.launch.rank_process import RankProcess, first_failed
 from tasks.train.spec import TrainingSpec
@@ -34,7 +34,7 @@ def check_left(left: Mapping[int, int]) -> None:
         RankFailed: There are some. It is not retried.
     """
     loss = sys.exception()
-    if not left or not isinstance(loss, RanksLost | RankStalled | HostLost):
+    if not left or not isinstance(loss, LOSSES):
         return
     named = ", ".join(f"{rank} (process {process})" for rank, process in left.items())
     failure = RankFailed(

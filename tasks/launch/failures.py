@@ -1,5 +1,7 @@
 """Failures of ranks, as their launcher raises them."""
 
+from tasks.errors import HostLost, RankStalled
+
 
 class RankFailed(RuntimeError):
     """A rank failed, and the others were terminated.
@@ -13,6 +15,10 @@ class RankFailed(RuntimeError):
 
 class RanksLost(RankFailed):
     """A rank was ended by a signal, and the others were terminated; all may start again (`HostLost`: fewer may)."""
+
+
+LOSSES = (RanksLost, RankStalled, HostLost)
+"""Failures after which ranks may start again."""
 
 
 class Stopped(RuntimeError):

@@ -9,16 +9,14 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tasks.launch.key_values import BACKLOG
+
 WAIT_SECONDS = 1.0
 """Maximum time that a request waits for a key. Horovod's ranks ask for missing keys a hundred times per second, which
 would be most of the traffic of a launcher with many hosts."""
 
 REQUEST_SECONDS = 30.0
 """Time limit for reading a request."""
-
-
-BACKLOG = 4096
-"""Connections that wait to be accepted: all ranks connect at once. The system's own limit may be lower."""
 
 
 class KeyValueStore(ThreadingHTTPServer):

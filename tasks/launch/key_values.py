@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.launch.key_value_store import BACKLOG
+BACKLOG = 4096
+"""Connections that wait to be accepted: all ranks connect at once. The system's own limit may be lower."""
 
 MAX_LINE_BYTES = 16 << 20
 """Maximum length of a request; addresses have a few hundred bytes."""

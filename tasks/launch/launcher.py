@@ -37,8 +37,8 @@ SHUTDOWN_GRACE_SECONDS = 8.0
 """Seconds that ranks have after SIGTERM to write their checkpoint and exit before they get SIGKILL.
 
 A rank in a collective operation, for which another one is missing, sees no SIGTERM. All processes of a cancelled run
-have ended after 15 s, also on a busy machine, where a worker takes up to 3 s to see a cancellation. Prefect kills its
-own process 30 s after SIGTERM, and the state must be reported by then."""
+are to have ended after 15 s, of which the worker takes some to see the cancellation, more on a busy machine. Prefect
+kills its own process 30 s after SIGTERM, and the state must be reported by then."""
 
 FAILED_GRACE_SECONDS = 5.0
 """The same after a rank has failed, when the others wait for it in a step that never ends."""

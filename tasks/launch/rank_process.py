@@ -217,11 +217,19 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> dict[int, i
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             if here is None:
-                problem = "may still run: its host, or a driver or disk there, does not answer; the agent there ends it"
+                logger.warning(
+                    "rank %d has been killed and may still run: its host, or a driver or disk there, does not answer; "
+                    "the agent there ends it",
+                    rank.number,
+                )
             else:
                 left[rank.number] = here
-                problem = f"(process {here}) does not end: a driver or a disk does not answer, see `dmesg`"
-            logger.warning("rank %d has been killed and %s", rank.number, problem)
+                logger.warning(
+                    "rank %d (process %d) has been killed and does not end: a driver or a disk does not answer, see "
+                    "`dmesg`",
+                    rank.number,
+                    here,
+                )
     for rank in ranks:
         if rank.process.stdin is not None:
             rank.process.stdin.close()

@@ -187,10 +187,12 @@ class Agent:
         number = next(self._ids)
         self._channel.max_silent = REQUEST_SECONDS
         self._channel.send(kind, id=number, **fields)
-        answer = self._next_answer(kind, seconds)
-        while answer["id"] != number:  # The answer to a request that took too long.
+        try:
             answer = self._next_answer(kind, seconds)
-        self._channel.max_silent = SILENT_SECONDS
+            while answer["id"] != number:  # The answer to a request that took too long.
+                answer = self._next_answer(kind, seconds)
+        finally:
+            self._channel.max_silent = SILENT_SECONDS
         if answer.get("error"):
             raise WrongInput(f"host '{self.host}' cannot take part in training ({answer['error']}): correct that there")
         return answer

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from tasks.config.hosts import parse_hosts
-from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
-from tasks.launch.failures import RanksLost, Stopped
+from tasks.errors import HostLost, TimeLimitExceeded
+from tasks.launch.failures import LOSSES, Stopped
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
@@ -82,7 +82,7 @@ def train_with_restarts(
     while True:
         try:
             return attempt(spec)
-        except (RanksLost, RankStalled, HostLost) as loss:
+        except LOSSES as loss:
             restart += 1
             if restart > max_restarts:
                 loss.was_retried = max_restarts > 0

@@ -56,11 +56,12 @@ def gpus_per_run(settings: PoolSettings) -> int | None:
     None if runs of the pool choose none, or if the job variables of the deployment have a number.
     """
     with get_client(sync_client=True) as client:
-        if "gpus" in client.read_deployment_by_name(settings.deployment).job_variables:
-            return None
         template = client.read_work_pool(settings.work_pool).base_job_template
-    default = template.get("variables", {}).get("properties", {}).get("gpus", {}).get("default")
-    return default if isinstance(default, int) else None
+        default = template.get("variables", {}).get("properties", {}).get("gpus", {}).get("default")
+        if not isinstance(default, int):
+            return None
+        chosen = client.read_deployment_by_name(settings.deployment).job_variables
+    return None if "gpus" in chosen else default
 
 
 def live_workers(pool: str, group: str) -> int:

@@ -67,5 +67,5 @@ def test_tracking_servers_that_do_not_answer_do_not_keep_a_worker(
 
     end_with(monkeypatch, end)
     answered.set()
-    message = "are not looked for in http://server-1, which has not answered in 0 s, and in 1 others"
+    message = "are not looked for in http://server-1 and 1 more: no answer within 0 s"
     assert capsys.readouterr().out.splitlines()[0] == f"MLflow runs of ended flow runs {message}"

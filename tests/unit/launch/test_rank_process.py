@@ -91,7 +91,7 @@ def test_rank_that_outlives_its_kill_is_left(monkeypatch: pytest.MonkeyPatch, ca
     left = rank_process.terminate([rank_process.RankProcess(3, process)], 0.0)
     assert left == {3: 4711}
     assert process.signals == ["SIGTERM", "SIGKILL"]
-    assert "rank 3 has been killed and (process 4711) does not end" in caplog.text
+    assert "rank 3 (process 4711) has been killed and does not end" in caplog.text
 
 
 def fail_with(error: BaseException, left: dict[int, int]) -> None:
