@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -35,10 +36,10 @@ class CacheReadLock:
         except OSError as error:
             logger.debug("%s is read without a lock: %s", url, error)
 
-    def close(self) -> None:
-        """Release the lock."""
+    def close(self, close_file: Callable[[int], None] = os.close) -> None:
+        """Release the lock; `close_file` is bound here, since at the interpreter's exit `os` may be gone already."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            close_file(self._descriptor)
             self._descriptor = None
 
     def __enter__(self) -> Self:

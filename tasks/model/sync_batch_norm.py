@@ -121,7 +121,7 @@ def _moments(inputs: torch.Tensor, reducer: Reducer) -> tuple[torch.Tensor, torc
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         var_C, mean_C = torch.var_mean(inputs.to(dtype), dims, correction=0)
         mean_C, var_C = mean_C.double(), var_C.double()
-        sums = torch.cat([count * mean_C, count * (var_C + mean_C.square()), sums.new_tensor([count])])
+        sums = torch.cat([count * mean_C, count * (var_C + mean_C.square()), sums.new_full((1,), count)])
     summed = reducer.sum(sums)
     total = summed[-1]
     mean_C, squares_C = (summed[:-1] / total).chunk(2)

@@ -17,6 +17,9 @@ def normalize(images_BHWC: torch.Tensor) -> torch.Tensor:
         float32, shape (B, 3, H, W), in channels-last memory format, as the permutation copies nothing.
     """
     images_BCHW = images_BHWC.permute(0, 3, 1, 2).to(torch.float32, copy=True)
-    mean = images_BCHW.new_tensor(IMAGENET_MEAN).mul_(255).view(1, 3, 1, 1)
-    std = images_BCHW.new_tensor(IMAGENET_STD).mul_(255).view(1, 3, 1, 1)
-    return images_BCHW.sub_(mean).div_(std)
+    return images_BCHW.sub_(_per_channel(IMAGENET_MEAN, images_BCHW)).div_(_per_channel(IMAGENET_STD, images_BCHW))
+
+
+def _per_channel(values: tuple[float, ...], images_BCHW: torch.Tensor) -> torch.Tensor:
+    # Filled on the device: a tensor of numbers is copied to it, which on a GPU waits for everything before.
+    return torch.stack([images_BCHW.new_full((), value) for value in values]).mul_(255).view(1, -1, 1, 1)

@@ -95,5 +95,7 @@ def summed_loss(
         label_smoothing=settings.label_smoothing,
     )
     correct = (logits_BK.argmax(1) == labels_B).sum()
-    running.totals += torch.stack([losses_B.detach().sum(), correct, losses_B.new_tensor(len(labels_B))])
+    # Filled on the device: a tensor of numbers is copied to it, which on a GPU waits for everything before.
+    count = losses_B.new_full((), len(labels_B))
+    running.totals += torch.stack([losses_B.detach().sum(), correct, count])
     return losses_B.sum()

@@ -1,8 +1,7 @@
 """Throughput of training, cost of the training loop, and time outside of steps, beside peers.
 
 Peers in the same run: torchvision's reference loop on an ImageFolder, Lightning, and torch's bare forward, backward and
-step. Lightning is installed into its own environment, and left out without a network. With a GPU, its figures are
-added.
+step. Lightning is installed into its own environment, and left out without a network.
 
 Run: `make bench-train`, which then runs accuracy.py; BENCH_ARGS=--quick for fewer rounds and a shorter run.
 """
@@ -26,7 +25,6 @@ from tasks.environment import rank_environment
 from tests.benchmarks import train_data
 from tests.benchmarks.figures import Figure, medians, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, install_beside, log_file
-from tests.benchmarks.train_gpu import gpu_figures
 
 LIGHTNING = ("lightning>=2.5", "lightning-utilities", "torchmetrics", "pytorch-lightning")
 
@@ -207,7 +205,6 @@ def main() -> None:
         figures.append(loop_cost(15 if quick else 100, 3, images, full_network))
         figures.append(loop_cost(5 if quick else 30, 1000, torch.randn(32, 1280), head_alone))
         figures.append(time_outside(Path(scratch) / "noise", 60 if quick else 270))
-    figures += gpu_figures()
     write_figures("train", figures, note="median of rounds in turns; " + ("quick" if quick else "in full"))
 
 

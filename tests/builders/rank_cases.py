@@ -1,4 +1,4 @@
-"""Training of tiny networks in ranks of both backends, started once for all cases: rank_cases.py FOLDER [CASES]."""
+"""Training of tiny networks in ranks of both backends, once for all cases: rank_cases.py DEVICE FOLDER [CASES]."""
 
 import os
 import subprocess
@@ -23,6 +23,7 @@ from tasks.environment import rendezvous
 from tasks.errors import Diverged
 from tasks.launch.placement import place_here
 from tasks.launch.rendezvous import horovod_environments, torch_environments
+from tasks.model.device import make_deterministic
 from tasks.progress.activity import current, stepping
 from tasks.schema import TRAIN, VAL
 from tasks.train.averaging import WeightAverage
@@ -34,7 +35,7 @@ from tasks.train.step import StepSettings
 from tasks.train.step_callback import NullStepCallback
 from tests.builders.processes import ROOT
 
-CPU, NUM_CLASSES, EPOCHS = torch.device("cpu"), 3, 2
+NUM_CLASSES, EPOCHS = 3, 2
 BACKENDS = ("horovod", "torch")
 OTHER = {"horovod": "torch", "torch": "horovod"}
 TIMINGS = {"images_per_second", "data_wait_share", "train_seconds", "validation_seconds"}
@@ -160,11 +161,13 @@ class _InterruptAfter(NullStepCallback):
 class _Run:
     """State of a case, as in a new process."""
 
-    def __init__(self, case: Case, reducer: Reducer, num_ranks: int, folder: Path) -> None:
+    def __init__(self, case: Case, reducer: Reducer, num_ranks: int, folder: Path, device: str) -> None:
+        self._device = torch.device(device)
+        make_deterministic(self._device)
         torch.manual_seed(1 + reducer.rank)  # Rank 0's weights count.
         norm = [nn.BatchNorm2d(4)] if case.batch_norm else []
         layers = [nn.Conv2d(3, 4, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, NUM_CLASSES)]
-        self.model = _Network(*layers).double()
+        self.model = _Network(*layers).double().to(self._device)
         if case.is_compiled:
             torch.compiler.reset()  # The graphs of all cases count towards torch's limit.
             self.model.compile()
@@ -199,7 +202,7 @@ class _Run:
 
         loop = LoopSettings(
             lambda step: 0.1 / (1 + step),
-            CPU,
+            self._device,
             reducer,
             max_epochs=EPOCHS,
             monitor="val_loss",
@@ -230,7 +233,7 @@ class _Run:
         return {"state": self.model.state_dict(), "history": history}
 
 
-def run_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path) -> dict[str, Any]:
+def run_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path, device: str = "cpu") -> dict[str, Any]:
     """Train a case, and return its result, or the message of its error.
 
     Args:
@@ -238,26 +241,29 @@ def run_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path) -> dict
         reducer: The ranks, or a single process.
         num_ranks: Number of ranks, to whose rows those of a single process are equal.
         folder: Folder of its checkpoint.
+        device: Device of the model.
     """
-    run = _Run(case, reducer, num_ranks, folder)
+    run = _Run(case, reducer, num_ranks, folder, device)
     try:
         with suppress(Interrupted):
             run.train(case.interrupt_at)
             return run.result()
     except Diverged as diverged:
         return {"message": str(diverged), "rows": diverged.rows}
-    return resume_case(case, reducer, num_ranks, folder)
+    return resume_case(case, reducer, num_ranks, folder, device)
 
 
-def resume_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path) -> dict[str, Any]:
+def resume_case(case: Case, reducer: Reducer, num_ranks: int, folder: Path, device: str) -> dict[str, Any]:
     """Resume a case from its checkpoint, and return the result."""
     reducer.sum(torch.zeros(1))  # Rank 0 has written the checkpoint.
-    run = _Run(case, reducer, num_ranks, folder)
+    run = _Run(case, reducer, num_ranks, folder, device)
     run.train(name=next(folder.glob("step-*.pt")).name)
     return run.result()
 
 
-def start_ranks(num_ranks: int, folder: Path, names: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
+def start_ranks(
+    num_ranks: int, folder: Path, names: Sequence[str] = (), device: str = "cpu"
+) -> dict[str, list[dict[str, Any]]]:
     """Run cases in ranks of both backends; return the results of each backend and rank by case.
 
     Args:
@@ -265,6 +271,7 @@ def start_ranks(num_ranks: int, folder: Path, names: Sequence[str] = ()) -> dict
         folder: Folder to create, for results and checkpoints.
         names: Names of cases. Without names these are `CASES` and cases of their own: those that one backend interrupts
             and the other one resumes ("resumed_elsewhere"), waiting, and compressed gradients.
+        device: Device of the models; cuda only for a single rank, and with Horovod built for it.
     """
     folder.mkdir()
     with (
@@ -273,7 +280,7 @@ def start_ranks(num_ranks: int, folder: Path, names: Sequence[str] = ()) -> dict
     ):
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.builders.rank_cases", str(folder), *names],
+                [sys.executable, "-m", "tests.builders.rank_cases", device, str(folder), *names],
                 cwd=ROOT,
                 env=os.environ | environment | other | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
@@ -296,7 +303,7 @@ def start_ranks(num_ranks: int, folder: Path, names: Sequence[str] = ()) -> dict
     }
 
 
-def main(folder: Path, names: Sequence[str]) -> None:
+def main(device: str, folder: Path, names: Sequence[str]) -> None:
     """Run cases as one rank."""
     from tasks.launch.horovod_reducer import HorovodReducer
     from tasks.launch.torch_reducer import TorchReducer
@@ -307,17 +314,18 @@ def main(folder: Path, names: Sequence[str]) -> None:
     cases, results = CASES | COMPILED | NORMED, dict[str, dict[str, Any]]()
     for backend, reducer in reducers.items():
         results[backend] = {
-            name: run_case(cases[name], reducer, num_ranks, folder / f"{name}-{backend}") for name in names or CASES
+            name: run_case(cases[name], reducer, num_ranks, folder / f"{name}-{backend}", device)
+            for name in names or CASES
         }
     for backend, reducer in () if names else reducers.items():
         interrupted = folder / f"resumed-{OTHER[backend]}"
-        results[backend]["resumed_elsewhere"] = resume_case(CASES["resumed"], reducer, num_ranks, interrupted)
+        results[backend]["resumed_elsewhere"] = resume_case(CASES["resumed"], reducer, num_ranks, interrupted, device)
         results[backend]["waiting"] = {"kinds": kinds_of_waiting(reducer, folder)}
     for backend, reducer in reducers.items():
         if not names:
             # In place of another start with the setting.
             reducer._sent_type = torch.float16
-            results[backend]["compressed"] = run_case(CASES["plain"], reducer, num_ranks, folder / "compressed")
+            results[backend]["compressed"] = run_case(CASES["plain"], reducer, num_ranks, folder / "compressed", device)
         torch.save(results[backend], folder / f"{backend}-{rank}.pt")
     for reducer in reducers.values():
         reducer.shut_down()
@@ -357,6 +365,6 @@ def kinds_of_waiting(reducer: Reducer, folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     sys.stdout.flush()
     os._exit(0)

@@ -33,6 +33,9 @@ from tests.builders.processes import rank_processes
 from tests.builders.training_runs import SMALL, train, train_here, weights
 from tests.conftest import write_images
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Device of a training run in a single process, and of its model."""
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -87,7 +90,7 @@ def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
     classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
     # The logged model has the logged test accuracy.
-    again = evaluate(classifier._network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
+    again = evaluate(classifier._network, found.test_images(), 3, DEVICE, SingleProcess())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
     assert (metrics["temperature"], classifier.precision) == (classifier._network.temperature, "float32")
@@ -132,12 +135,10 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
     network = found.classifier()._network
-    alone = evaluate_in_detail(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate_in_detail(network, found.test_images(), 3, DEVICE, SingleProcess())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
-    plain = evaluate_in_detail(
-        serving_network(network, "float32", 1), found.test_images(), 3, torch.device("cpu"), SingleProcess()
-    )
+    plain = evaluate_in_detail(serving_network(network, "float32", 1), found.test_images(), 3, DEVICE, SingleProcess())
     assert metrics["test_calibration_error_uncalibrated"] == pytest.approx(plain.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few for a model without mistakes"
     table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
@@ -164,9 +165,11 @@ def test_traced_steps_are_an_artifact_of_the_run(cache, storage, tmp_path):
     run = train_here(cache, storage, None, trace_steps=2)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     with gzip.open(client.download_artifacts(run.run_id, "trace/phase-00.json.gz", str(tmp_path))) as file:
-        names = [event.get("name") for event in json.load(file)["traceEvents"]]
-    assert names.count("Optimizer.step#Adam.step") == 2
-    assert "aten::convolution" in names
+        events = json.load(file)["traceEvents"]
+    # A GPU's own timeline has each step once more.
+    steps = [event for event in events if event.get("cat") == "user_annotation" and "Adam.step" in event["name"]]
+    assert len(steps) == 2
+    assert "aten::convolution" in [event.get("name") for event in events]
 
 
 def test_two_ranks_count_every_image_once(finished):
@@ -176,7 +179,7 @@ def test_two_ranks_count_every_image_once(finished):
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(storage, found.runs[0])
     network = found.classifier()._network
-    alone = evaluate(network, found.test_images(), 3, torch.device("cpu"), SingleProcess())
+    alone = evaluate(network, found.test_images(), 3, DEVICE, SingleProcess())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)
@@ -250,6 +253,8 @@ def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
 def test_diverged_run_names_step_layer_and_images(cache, storage, num_ranks):
     """The run fails at once with a user error, which is not retried; without a table, images are named by row."""
     message = r"loss of epoch 0, step \d+ is nan.* comes from the layer 'network\..*: lower train.learning_rate.*"
+    if num_ranks is None and DEVICE.type == "cuda":
+        message = r"gradients of epoch 0, step \d+ .*non-finite.*: lower train.learning_rate.*"  # Checked less often.
     with pytest.raises(WrongInput, match=message + r"its images: rows \d+, .* of the split 'train' in the cache"):
         train_here(cache, storage, num_ranks, learning_rate=10.0, optimizer="sgd", max_epochs=20)
 

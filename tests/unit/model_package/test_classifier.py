@@ -237,7 +237,7 @@ def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> 
     expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
 
     save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64)
-    loaded = ImageClassifier.load(tmp_path / "model")
+    loaded = ImageClassifier.load(tmp_path / "model", CPU)
 
     assert (loaded.classes, loaded.image_size) == (CLASSES, 64)
     assert loaded.predict(contents) == expected
@@ -269,4 +269,4 @@ def test_model_with_frozen_backbone_is_loaded(tmp_path: Path) -> None:
 
     save_classifier(tmp_path, MODEL, frozen.state_dict(), CLASSES, SIDE)
 
-    assert ImageClassifier.load(tmp_path).predict([image(1)]) == expected
+    assert ImageClassifier.load(tmp_path, CPU).predict([image(1)]) == expected
