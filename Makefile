@@ -66,7 +66,7 @@ bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
 readme: setup  ## write the READMEs' trees from the docstrings, and their tables from what the benchmarks measured
 	@$(python) -m deployments.readme
 
-image:  ## build the CPU image and run the DAG's smallest case in it
+image:  ## build the CPU image, or with VARIANT=gpu the GPU image, and run the DAG's smallest case in it
 	@deployments/build_image.sh
 
 clean:  ## remove what runs wrote (not .venv)

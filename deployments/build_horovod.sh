@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build a patched Horovod wheel once, keep it in the user's cache, and install it into .venv.
 # The patches of the last release (0.28.1) are in deployments/patch_horovod.py.
-# HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs (needs nvcc); without it the wheel is for CPU tensors over Gloo.
+# HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs, on any machine; without it the wheel is for CPU tensors over Gloo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deployments/step.sh
@@ -30,8 +30,8 @@ stamp=.venv/.horovod-$key
 
 find_wheel() { find "$wheels" -maxdepth 1 -name 'horovod-*.whl' 2>/dev/null | head -n 1; }
 
-if [ "$variant" = nccl ] && ! command -v nvcc >/dev/null; then
-    echo "HOROVOD_GPU_OPERATIONS=NCCL needs nvcc, which is not on PATH: install the CUDA toolkit, or unset it for a CPU build" >&2
+if [ "$variant" != cpu ] && [ "$variant" != nccl ]; then
+    echo "HOROVOD_GPU_OPERATIONS is '$HOROVOD_GPU_OPERATIONS': set it to NCCL, or unset it for a CPU build" >&2
     exit 1
 fi
 
@@ -41,8 +41,27 @@ exec 9>"$wheels/.lock"
 flock 9
 wheel=$(find_wheel)
 
+# Use nvcc, CUDA and NCCL of the lock file, which are those that torch loads, and not of the machine, whose version may
+# differ. The packages lack some names that a toolkit has.
+use_cuda_packages() {
+    uv sync --quiet --locked --inexact --group build --group build-nccl
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia
+    ln -sfn lib "$packages/cu13/lib64"
+    ln -sf libcudart.so.13 "$packages/cu13/lib/libcudart.so"
+    ln -sf libnccl.so.2 "$packages/nccl/lib/libnccl.so"
+    PATH=$packages/cu13/bin:$PATH
+    export CUDA_HOME=$packages/cu13 HOROVOD_CUDA_HOME=$packages/cu13
+    export HOROVOD_NCCL_HOME=$packages/nccl HOROVOD_NCCL_LINK=SHARED
+    wanted=$("$python" -c 'import torch; print(torch.version.cuda)')
+    if ! nvcc --version | grep -F "release $wanted,"; then
+        echo "torch is built for CUDA $wanted: set the versions of the group build-nccl in pyproject.toml to it" >&2
+        return 1
+    fi
+}
+
 build_wheel() {
     uv sync --quiet --locked --inexact --group build
+    if [ "$variant" = nccl ]; then use_cuda_packages; fi
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     echo "horovod==$version --hash=sha256:$sdist_sha256" >"$work/requirements.txt"

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Build the CPU image, and run a minimal DAG in it.
-# The DAG runs as the image's own user and, where possible, without network access.
-# BASE=... sets the base image, IMAGE=... the image's name. Arguments are passed to the build: --network host, --pull ...
+# Build an image, and run a minimal DAG in it.
+# The DAG runs as the image's own user and, where possible, without network access. It needs no GPU.
+# VARIANT=gpu builds the GPU image in place of the CPU image; BASE=... sets the base image, IMAGE=... the image's name.
+# Arguments are passed to the build: --network host, --pull ...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-image=${IMAGE:-lakevision:cpu}
+variant=${VARIANT:-cpu}
+image=${IMAGE:-lakevision:$variant}
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() {
     printf 'build_image: %s\n' "$*" >&2
     exit 1
 }
+
+[ "$variant" = cpu ] || [ "$variant" = gpu ] || fail "VARIANT is '$variant': set it to cpu or gpu"
 
 if docker info >/dev/null 2>&1; then
     engine=docker
@@ -28,7 +32,7 @@ if [ -n "$commit" ] && [ -n "$(git status --porcelain)" ]; then
     commit=$commit-dirty
 fi
 
-build=(--file docker/Dockerfile.cpu --tag "$image" --build-arg "LAKEVISION_CODE_VERSION=$commit")
+build=(--file docker/Dockerfile.$variant --tag "$image" --build-arg "LAKEVISION_CODE_VERSION=$commit")
 [ -z "${BASE:-}" ] || build+=(--build-arg "BASE=$BASE")
 
 say "Building $image with $engine"
@@ -37,12 +41,12 @@ docker) DOCKER_BUILDKIT=1 docker build "${build[@]}" "$@" . ;;
 buildah) buildah build --layers --force-rm "${build[@]}" "$@" . ;;
 esac
 
-# Small images, random initial weights (no download), one epoch, two ranks: every stage of the DAG within minutes.
+# Small images, random initial weights (no download), one epoch, also in two ranks: every stage of the DAG within minutes.
 smallest=(
     python -m flows.pipeline
     --cache.image_size 16
     --train.model resnet18 --train.weights none --train.freeze_backbone false --train.max_epochs 1
-    --distributed.num_ranks 2
+    --train_on both --distributed.num_ranks 2
 )
 
 # Spark resolves its machine's host name; without a network, localhost is the only name that resolves.

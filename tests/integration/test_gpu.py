@@ -101,7 +101,7 @@ def test_killed_run_resumes_to_the_same_weights(storage, make_home, tmp_path, se
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_more_ranks_than_gpus_train_on_the_cpu_or_are_refused(storage, caplog, backend: str) -> None:
+def test_more_ranks_than_gpus_train_on_the_cpu_or_are_refused(storage, backend: str) -> None:
     """NCCL does not support two ranks on one GPU."""
     num_ranks = torch.cuda.device_count() + 1
     cache = coloured_cache(f"{storage.cache}/coloured")

@@ -1,9 +1,13 @@
 """The patches of Horovod's sources, and the key of the wheels that are built from them."""
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import torch
 
 from deployments.patch_horovod import PATCHES
 from tests.builders.processes import ROOT
@@ -55,3 +59,26 @@ def test_wheels_of_older_patches_are_not_used() -> None:
     assert "wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/" in setup
     for name in ("Dockerfile.cpu", "Dockerfile.gpu"):
         assert " deployments/patch_horovod.py " in (ROOT / "docker" / name).read_text()
+
+
+def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
+    """The build for GPUs takes nvcc from the lock file; another version may not compile torch's headers."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    versions = {package["name"]: package["version"] for package in lock["package"] if "version" in package}
+    assert torch.version.cuda is not None
+    for name in ("nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-cuda-runtime"):
+        assert versions[name].startswith(f"{torch.version.cuda}."), name
+
+
+def test_unknown_operations_are_refused() -> None:
+    """Horovod itself builds for CPU tensors then, and says nothing."""
+    done = subprocess.run(
+        ["deployments/build_horovod.sh"],
+        cwd=ROOT,
+        env=os.environ | {"HOROVOD_GPU_OPERATIONS": "MPI"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "HOROVOD_GPU_OPERATIONS is 'MPI': set it to NCCL, or unset it for a CPU build\n"
