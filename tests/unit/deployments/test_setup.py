@@ -4,8 +4,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from deployments.fetch_jars import DELTA_DIGESTS
 from tasks.spark.jvm import DELTA_JARS
@@ -182,3 +185,20 @@ with spark_session(SparkConfig(), resolve_storage(StorageConfig(home=sys.argv[1]
     assert done.returncode == 1
     refused = r"WrongInput: Delta's jars are not in '.*' \(delta-spark.*\): run 'make setup' once"
     assert re.search(refused, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.cpu", "Dockerfile.gpu"])
+def test_image_has_what_its_build_reads_when_it_fetches_jars(tmp_path: Path, name: str) -> None:
+    """Few files are in the image by then, so that an edited flow does not repeat the step."""
+    stage = (ROOT / "docker" / name).read_text().split(" AS build\n")[1].split("\nFROM ")[0]
+    for sources, target in re.findall(r"^COPY (.+) (\S+)$", stage, re.MULTILINE):
+        for pattern in sources.split():
+            for source in ROOT.glob(pattern):
+                copied = tmp_path / target / source.name if target.endswith("/") else tmp_path / target
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
+    program = "from deployments import fetch_jars; print(fetch_jars.__file__, len(fetch_jars.jars_of('s3a').digests))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    file, count = done.stdout.split()
+    assert (done.stderr, Path(file)) == ("", tmp_path / "deployments" / "fetch_jars.py")
+    assert int(count) > 1
