@@ -44,7 +44,7 @@ wheel=$(find_wheel)
 # Use nvcc, CUDA and NCCL of the lock file, which are those that torch loads, and not of the machine, whose version may
 # differ. The packages lack some names that a toolkit has.
 use_cuda_packages() {
-    uv sync --quiet --locked --inexact --group build --group build-nccl
+    uv sync --quiet --locked --inexact --group build-nccl
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia
     ln -sfn lib "$packages/cu13/lib64"
     ln -sf libcudart.so.13 "$packages/cu13/lib/libcudart.so"

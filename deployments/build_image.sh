@@ -32,7 +32,7 @@ if [ -n "$commit" ] && [ -n "$(git status --porcelain)" ]; then
     commit=$commit-dirty
 fi
 
-build=(--file docker/Dockerfile.$variant --tag "$image" --build-arg "LAKEVISION_CODE_VERSION=$commit")
+build=(--file "docker/Dockerfile.$variant" --tag "$image" --build-arg "LAKEVISION_CODE_VERSION=$commit")
 [ -z "${BASE:-}" ] || build+=(--build-arg "BASE=$BASE")
 
 say "Building $image with $engine"

@@ -3,7 +3,7 @@
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -25,28 +25,26 @@ class CacheReadLock:
     """
 
     def __init__(self, url: str) -> None:
-        self._descriptor: int | None = None
+        self._release: weakref.finalize[[int], CacheReadLock] | None = None
         file = lock_file(url)
         if file is None or not file.parent.is_dir():
             return
         try:
-            self._descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Not `__del__`, which at the interpreter's exit may find that `os` is gone.
+            self._release = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
             os.utime(file)
         except OSError as error:
             logger.debug("%s is read without a lock: %s", url, error)
 
-    def close(self, close_file: Callable[[int], None] = os.close) -> None:
-        """Release the lock; `close_file` is bound here, since at the interpreter's exit `os` may be gone already."""
-        if self._descriptor is not None:
-            close_file(self._descriptor)
-            self._descriptor = None
+    def close(self) -> None:
+        """Release the lock."""
+        if self._release is not None:
+            self._release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()

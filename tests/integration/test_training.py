@@ -23,6 +23,7 @@ from tasks.collectives import SingleProcess
 from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
+from tasks.model.device import choose_device
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
@@ -33,7 +34,7 @@ from tests.builders.processes import rank_processes
 from tests.builders.training_runs import SMALL, train, train_here, weights
 from tests.conftest import write_images
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = choose_device("auto", 0)
 """Device of a training run in a single process, and of its model."""
 
 

@@ -71,7 +71,7 @@ def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
 
 
 def test_unknown_operations_are_refused() -> None:
-    """Horovod itself builds for CPU tensors then, and says nothing."""
+    """Only NCCL is built for GPUs."""
     done = subprocess.run(
         ["deployments/build_horovod.sh"],
         cwd=ROOT,
