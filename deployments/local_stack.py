@@ -87,10 +87,8 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
         # Workers start while the deployments are registered; the pools exist before both.
         stack.wait_for("/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
-            command = prefect_command(
-                "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-worker"
-            )
-            stack.start(f"worker-{pool}", command)
+            worker = ["start", "--pool", pool, "--type", "process", "--name", f"{pool}-worker"]
+            stack.start(f"worker-{pool}", [sys.executable, "-m", "deployments.prefect_worker", *worker])
         stack.finish("register")
         if mlflow_port is not None:
             stack.start_mlflow_ui()
