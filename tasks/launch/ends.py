@@ -20,8 +20,12 @@ logger = logging.getLogger("lakevision.ranks")
 FAILED_SECONDS = 1.0
 """Seconds between the first failure of a rank and the end of all, in which its cause may show in another rank."""
 
-TRACKING_SECONDS = 5.0
-"""Maximum seconds for setting the state of a killed rank's MLflow run; the tracking server may not answer."""
+TRACKING_SECONDS, LEAST_TRACKING_SECONDS = 10.0, 2.0
+"""Seconds after the ranks were told to end until which the state of their MLflow run is set, and the least for it.
+
+The tracking server may not answer. Ranks that had to be killed have taken 8 s, and this process takes a few to exit on
+a busy machine. All processes of a cancelled run are to have ended after 15 s.
+"""
 
 
 def check_left(left: Mapping[int, int]) -> None:
@@ -70,11 +74,15 @@ def check_ends(ranks: list[RankProcess], *, wait: bool = True) -> None:
     raise kind(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
 
 
-def end_killed_run(spec: TrainingSpec) -> None:
+def end_killed_run(spec: TrainingSpec, told_at: float) -> None:
     """Set the state of the MLflow run that killed ranks left as running; the caller holds the launch lock.
 
     An outage of the tracking server neither delays the end nor hides its cause: the next start of the training run
     sets the state.
+
+    Args:
+        spec: The training run.
+        told_at: When the ranks were told to end, on the monotonic clock.
     """
 
     def end() -> None:
@@ -93,6 +101,6 @@ def end_killed_run(spec: TrainingSpec) -> None:
 
     thread = threading.Thread(target=end, name="end-killed-run", daemon=True)
     thread.start()
-    thread.join(TRACKING_SECONDS)
+    thread.join(max(LEAST_TRACKING_SECONDS, told_at + TRACKING_SECONDS - time.monotonic()))
     if thread.is_alive():
         logger.warning("the MLflow run is left as running: '%s' does not answer", spec.storage.tracking_shown)

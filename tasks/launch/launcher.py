@@ -184,12 +184,15 @@ def _train(
                     )
             check_ends(ranks, wait=False)
         finally:
+            told_at = time.monotonic()
+            if any(rank.process.poll() is None for rank in ranks):
+                _load_tracking()
             # If no rank has failed, they write a checkpoint together and exit.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             stalled = isinstance(sys.exception(), RankStalled)
             left = terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
             if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
-                end_killed_run(spec)
+                end_killed_run(spec, told_at)
             check_left(left)
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
@@ -198,7 +201,7 @@ def _train(
 
 @functools.cache
 def _load_tracking() -> None:
-    """Load MLflow in a thread: not before the ranks start, and before one is killed, when there is little time."""
+    """Load MLflow in a thread: not before the ranks start, and before they are killed, when there is little time."""
     threading.Thread(target=import_module, args=("tasks.tracking",), name="load-tracking", daemon=True).start()
 
 

@@ -33,6 +33,9 @@ CHECKPOINT_SECONDS = 86_400
 SAVES: list[Callable[[], None]] = []
 """The function that writes a checkpoint, of kinds that have one; it is measured after each round."""
 
+WATCHES: list[Callable[[], float]] = []
+"""The functions that return the seconds spent on the watchdog and the agreements so far, of kinds that have them."""
+
 Run = Callable[[], None]
 """A function that trains the steps of a round."""
 
@@ -78,6 +81,20 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
     from tasks.train.progress import Progress
     from tasks.train.step_callback import NullStepCallback, StepCallback
 
+    class Timed(StepCallback):
+        """The callback between two steps, with the time that it takes, waiting for other ranks included."""
+
+        total = 0.0
+
+        def after_step(self) -> bool:
+            began = time.perf_counter()
+            is_over = super().after_step()
+            self.total += time.perf_counter() - began
+            return is_over
+
+        def seconds(self) -> float:
+            return self.total
+
     reducer: Reducer = SingleProcess()
     if backend:
         settings = {"backend": backend, "gradient_compression": compression}
@@ -110,7 +127,8 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
                 checkpoints.save(collected, progress, "run")
 
         SAVES.append(save)
-        callback = StepCallback(reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf"))
+        callback = Timed(reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf"))
+        WATCHES.extend((callback.seconds, activity_seconds))
     loop = LoopSettings(
         lambda step: LEARNING_RATE,
         torch.device("cpu"),
@@ -121,6 +139,13 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
         step_callback=callback,
     )
     return lambda: (train_one_epoch(classifier, Memory(), optimizer, loop, 0), None)[1]
+
+
+def activity_seconds() -> float:
+    """Return the CPU seconds so far of the thread that reports the activity."""
+    (thread,) = (each for each in threading.enumerate() if each.name == "activity")
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def bare(model: str, *, distributed: bool) -> Run:
@@ -167,14 +192,16 @@ def main() -> None:
     run = KINDS[kind](model, Path(sys.argv[2]))
     run()  # Warm-up: the first allocations and connections.
     for _line in sys.stdin:
+        watched = sum(watch() for watch in WATCHES)
         began = time.perf_counter()
         run()
         seconds = time.perf_counter() - began
+        watching = sum(watch() for watch in WATCHES) - watched
         began = time.perf_counter()
         for save in SAVES:
             save()
         saving = time.perf_counter() - began
-        answer = {"images": STEPS[model] * BATCHES[model], "seconds": seconds, "saving": saving}
+        answer = {"images": STEPS[model] * BATCHES[model], "seconds": seconds, "saving": saving, "watching": watching}
         print(json.dumps(answer), file=answers, flush=True)
     sys.stderr.flush()
     os._exit(0)  # All ranks end at once: none waits for another one's farewell.
