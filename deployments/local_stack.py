@@ -31,11 +31,6 @@ def port_setting(name: str, default: int) -> int:
     return int(given)
 
 
-def prefect_command(*arguments: str) -> list[str]:
-    """Return the command that runs Prefect's CLI with this interpreter."""
-    return [sys.executable, "-m", "prefect", *arguments]
-
-
 def _lock_home(home: Path) -> filelock.BaseFileLock:
     """Acquire the exclusive lock of a home until this process ends.
 
@@ -87,8 +82,8 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
         # Workers start while the deployments are registered; the pools exist before both.
         stack.wait_for("/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
-            worker = ["start", "--pool", pool, "--type", "process", "--name", f"{pool}-worker"]
-            stack.start(f"worker-{pool}", [sys.executable, "-m", "deployments.prefect_worker", *worker])
+            worker = ["deployments.prefect_worker", "--pool", pool, "--name", f"{pool}-worker"]
+            stack.start(f"worker-{pool}", [sys.executable, "-m", *worker])
         stack.finish("register")
         if mlflow_port is not None:
             stack.start_mlflow_ui()

@@ -1,4 +1,4 @@
-"""Prefect's CLI for workers of process pools, whose flow runs end with them: prefect_worker start --pool POOL [...].
+"""Prefect's worker of a process pool, whose flow runs end with it: prefect_worker --pool POOL [OPTIONS].
 
 Otherwise a run whose worker is killed ends only when it next writes output, to a pipe that nobody reads any more. A run
 that is quiet never does.
@@ -15,12 +15,12 @@ RUN_PYTHON = Path(__file__).with_name("end_with_worker.sh")
 
 
 def main() -> None:
-    """Run `prefect worker` with the arguments of this process."""
+    """Run `prefect worker start` with the arguments of this process."""
     if sys.platform == "linux" and shutil.which("setpriv"):  # of util-linux; macOS has no such signal
         os.environ["LAKEVISION_WORKER_PYTHON"] = sys.executable
         # Prefect builds the command of a run from it, and has no setting that keeps the rest of that command.
         sys.executable = str(RUN_PYTHON)
-    sys.argv = ["prefect", "worker", *sys.argv[1:]]
+    sys.argv = ["prefect", "worker", "start", "--type", "process", *sys.argv[1:]]
     runpy.run_module("prefect", run_name="__main__")
 
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
         wait_for_server(client)
         end_lost_runs(client, options.pool, name)
         end_mlflow_runs(client, options.pool)
-    start = ["-m", "deployments.prefect_worker", "start", "--pool", options.pool, "--type", "process", "--name", name]
+    start = ["-m", "deployments.prefect_worker", "--pool", options.pool, "--name", name]
     os.execve(sys.executable, [sys.executable, *start, *passed_on], environment)  # noqa: S606  # no shell: the arguments are given here
 
 

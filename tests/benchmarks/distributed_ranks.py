@@ -92,9 +92,6 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
             self.total += time.perf_counter() - began
             return is_over
 
-        def seconds(self) -> float:
-            return self.total
-
     reducer: Reducer = SingleProcess()
     if backend:
         settings = {"backend": backend, "gradient_compression": compression}
@@ -127,8 +124,10 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
                 checkpoints.save(collected, progress, "run")
 
         SAVES.append(save)
-        callback = Timed(reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf"))
-        WATCHES.extend((callback.seconds, activity_seconds))
+        callback = timed = Timed(
+            reducer, save, checkpoint_seconds=CHECKPOINT_SECONDS, seconds_left=lambda: float("inf")
+        )
+        WATCHES.extend((lambda: timed.total, activity_seconds))
     loop = LoopSettings(
         lambda step: LEARNING_RATE,
         torch.device("cpu"),

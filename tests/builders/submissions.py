@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
 
-from deployments.local_stack import prefect_command
 from deployments.stack_processes import SERVER, LocalStack
 from tests.builders.processes import ROOT, free_port, run_python
 from tests.builders.waiting_flow import DEPLOY, SUBMIT
@@ -38,6 +37,11 @@ def run_code(stack: LocalStack, code: str) -> list[str]:
     done = run_python("-c", code, environment=stack.environment, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def prefect_command(*arguments: str) -> list[str]:
+    """Return the command that runs Prefect's CLI with this interpreter."""
+    return [sys.executable, "-m", "prefect", *arguments]
 
 
 def start_worker(stack: LocalStack, *, ends_lost_runs: bool = False) -> "subprocess.Popen[bytes]":

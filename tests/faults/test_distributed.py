@@ -14,7 +14,6 @@ import pytest
 import torch
 from prefect.states import Cancelling
 
-from deployments.local_stack import prefect_command
 from deployments.stack_processes import LocalStack
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
@@ -31,6 +30,7 @@ from tests.builders.submissions import (
     client_of,
     end_worker,
     kill_server,
+    prefect_command,
     restart_server,
     start_worker,
     wait_until,

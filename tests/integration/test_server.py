@@ -19,7 +19,6 @@ from prefect.client.schemas.filters import LogFilter
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from deployments.local_stack import prefect_command
 from deployments.login import OWN_STRING, authorization
 from deployments.ports import listen
 from deployments.stack_mark import STACK_MARK
@@ -33,7 +32,7 @@ from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 from tests.builders.streams import stream
-from tests.builders.submissions import client_of
+from tests.builders.submissions import client_of, prefect_command
 from tests.builders.untrained_model import log_run
 
 
