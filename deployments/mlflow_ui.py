@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     add_address(parser, MLFLOW_PORT)
     options = parser.parse_args(arguments)
     hosts = host_names(options)
-    home = lakevision_home()
     try:
+        home = lakevision_home()
         # Before MLflow is imported and its database is created, which takes seconds.
         listening = listening_socket(options, "the MLflow UI")
         # Removed from the environment, so that child processes do not inherit it.

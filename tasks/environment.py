@@ -6,6 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from tasks.paths import expand_user
+
 MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
 
@@ -15,15 +17,23 @@ SPARK_SECRET = "_SPARK_AUTH_SECRET"  # noqa: S105  # the name of a variable
 
 
 def lakevision_home() -> Path:
-    """Return the folder for all output of a run: $LAKEVISION_HOME, or ./.lakevision."""
-    return Path(os.environ.get("LAKEVISION_HOME") or ".lakevision").expanduser().absolute()
+    """Return the folder for all output of a run: $LAKEVISION_HOME, or ./.lakevision.
+
+    Raises:
+        WrongInput: As `expand_user`.
+    """
+    return expand_user(Path(os.environ.get("LAKEVISION_HOME") or ".lakevision")).absolute()
 
 
 def download_cache() -> Path:
-    """Return the cache of the set-up's downloads and builds: $LAKEVISION_CACHE, or lakevision in XDG's cache."""
+    """Return the cache of the set-up's downloads and builds: $LAKEVISION_CACHE, or lakevision in XDG's cache.
+
+    Raises:
+        WrongInput: As `expand_user`.
+    """
     if chosen := os.environ.get("LAKEVISION_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lakevision"
+        return expand_user(Path(chosen)).absolute()
+    return expand_user(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "lakevision"
 
 
 def s3_endpoint() -> str | None:

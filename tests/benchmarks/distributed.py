@@ -114,9 +114,10 @@ def measure(
         for kind in kinds:
             ranks[kind] = Ranks(kind, model, folder, log, stack)
             ranks[kind].speed()  # Warmed up, and stopped, before the next ones start.
-        for _ in range(num_rounds):
-            for kind, each in ranks.items():
-                speeds[kind].append(each.speed())
+        for number in range(num_rounds):
+            # To and fro: a machine that becomes faster or slower within a round favours no kind.
+            for kind in kinds if number % 2 == 0 else reversed(kinds):
+                speeds[kind].append(ranks[kind].speed())
             print(", ".join(f"{kind} {found[-1]:.1f}" for kind, found in speeds.items()), "images/s", flush=True)
     return speeds, ranks
 

@@ -13,6 +13,7 @@ from tasks.environment import (
     mlflow_page,
     rank_environment,
 )
+from tasks.errors import WrongInput
 from tasks.text.markup import markdown_link
 
 
@@ -33,6 +34,10 @@ def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("LAKEVISION_HOME", "~/runs")
     assert lakevision_home() == Path("/home/someone/runs")
+
+    monkeypatch.setenv("LAKEVISION_HOME", "~no-such-user/runs")
+    with pytest.raises(WrongInput, match=r"'~no-such-user/runs' is in the home of the user 'no-such-user', whom this"):
+        lakevision_home()
 
 
 def test_empty_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
