@@ -5,10 +5,27 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
+import psutil
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
 
 from deployments.register import wait_for_server
+
+
+def running_worker(name: str) -> int | None:
+    """Return the process id of a worker of this name on this machine, for the same server, or None."""
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if "deployments.prefect_worker" not in words or ("--name", name) not in pairwise(words):
+                continue
+            if process.environ().get("PREFECT_API_URL") == PREFECT_API_URL.value():
+                return int(process.pid)
+        except psutil.Error:
+            continue  # it has ended, or is another user's
+    return None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,9 +36,13 @@ def main(arguments: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool")
-    options, passed_on = parser.parse_known_args(arguments)
     # The same after a restart, so that the predecessor does not count as another worker for minutes.
-    name = f"{options.pool}-{socket.gethostname()}"
+    parser.add_argument("--name", help="name of the worker, by default that of the pool and of the machine")
+    options, passed_on = parser.parse_known_args(arguments)
+    name = options.name or f"{options.pool}-{socket.gethostname()}"
+    if (process := running_worker(name)) is not None:
+        # It would not count as another worker, and runs that it has just taken would be ended as lost.
+        sys.exit(f"the worker '{name}' runs here already, as process {process}: give another one its own --name")
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         end_lost_runs(client, options.pool, name)

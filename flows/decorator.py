@@ -17,6 +17,7 @@ from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
 from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled
+from tasks.cancellation.watch import ended_once, watched_cancellation
 from tasks.config.storage import StorageConfig
 from tasks.errors import UserError, WrongInput, explain
 from tasks.orchestration.failure import shorten_logs, without_secrets
@@ -107,13 +108,15 @@ def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Ca
     """Wrap the function of a flow so that the run's page shows why it failed, or that it was cancelled."""
 
     @wraps(function)
+    @ended_once()
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         shorten_logs(is_being_cancelled)  # Nothing of this project runs earlier in the run's process.
         try:
             note_host()
             # Here and not by Prefect, which would fail the run without calling this: wrong values are explained, too.
             validated = wrapped_flow.validate_parameters(get_call_parameters(function, args, kwargs))
-            return function(**validated)  # type: ignore[call-arg]  # P does not name its parameters
+            with watched_cancellation():
+                return function(**validated)  # type: ignore[call-arg]  # P does not name its parameters
         except TerminationSignal:
             finish_cancellation()
             raise

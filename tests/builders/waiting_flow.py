@@ -4,10 +4,10 @@ import os
 import time
 from pathlib import Path
 
-from prefect import flow
+from flows.decorator import dag_flow
 
 
-@flow
+@dag_flow("waiting")
 def waiting(folder: str, seconds: float) -> None:
     """Write the id of the process to the folder, and wait until the time is over or the folder has a file `end`."""
     Path(folder, f"{os.getpid()}.pid").touch()

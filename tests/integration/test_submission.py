@@ -1,14 +1,17 @@
 """Runs that are submitted to a work pool, while server, worker and machine fail."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.stack_processes import LocalStack
+from tests.builders.processes import run_python
 from tests.builders.submissions import (
     WAIT_SECONDS,
     end_worker,
@@ -55,13 +58,41 @@ def test_outage_of_the_server_is_waited_out(stack: LocalStack, tmp_path: Path) -
     assert states(stack) == {submitted_name(printed): "COMPLETED"}
 
 
+def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStack, tmp_path: Path) -> None:
+    """After an outage, Prefect's worker may look for cancellations late or never; here it is stopped."""
+    worker = start_worker(stack)
+    submitter = start_submitter(stack, tmp_path / "unseen", 3600)
+    process = process_of(tmp_path / "unseen")
+    worker.send_signal(signal.SIGSTOP)
+    cancel = """
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelling
+with get_client(sync_client=True) as client:
+    for run in client.read_flow_runs():
+        if run.deployment_id and run.state.is_running():
+            client.set_flow_run_state(run.id, Cancelling())
+"""
+    run_code(stack, cancel)
+    began = time.monotonic()
+    while process.status() != psutil.STATUS_ZOMBIE:  # its parent, the worker, is stopped
+        assert time.monotonic() - began < LIMIT_SECONDS
+        time.sleep(0.2)
+    printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
+    assert states(stack)[submitted_name(printed)] == "CANCELLED"
+    worker.send_signal(signal.SIGCONT)
+    end_worker(stack, worker)
+    assert states(stack)[submitted_name(printed)] == "CANCELLED"
+
+
 @pytest.mark.timeout(900)
 def test_run_whose_worker_is_killed_ends_is_lost_and_frees_its_slot(stack: LocalStack, tmp_path: Path) -> None:
     """Its process ends, although it writes nothing. The error says why; the pool's only slot goes to the next run."""
     worker = start_worker(stack, ends_lost_runs=True)
     submitter = start_submitter(stack, tmp_path / "lost", 3600, heartbeat_timeout_seconds=60)
     process = process_of(tmp_path / "lost")
-    time.sleep(5)  # the first heartbeat is on its way to the server
+    # The import of the second worker takes a while, in which the first heartbeat reaches the server.
+    second = run_python("-m", "deployments.worker", "--pool", "gpu", environment=stack.environment, timeout=120)
+    assert re.search(rf"^the worker 'gpu-.*' runs here already, as process {worker.pid}: give", second.stderr)
     os.killpg(worker.pid, signal.SIGKILL)
     end_worker(stack, worker)
     process.wait(timeout=LIMIT_SECONDS)
