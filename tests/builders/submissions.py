@@ -44,12 +44,25 @@ def prefect_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "prefect", *arguments]
 
 
-def start_worker(stack: LocalStack, *, ends_lost_runs: bool = False) -> "subprocess.Popen[bytes]":
-    """Start a worker of the pool `gpu`: Prefect's own, or ours, which first ends the runs that its predecessor left."""
-    command = prefect_command("worker", "start", "--pool", "gpu", "--type", "process")
+def worker_command(pool: str, *options: str) -> list[str]:
+    """Return the command of a worker of a process pool, as `make up` starts it."""
+    return [sys.executable, "-m", "deployments.prefect_worker", "--pool", pool, *options]
+
+
+def start_worker(
+    stack: LocalStack, *, ends_lost_runs: bool = False, client_retries: int = 5
+) -> "subprocess.Popen[bytes]":
+    """Start a worker of the pool `gpu`; with `ends_lost_runs`, it first ends the runs that its predecessor left.
+
+    Args:
+        stack: The server.
+        ends_lost_runs: Whether to end them.
+        client_retries: Number of retries of each request, also of its runs.
+    """
+    command = worker_command("gpu")
     if ends_lost_runs:
         command = [sys.executable, "-m", "deployments.worker", "--pool", "gpu"]
-    stack.start("worker-gpu", command)
+    stack.start("worker-gpu", ["env", f"PREFECT_CLIENT_MAX_RETRIES={client_retries}", *command])
     return next(process for name, process in reversed(stack._processes) if name == "worker-gpu")
 
 

@@ -32,7 +32,7 @@ from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 from tests.builders.streams import stream
-from tests.builders.submissions import client_of, prefect_command
+from tests.builders.submissions import client_of, worker_command
 from tests.builders.untrained_model import log_run
 
 
@@ -73,7 +73,7 @@ def submit(stack: LocalStack, code: str) -> subprocess.CompletedProcess:
 @contextmanager
 def gpu_worker(stack: LocalStack) -> Iterator[None]:
     """Run a worker of the pool `gpu` until the block ends."""
-    stack.start("worker-gpu", prefect_command("worker", "start", "--pool", "gpu", "--type", "process", "--name", "gpu"))
+    stack.start("worker-gpu", worker_command("gpu", "--name", "gpu"))
     worker = dict(stack._processes)["worker-gpu"]
     try:
         yield
@@ -513,7 +513,7 @@ with get_client(sync_client=True) as client:
     print([record.message for record in logs if record.level >= 40])
 """
     before = set(marked(stack))
-    stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
+    stack.start("worker-cpu", worker_command("cpu"))
     worker = dict(stack._processes)["worker-cpu"]
     try:
         with ThreadPoolExecutor(1) as pool, caplog.at_level("INFO", "lakevision.locks"):
@@ -678,7 +678,7 @@ with get_client(sync_client=True) as client:
 
 def test_ended_stack_leaves_no_process(stack):  # the last test that uses the stack
     """A process that leads its own session is found by the stack's mark, and the port is free."""
-    stack.start("worker-cpu", prefect_command("worker", "start", "--pool", "cpu", "--type", "process"))
+    stack.start("worker-cpu", worker_command("cpu"))
     stray = subprocess.Popen(["sleep", "600"], env=stack.environment, start_new_session=True)
     # The environment of a process is readable a moment after its start.
     deadline = time.monotonic() + 10
