@@ -72,6 +72,8 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
         message = json.loads(line)
     except ValueError:
         message = None
-    if not isinstance(message, dict) or not {"own", "proof"} & message.keys():
-        raise PermissionError("the other end of the connection is not an agent or a launcher")
-    return {"own": "", "proof": "", "number": -1} | message
+    if isinstance(message, dict) and {"own", "proof"} & message.keys():
+        given = {"own": "", "proof": "", "number": -1} | message
+        if isinstance(given["number"], int):
+            return given
+    raise PermissionError("the other end of the connection is not an agent or a launcher")

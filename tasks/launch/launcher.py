@@ -87,12 +87,12 @@ def launch_ranks(
     lock_path.parent.mkdir(parents=True, exist_ok=True)
     # A second process with the same run waits here, before its ranks start, and then finds the run finished.
     lock = filelock.FileLock(lock_path)
+    deadline = Deadline(spec.train.timeout_seconds)  # One for all waits, here and for GPUs, and for training.
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another process is training the same run: waiting for its result")
         _wait_for_lock(lock, spec.train.timeout_seconds, stop)
-    deadline = Deadline(spec.train.timeout_seconds)
     try:
         with gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
             return train_with_restarts(

@@ -119,3 +119,15 @@ def test_agent_and_launcher_prove_that_they_have_the_secret(secret: str, accepte
             one.close()
         thread.join(timeout=60)
         assert [type(error) for error in failures] == ([] if accepted else [ConnectionError])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]\n", b"no JSON\n", b'{"own": "1", "number": null}\n', b'{"own": "1", "number": []}\n']
+)
+def test_program_that_is_no_agent_is_refused(answer: bytes) -> None:
+    """The launcher handles PermissionError: it closes the connection."""
+    one, other = socket.socketpair()
+    with closing(one), closing(other):
+        other.sendall(answer)
+        with pytest.raises(PermissionError, match="is not an agent or a launcher"):
+            accept_agent(one, "secret")
