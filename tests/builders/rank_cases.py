@@ -22,6 +22,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import Diverged
 from tasks.launch.placement import place_here
+from tasks.launch.rank import make_reducer
 from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tasks.model.device import make_deterministic
 from tasks.progress.activity import current, stepping
@@ -303,14 +304,29 @@ def start_ranks(
     }
 
 
-def main(device: str, folder: Path, names: Sequence[str]) -> None:
-    """Run cases as one rank."""
+def make_reducers() -> dict[str, Any]:
+    """Return a reducer of each backend: several ranks as a training run with compressed gradients makes them."""
     from tasks.launch.horovod_reducer import HorovodReducer
     from tasks.launch.torch_reducer import TorchReducer
 
-    timeout = DistributedConfig().stall_timeout_seconds
-    reducers = {"horovod": HorovodReducer(), "torch": TorchReducer(rendezvous(), timeout)}
-    num_ranks, rank = reducers["torch"].num_ranks, reducers["torch"].rank
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    if num_ranks == 1:  # For which a training run makes none.
+        return {"horovod": HorovodReducer(), "torch": TorchReducer(rendezvous(), START_SECONDS)}
+    horovod = make_reducer(num_ranks, DistributedConfig(backend="horovod", gradient_compression="fp16"))
+    other = make_reducer(num_ranks, DistributedConfig(backend="torch", gradient_compression="bf16"))
+    assert isinstance(horovod, HorovodReducer)
+    assert isinstance(other, TorchReducer)
+    return {"horovod": horovod, "torch": other}
+
+
+def main(device: str, folder: Path, names: Sequence[str]) -> None:
+    """Run cases as one rank."""
+    reducers, num_ranks = make_reducers(), int(os.environ["WORLD_SIZE"])
+    # Of the setting, which the case "compressed" has alone, in place of another start.
+    sent_types = {backend: reducer._sent_type for backend, reducer in reducers.items()}
+    for reducer in reducers.values():
+        reducer._sent_type = None
+    rank = reducers["torch"].rank
     cases, results = CASES | COMPILED | NORMED, dict[str, dict[str, Any]]()
     for backend, reducer in reducers.items():
         results[backend] = {
@@ -323,9 +339,10 @@ def main(device: str, folder: Path, names: Sequence[str]) -> None:
         results[backend]["waiting"] = {"kinds": kinds_of_waiting(reducer, folder)}
     for backend, reducer in reducers.items():
         if not names:
-            # In place of another start with the setting.
-            reducer._sent_type = torch.float16
-            results[backend]["compressed"] = run_case(CASES["plain"], reducer, num_ranks, folder / "compressed", device)
+            for sent in dict.fromkeys((torch.float16, sent_types[backend])) if num_ranks > 1 else ():
+                reducer._sent_type = sent
+                name = f"compressed as {sent}"
+                results[backend][name] = run_case(CASES["plain"], reducer, num_ranks, folder / name, device)
         torch.save(results[backend], folder / f"{backend}-{rank}.pt")
     for reducer in reducers.values():
         reducer.shut_down()

@@ -85,12 +85,14 @@ def test_rank_that_waits_in_its_backward_pass_is_not_taken_for_stuck(trained, ba
     assert kinds[-1] == "step"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compressed_gradients_are_rounded(trained, alone, backend: str) -> None:
-    """Gradients sent as float16 give nearly the weights of uncompressed ones."""
+@pytest.mark.parametrize(
+    ("backend", "sent"), [("horovod", torch.float16), ("torch", torch.float16), ("torch", torch.bfloat16)]
+)
+def test_compressed_gradients_are_rounded(trained, alone, backend: str, sent: torch.dtype) -> None:
+    """Gradients sent as float16 or bfloat16 give nearly the weights of uncompressed ones."""
     exact = alone("plain", 2)["state"]
     for results in trained(2)[backend]:
-        found = results["compressed"]["state"]
+        found = results[f"compressed as {sent}"]["state"]
         torch.testing.assert_close(found, exact, rtol=0.02, atol=0.002)
         assert not all(torch.allclose(found[name], value, rtol=1e-9) for name, value in exact.items())
 

@@ -1,6 +1,8 @@
 """Distributed training that loses ranks and continues, with as many ranks or with fewer."""
 
+import os
 import re
+import signal
 
 import mlflow
 import pytest
@@ -15,7 +17,13 @@ from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.storage import resolve_storage
 from tasks.train.spec import TrainingSpec
-from tests.builders.killed_training import killed_at_checkpoints, logged_epochs, own_ranks, runs_beside
+from tests.builders.killed_training import (
+    killed_at_checkpoints,
+    logged_epochs,
+    own_ranks,
+    pids_of_ranks,
+    runs_beside,
+)
 from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.interrupted_training import coloured_cache
 
@@ -30,12 +38,22 @@ RESTART = re.compile(
 
 
 def test_run_that_loses_a_rank_and_a_host_equals_the_undisturbed_one(storage, tmp_path, monkeypatch, caplog):
-    """It continues with two ranks, then with one, in one MLflow run with each epoch once."""
+    """It continues with two ranks, then with one, in one MLflow run with each epoch once; ranks show their stacks."""
     cache = coloured_cache(f"{storage.cache}/small", rows=ROWS)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     settings = DistributedConfig(num_ranks=2, min_ranks=1, max_restarts=2)
     spec = TrainingSpec(train=TRAIN, distributed=settings, cache=cache, storage=storage)
-    undisturbed = launch_ranks(spec.model_copy(update={"storage": other}))
+
+    def show_stacks(_event: object) -> None:
+        for process in pids_of_ranks().values():
+            os.kill(process, signal.SIGUSR1)  # as the launcher does for a rank that has stalled
+
+    with caplog.at_level("INFO", "lakevision.ranks"):
+        undisturbed = launch_ranks(spec.model_copy(update={"storage": other}), show_stacks)
+    for rank in (0, 1):
+        assert [
+            message for message in caplog.messages if re.match(rf"rank {rank}: .*\(most recent call first\)", message)
+        ]
     losses = iter((0, 1))
     # The second loss is that of a host: its rank does not start again.
     monkeypatch.setattr(

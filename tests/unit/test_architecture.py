@@ -222,6 +222,25 @@ def test_model_package_stands_alone() -> None:
     assert set(levels) == {1}
 
 
+UNPICKLING = re.compile(
+    r"((c|cloud)?pickle|dill|joblib)\.(loads?|Unpickler)|.*\b(broadcast|all_?gather|gather|scatter|recv)_object(_list)?"
+)
+"""Functions that run code which a file or a message contains."""
+
+
+def test_nothing_is_unpickled() -> None:
+    """Files and messages of other processes are data: no pickle is loaded, and torch and NumPy refuse objects."""
+    for file in sources(*CODE, "deployments"):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            assert not UNPICKLING.fullmatch(name), f"{file}:{call.lineno}"
+            assert given.get("allow_pickle", "False") == "False", f"{file}:{call.lineno}"
+            assert given.get("weights_only", "False" if name == "torch.load" else "True") == "True", (
+                f"{file}:{call.lineno}"
+            )
+
+
 def test_only_one_module_reads_the_environment() -> None:
     """Settings have one way in beside the form; what passes a whole environment on, or sets it, reads none of it."""
     reading = re.compile(r"os\.environ(\.get|\[)|os\.getenv|load_dotenv")

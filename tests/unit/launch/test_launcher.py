@@ -191,14 +191,21 @@ def test_event_after_an_unfinished_line_is_not_lost(
     ("hang", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGSTOP)", "has reported nothing for 1. s, since"),
-        ("while True: step(14); time.sleep(0.5)", "has made no progress for 1. s, in"),
+        ("while 'endless': step(14); time.sleep(0.5)", "has made no progress for 1. s, in"),
     ],
 )
 def test_stopped_or_endless_rank_ends_all_ranks(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: str, message: str
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    hang: str,
+    message: str,
 ) -> None:
-    """The error names the rank and its step, and no process is left."""
+    """The error names the rank and its step, the log has its stack if it runs, and no process is left."""
     program = f"""
+import faulthandler
+faulthandler.register(signal.SIGUSR1, file=sys.stdout)
 step(14)
 open({str(tmp_path)!r} + f"/pid-{{number}}", "w").write(str(os.getpid()))
 if number == 1:
@@ -208,8 +215,13 @@ for seconds in range(1000):
     time.sleep(0.5)
 """
     fake_ranks(tmp_path, monkeypatch, program)
-    with pytest.raises(RankStalled, match=rf"^rank 1 {message} step 14 of epoch 2 \(training\); distributed.stall_tim"):
+    with (
+        caplog.at_level("INFO", "lakevision.ranks"),
+        pytest.raises(RankStalled, match=rf"^rank 1 {message} step 14 of epoch 2 \(training\); distributed.stall_tim"),
+    ):
         launch_two(storage)
+    stacks = [line for line in caplog.messages if "(most recent call first)" in line]
+    assert [line.partition(":")[0] for line in stacks] == (["rank 1"] if "endless" in hang else [])
     assert [path.name for path in sorted(tmp_path.glob("pid-*")) if psutil.pid_exists(int(path.read_text()))] == []
 
 
