@@ -18,7 +18,8 @@ from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable, WrongInput
 from tasks.paths import local_path
 from tasks.storage import Storage, artifacts_folder, tracking_file
-from tasks.system.home import make_home, make_private_file
+from tasks.system.home import make_home
+from tasks.tracking.database import create_database
 from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
 
 EXPERIMENT = TRAINING.name
@@ -53,14 +54,14 @@ def database_folder(storage: Storage) -> Path | None:
 def prepare_tracking(storage: Storage) -> str:
     """Create database and experiment if they are missing, and return the experiment's id.
 
-    Call it once before anything runs in parallel: processes that create the same SQLite database would race.
+    Call it once before anything runs in parallel: processes that create the same experiment would race.
     """
-    if storage.tracking.startswith("sqlite:///"):
+    if storage.tracking.startswith("sqlite:///") and not re.search(r"[?]|:memory:", storage.tracking):
         database = Path(storage.tracking.removeprefix("sqlite:///"))
-        if storage.tracking == tracking_file(str(database.parent)):  # the database of a home: the run's or its stack's
+        is_of_home = storage.tracking == tracking_file(str(database.parent))  # the run's home or its stack's
+        if is_of_home:
             make_home(database.parent)
-            make_private_file(database)
-        database.parent.mkdir(parents=True, exist_ok=True)
+        create_database(database, private=is_of_home)
     return prepare_experiment(client_of(storage), TRAINING, _artifact_location(storage))
 
 

@@ -213,7 +213,8 @@ def test_ranks_that_start_again_equal_the_undisturbed_run_in_twenty_rounds(
 def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage, tmp_path, monkeypatch, backend):
     """From three ranks to two and to one, whose rounding alone differs; it is short of no step and no image."""
     cache = coloured_cache(f"{storage.cache}/larger", rows={"train": 3000, "val": 12, "test": 12})
-    # Rounding grows from step to step, and the faster the higher the rate: a wrong image or dropout would differ more.
+    # Rounding grows from step to step, and the faster the higher the rate. It reached 2e-7 in early layers and 1.5e-8
+    # in the last one; other random numbers for dropout changed them by 4e-5 and 2e-4.
     train = ROUNDED.model_copy(
         update={"learning_rate": 1e-6, "batch_size": 4, "max_epochs": 2, "checkpoint_seconds": 1}
     )
@@ -230,7 +231,7 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
     assert len(kills) == 2
     found, expected = weights(run, storage, tmp_path), weights(undisturbed, other, tmp_path)
     for name, value in expected.items():
-        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7), name
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7 if "classifier" in name else 1e-6), name
     # It began at 0: how far training has moved the weights.
     assert expected["network.features.0.bias"].abs().max() > 1e-5
     assert logged_epochs(run, storage) == [0, 1]

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -26,6 +28,7 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
+from tests.builders.processes import ROOT
 
 
 def test_artifact_location_of_an_existing_experiment_cannot_change(tmp_path):
@@ -35,6 +38,31 @@ def test_artifact_location_of_an_existing_experiment_cannot_change(tmp_path):
     tracking.check_tracking(resolve_storage(StorageConfig(home=home)))
     with pytest.raises(WrongInput, match=r"storage.artifacts is '.*/second', but the experiment 'lakevision' of"):
         tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "second"))))
+
+
+def test_database_whose_creation_was_killed_is_created_by_the_next_process(tmp_path):
+    """Half of its migrations would leave a database that no run can use."""
+    home = tmp_path / "new home"
+    storage = resolve_storage(StorageConfig(home=str(home)))
+    code = """
+import sys
+from tasks import tracking
+from tasks.config.storage import StorageConfig
+from tasks.storage import resolve_storage
+tracking.prepare_tracking(resolve_storage(StorageConfig(home=sys.argv[1])))
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(home)], cwd=ROOT) as process:
+        new = home / "mlflow.db.new"
+        while not new.is_file() or new.stat().st_size < 50_000:  # of 900 kB
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.kill()
+    assert not (home / "mlflow.db").exists()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(tracking.prepare_tracking, [storage, storage])
+    assert first == second
+    assert not list(home.glob("mlflow.db.new*"))
+    assert (home / "mlflow.db").stat().st_mode & 0o777 == 0o600
 
 
 def test_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
