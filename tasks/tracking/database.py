@@ -9,7 +9,7 @@ from tasks.system.home import make_private_file
 
 
 def create_database(database: Path, *, private: bool) -> None:
-    """Create MLflow's tables in a new file with another name, and rename it, if there is no database yet.
+    """Create MLflow's tables in a file with another name, and rename it, unless the database exists.
 
     SQLite does not undo the changes of a migration whose process is killed, and MLflow can neither use such a database
     nor complete it. Processes that start together wait for the first one.

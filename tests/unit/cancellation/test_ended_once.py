@@ -6,7 +6,7 @@ import signal
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from tasks.cancellation.watch import ended_once
+from tasks.cancellation.task import ended_once
 
 
 def test_only_the_first_signal_ends_the_run() -> None:
