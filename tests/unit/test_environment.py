@@ -11,6 +11,7 @@ from tasks.environment import (
     java_command,
     lakevision_home,
     mlflow_page,
+    portable_environment,
     rank_environment,
 )
 from tasks.errors import WrongInput
@@ -139,6 +140,19 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
     assert not withheld.keys() & environment.keys()
     assert "secret" not in environment.values()
     assert rank_environment(["MY_PATH", "NOT_SET"]) == rank_environment() | {"MY_PATH": "x"}
+
+
+def test_rank_on_another_host_has_that_hosts_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that name files or devices are not passed on, unless the user names them."""
+    own = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "HF_HUB_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    passed = {"LAKEVISION_HOME", "NCCL_DEBUG", "AWS_ACCESS_KEY_ID", "TORCHINDUCTOR_MAX_AUTOTUNE"}
+    for name in own | passed:
+        monkeypatch.setenv(name, "x")
+
+    environment = portable_environment()
+    assert passed <= environment.keys()
+    assert not own & environment.keys()
+    assert own & portable_environment(["TRITON_CACHE_DIR"]).keys() == {"TRITON_CACHE_DIR"}
 
 
 def test_links_lead_to_mlflows_ui(monkeypatch: pytest.MonkeyPatch) -> None:
