@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.cancellation.task import (
     causing_signal,
-    ended_once,
     finish_cancellation,
     is_being_cancelled,
     watched_cancellation,
@@ -113,7 +112,6 @@ def _report_outcome(wrapped_flow: DagFlow[P, R], function: Callable[P, R]) -> Ca
     """Wrap the function of a flow so that the run's page shows why it failed, or that it was cancelled."""
 
     @wraps(function)
-    @ended_once()
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         shorten_logs(is_being_cancelled)  # Nothing of this project runs earlier in the run's process.
         try:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from uuid import UUID
 
 import httpx
+from prefect._internal.control_listener import get_intent
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext, TaskRunContext
@@ -23,7 +24,7 @@ POLL_SECONDS = 2.0
 """Interval of the looks at the state of the run; with the ranks' grace it ends within 15 s of its cancellation."""
 
 LOOKS_BEFORE_SIGNAL = 2
-"""Looks that must show the cancellation: the worker, if it sees it too, sends its signal after the first."""
+"""Looks that must show the cancellation: the worker, if it sees it too, announces its signal after the first."""
 
 _STARTED: ContextVar[list[UUID] | None] = ContextVar("task runs started by the current call of a stage", default=None)
 
@@ -101,33 +102,12 @@ def _cancel_task_run(task_run: UUID) -> None:
 
 
 @contextmanager
-def ended_once() -> Iterator[None]:
-    """Let only the first SIGTERM raise TerminationSignal: a second one would interrupt the end of ranks and stages.
-
-    Prefect kills the process some time after its signal, if it has not ended. Threads, which handle no signals, are
-    left alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        raise TerminationSignal(signal=number)
-
-    previous = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
 def watched_cancellation() -> Iterator[None]:
     """Send SIGTERM to this process once the flow run that a worker has started in it is being cancelled.
 
-    The worker does so too, as soon as the server reports the cancellation. After an outage of 10 s it looks for
-    cancellations every 10 s only, and after one of some minutes never again (Prefect 3.8).
+    The worker does so as soon as the server reports the cancellation, and announces its signal to this process. But
+    after an outage of 10 s it looks for cancellations every 10 s only, and after one of some minutes never again
+    (Prefect 3.8).
     """
     context = FlowRunContext.get()
     run = context.flow_run if context else None
@@ -156,7 +136,8 @@ def _watch(run: UUID, ended: threading.Event, log: "logging.Logger | logging.Log
         ):
             while num_looks < LOOKS_BEFORE_SIGNAL and not ended.wait(POLL_SECONDS):
                 num_looks = num_looks + 1 if _is_cancelling(client, run) else 0
-    if not ended.is_set():
+    # The end of ranks takes seconds, which a second signal would interrupt.
+    if get_intent() is None and not ended.is_set():
         log.warning("the run was cancelled, and its worker has not ended it: it ends itself")
         os.kill(os.getpid(), signal.SIGTERM)
 

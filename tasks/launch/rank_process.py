@@ -37,7 +37,10 @@ OUT_OF_MEMORY = (
     "the kernel of this machine has killed a process for lack of memory meanwhile, probably this one: lower "
     "train.batch_size, or give the machine or container more memory"
 )
-"""The last line of a rank that the kernel has probably killed."""
+"""The last line of a rank that the kernel has probably killed.
+
+It is retried as any lost rank is, from its checkpoint: another process may have taken the memory, and be gone by then.
+"""
 
 KERNEL_COUNTERS = Path("/proc/vmstat")
 """Counters of this machine's kernel, one per line; Linux alone has it."""
