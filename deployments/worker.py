@@ -30,10 +30,6 @@ def running_worker(name: str) -> int | None:
 
 def main(arguments: Sequence[str]) -> None:
     """End lost runs, and become the worker; other options are passed on to `prefect worker start`."""
-    environment = dict(os.environ)
-    # Here: the import of MLflow sets variables, which are not for the worker.
-    from deployments.reconcile import end_lost_runs, end_mlflow_runs
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool")
     # The same after a restart, so that the predecessor does not count as another worker for minutes.
@@ -43,6 +39,10 @@ def main(arguments: Sequence[str]) -> None:
     if (process := running_worker(name)) is not None:
         # It would not count as another worker, and runs that it has just taken would be ended as lost.
         sys.exit(f"the worker '{name}' runs here already, as process {process}: give another one its own --name")
+    environment = dict(os.environ)
+    # Here: the import of MLflow takes seconds, and sets variables, which are not for the worker.
+    from deployments.reconcile import end_lost_runs, end_mlflow_runs
+
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         end_lost_runs(client, options.pool, name)

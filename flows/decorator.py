@@ -16,12 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
-from tasks.cancellation.task import (
-    causing_signal,
-    finish_cancellation,
-    is_being_cancelled,
-    watched_cancellation,
-)
+from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled, watched_cancellation
 from tasks.config.storage import StorageConfig
 from tasks.errors import UserError, WrongInput, explain
 from tasks.orchestration.failure import shorten_logs, without_secrets

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect.states import Cancelling
 
 from deployments.stack_processes import LocalStack
 from tests.builders.processes import run_python
 from tests.builders.submissions import (
     WAIT_SECONDS,
+    client_of,
     end_worker,
     kill_server,
     process_of,
@@ -64,15 +66,9 @@ def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStac
     submitter = start_submitter(stack, tmp_path / "unseen", 3600)
     process = process_of(tmp_path / "unseen")
     worker.send_signal(signal.SIGSTOP)
-    cancel = """
-from prefect.client.orchestration import get_client
-from prefect.states import Cancelling
-with get_client(sync_client=True) as client:
-    for run in client.read_flow_runs():
-        if run.deployment_id and run.state.is_running():
-            client.set_flow_run_state(run.id, Cancelling())
-"""
-    run_code(stack, cancel)
+    with client_of(stack) as client:
+        (run,) = [run for run in client.read_flow_runs() if run.deployment_id and run.state and run.state.is_running()]
+        client.set_flow_run_state(run.id, Cancelling())
     began = time.monotonic()
     while process.status() != psutil.STATUS_ZOMBIE:  # its parent, the worker, is stopped
         assert time.monotonic() - began < LIMIT_SECONDS
@@ -90,7 +86,7 @@ def test_run_whose_worker_is_killed_ends_is_lost_and_frees_its_slot(stack: Local
     worker = start_worker(stack, ends_lost_runs=True)
     submitter = start_submitter(stack, tmp_path / "lost", 3600, heartbeat_timeout_seconds=60)
     process = process_of(tmp_path / "lost")
-    # The import of the second worker takes a while, in which the first heartbeat reaches the server.
+    time.sleep(5)  # the first heartbeat is on its way to the server
     second = run_python("-m", "deployments.worker", "--pool", "gpu", environment=stack.environment, timeout=120)
     assert re.search(rf"^the worker 'gpu-.*' runs here already, as process {worker.pid}: give", second.stderr)
     os.killpg(worker.pid, signal.SIGKILL)
