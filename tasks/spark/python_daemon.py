@@ -9,8 +9,6 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from tasks.environment import module_to_preload
-
 
 def leave_out_archives(paths: list[str]) -> None:
     """Remove Spark's own archives from a module search path where PySpark is installed as a folder.
@@ -34,6 +32,8 @@ def leave_out_archives(paths: list[str]) -> None:
 
 if __name__ == "__main__":
     leave_out_archives(sys.path)
+    from tasks.environment import module_to_preload  # imports others, which would be looked for in the archives
+
     if name := module_to_preload():
         importlib.import_module(name)
     from pyspark.daemon import manager

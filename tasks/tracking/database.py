@@ -5,7 +5,7 @@ from pathlib import Path
 import filelock
 from mlflow.tracking._tracking_service.utils import _get_store
 
-from tasks.system.home import make_private_file
+from tasks.system.home import PRIVATE_FILE, is_shared, make_private_file
 
 
 def create_database(database: Path, *, private: bool) -> None:
@@ -16,12 +16,14 @@ def create_database(database: Path, *, private: bool) -> None:
 
     Args:
         database: The file.
-        private: Whether only its owner may read it.
+        private: Whether only its owner may read it, unless the folder is shared.
     """
     if _is_there(database):
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(database.with_name(f"{database.name}.lock")):
+    lock = database.with_name(f"{database.name}.lock")
+    # Each user of a shared folder may be the first.
+    with filelock.FileLock(lock, mode=PRIVATE_FILE if private and not is_shared(database.parent) else 0o666):
         if _is_there(database):
             return
         new = database.with_name(f"{database.name}.new")
@@ -31,6 +33,7 @@ def create_database(database: Path, *, private: bool) -> None:
             make_private_file(new)
         _get_store(f"sqlite:///{new}").engine.dispose()
         new.replace(database)
+        lock.unlink(missing_ok=True)  # Whoever waits for it, or creates it again, finds the database.
 
 
 def _is_there(database: Path) -> bool:
