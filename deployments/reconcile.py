@@ -20,6 +20,9 @@ from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
 from tasks.storage import Storage, resolve_storage
 
+WORKER_LABEL = "prefect.worker.name"
+"""Label by which Prefect's workers name themselves at a run before they start it."""
+
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Environment variable by which Prefect tells a process its flow run; the processes that it starts inherit it."""
 
@@ -43,8 +46,9 @@ def runs_here() -> tuple[set[str], set[str]]:
 def lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> Iterator[FlowRun]:
     """Yield the unfinished runs of a pool that have no process any more, as far as this machine can know it.
 
-    A run names the machine on which its process began. A run that never began belongs to a worker that is gone if no
-    other worker polls the pool. All others are left to their heartbeats.
+    A run names the machine on which its process began. Until then, it belongs to the worker that took it, which on this
+    machine is gone, since `worker` has its name; one that never began also if no other worker polls the pool. All
+    others are left to their heartbeats.
 
     Args:
         client: Client of the server.
@@ -59,7 +63,10 @@ def lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> Iterator[Flo
     alone = not any(other.status == WorkerStatus.ONLINE and other.name != worker for other in workers)
     for run in found:
         host = run.labels.get(HOST_LABEL)
-        is_own = alone and run.start_time is None if host is None else host == socket.gethostname()
+        if host is None:
+            is_own = run.labels.get(WORKER_LABEL) == worker or (alone and run.start_time is None)
+        else:
+            is_own = host == socket.gethostname()
         if is_own and str(run.id) not in alive and run.infrastructure_pid not in unreadable:
             yield run
 

@@ -27,6 +27,7 @@ from tasks.launch.restarts import Deadline, train_with_restarts
 from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
+from tasks.system.signals import run_uninterrupted
 from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
@@ -190,10 +191,16 @@ def _train(
             # If no rank has failed, they write a checkpoint together and exit.
             failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
             stalled = isinstance(sys.exception(), RankStalled)
-            left = terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
-            if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
-                end_killed_run(spec, told_at)
-            check_left(left)
+            grace_seconds = FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS
+
+            def end() -> dict[int, int]:
+                left = terminate(ranks, grace_seconds)
+                if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
+                    end_killed_run(spec, told_at)
+                return left
+
+            # A worker that sees a cancellation late sends its signal although the run is ending already.
+            check_left(run_uninterrupted(end))
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)

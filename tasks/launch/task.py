@@ -16,12 +16,13 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.launch.launcher import launch_ranks
 from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.pool.settings import PoolSettings
 from tasks.pool.task import where_to_run
 from tasks.progress.epochs import EpochProgress
 from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
-from tasks.submission.task import SubmittedRun, submit
+from tasks.submission.task import submit
 from tasks.train.identity import run_key
 from tasks.train.spec import TrainingSpec
 
@@ -65,21 +66,44 @@ def train_single(
         "config": TrialRun(storage=storage.as_config(), train=train).model_dump(),
         "cache_ref": cache.model_dump(),
     }
-    submitted = submit(single, "single", "training", parameters)
-    submitted.wait()
-    run = trained_on_pool(submitted, storage, spec.key)
+    run = train_on_pool(single, "single", parameters, storage, spec.key)
     publish_run(run, storage, "train")
     return run
 
 
-def trained_on_pool(submitted: SubmittedRun, storage: Storage, key: str) -> RunRef:
-    """Return the MLflow run of a submitted training run that has completed.
+def train_on_pool(
+    settings: PoolSettings,
+    group: str,
+    parameters: dict[str, Any],
+    storage: Storage,
+    key: str,
+    *,
+    name: str | None = None,
+    gpus: int | None = None,
+) -> RunRef:
+    """Submit a training run, wait for it, and return its MLflow run.
+
+    Args:
+        settings: As `submit`.
+        group: As `submit`.
+        parameters: As `submit`.
+        storage: Storage of the training run, with its tracking server.
+        key: Key of the training run.
+        name: As `submit`.
+        gpus: As `submit`.
 
     Raises:
+        WrongInput, TimeLimitExceeded: As `submit`.
+        UserError: As `SubmittedRun.poll`.
         RuntimeError: The MLflow run is not on the tracking server of `storage`, since the worker uses another one.
     """
     from tasks import tracking
 
+    def is_trained() -> bool:
+        return tracking.find_finished_run(storage, key) is not None
+
+    submitted = submit(settings, group, "training", parameters, name=name, gpus=gpus, has_result=is_trained)
+    submitted.wait()
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
         raise RuntimeError(
@@ -116,9 +140,7 @@ def submit_train_distributed(
     # Ranks of other launchers are elsewhere than the submitted run.
     takes_gpus = distributed.launcher == "local" and train.device != "cpu"
     gpus = distributed.num_ranks if takes_gpus else None
-    submitted = submit(distributed, "distributed", "training", parameters, gpus=gpus)
-    submitted.wait()
-    return trained_on_pool(submitted, storage, spec.key)
+    return train_on_pool(distributed, "distributed", parameters, storage, spec.key, gpus=gpus)
 
 
 @stage("train-ranks", timeout_seconds=None)

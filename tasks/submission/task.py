@@ -299,10 +299,12 @@ def submit(
     *,
     name: str | None = None,
     gpus: int | None = None,
+    has_result: Callable[[], bool] = lambda: True,
 ) -> SubmittedRun:
     """Submit the deployment from within a task, and return the submitted run.
 
-    If an earlier attempt of this flow run has submitted the same work and that run is alive or completed, it is taken.
+    If an earlier attempt of this flow run has submitted the same work, and that run is alive, or has completed and its
+    result is still there, it is taken.
 
     Args:
         settings: Settings with the deployment and the pool.
@@ -311,6 +313,7 @@ def submit(
         parameters: Parameters of the deployed flow, as JSON values.
         name: Name of the flow run; a task submits each name once.
         gpus: Number of GPUs that the run can use; None if it asks for none.
+        has_result: Returns whether the result of a completed run is there: its MLflow run may have been deleted.
 
     Raises:
         WrongInput: As `check_deployment`, or the server refuses the settings.
@@ -325,6 +328,7 @@ def submit(
         create = partial(_find_or_create, settings, group, parameters, name, variables, f"{key}-{attempt}")
         run = _answered(create, what, limit)
         state = run.state
-        if state is None or state.is_completed() or not (state.is_final() or state.is_cancelling()):
+        is_alive = state is None or not (state.is_final() or state.is_cancelling())
+        if is_alive or (state is not None and state.is_completed() and has_result()):
             return SubmittedRun(run, settings, group, what)
     raise AssertionError("the count of attempts does not end")

@@ -11,7 +11,7 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
 from tasks.launch.launcher import launch_ranks
-from tasks.launch.task import trained_on_pool
+from tasks.launch.task import train_on_pool
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import runs_per_worker
 from tasks.pool.task import check_pool, read_pool, where_to_run
@@ -112,11 +112,8 @@ def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
     if where_to_run(tune) == "in_place":
         return skipped(False, "without a work pool the best settings are trained in place")
     config = TrialRun(storage=storage.as_config(), train=train, tune=tune)
-    submitted = submit(
-        tune, "tune", "training", {"config": config.model_dump(), "cache_ref": cache.model_dump()}, name=f"best-{key}"
-    )
-    submitted.wait()
-    trained_on_pool(submitted, storage, key)
+    parameters = {"config": config.model_dump(), "cache_ref": cache.model_dump()}
+    train_on_pool(tune, "tune", parameters, storage, key, name=f"best-{key}")
     return True
 
 

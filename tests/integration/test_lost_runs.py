@@ -79,11 +79,13 @@ with get_client(sync_client=True) as client:
 def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:
     """Also in the storage that a run was given, after storages that cannot be used.
 
-    Runs with a process here, or on another machine, stay as they are.
+    Runs with a process here, or on another machine, stay as they are. One whose process ended before it named its
+    machine is that of its worker.
     """
     given = resolve_storage(StorageConfig(home=f"{stack.home}/given"))
     make = f"""
 import socket
+from deployments.reconcile import WORKER_LABEL
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Failed, Pending, Running
 from tasks.orchestration.task import HOST_LABEL
@@ -99,6 +101,8 @@ with get_client(sync_client=True) as client:
         ([Running()], socket.gethostname(), {given.as_config().model_dump()!r}),
         ([Running()], "another-machine", None),
         ([Running()], None, None),
+        ([Running()], {{WORKER_LABEL: "gpu-elsewhere"}}, None),
+        ([Running()], {{WORKER_LABEL: f"gpu-{{socket.gethostname()}}"}}, None),
         ([Running()], socket.gethostname(), None),
     ):
         parameters = {{"config": {{"storage": storage}}}} if storage else {{}}
@@ -106,11 +110,12 @@ with get_client(sync_client=True) as client:
         for state in states:
             client.set_flow_run_state(run.id, state, force=True)
         if host:
-            client.update_flow_run_labels(run.id, {{HOST_LABEL: host}})
+            labels = host if isinstance(host, dict) else {{HOST_LABEL: host}}
+            client.update_flow_run_labels(run.id, labels)
         print(run.id)
 """
     runs = run_code(stack, make)
-    crashed, cancelled, pending, *refused, given_storage, elsewhere, unknown, alive = runs
+    crashed, cancelled, pending, *refused, given_storage, elsewhere, unknown, others, unnamed, alive = runs
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     experiment = tracking.prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
@@ -144,9 +149,18 @@ with get_client(sync_client=True) as client:
         given_storage: "CRASHED",
         elsewhere: "RUNNING",
         unknown: "RUNNING",
+        others: "RUNNING",
+        unnamed: "CRASHED",
         alive: "RUNNING",
     }
     statuses = {run: client.get_run(run_id).info.status for run, run_id in tracked.items()}
-    assert [statuses[run] for run in runs] == ["FAILED", "KILLED", *["FAILED"] * 4, *["RUNNING"] * 3]
+    assert [statuses[run] for run in runs] == [
+        "FAILED",
+        "KILLED",
+        *["FAILED"] * 4,
+        *["RUNNING"] * 3,
+        "FAILED",
+        "RUNNING",
+    ]
     assert list(statuses.values())[-1] == "RUNNING"  # its flow run is on another server
     assert given_client.get_run(given_run).info.status == "FAILED"

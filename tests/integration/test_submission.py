@@ -129,11 +129,11 @@ with get_client(sync_client=True) as client:
 
 
 def test_submission_is_found_again_and_has_tags_and_job_variables(stack: LocalStack) -> None:
-    """A retry takes the run that is alive, also in another task, and submits another one after its end."""
+    """A retry takes a run that is alive or has its result, also in another task, and submits another one otherwise."""
     code = """
 from prefect import flow, tags
 from prefect.client.orchestration import get_client
-from prefect.states import Crashed
+from prefect.states import Completed, Crashed
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import WrongInput
 from tasks.orchestration.task import stage
@@ -142,8 +142,9 @@ from tasks.submission.task import submit
 settings = DistributedConfig(deployment="waiting/waiting", job_variables={"env": {"GPU": "1"}, "stream_output": False})
 
 @stage("submit", retries=0)
-def submit_once(seconds, attempt):  # the result of a task is cached by its arguments
-    return str(submit(settings, "distributed", "training", {"folder": "/", "seconds": seconds})._id)
+def submit_once(seconds, attempt, has_result=True):  # the result of a task is cached by its arguments
+    given = {"folder": "/", "seconds": seconds}
+    return str(submit(settings, "distributed", "training", given, has_result=lambda: has_result)._id)
 
 @stage("refused", retries=0)
 def refused():
@@ -158,7 +159,11 @@ def submits():
         run = client.read_flow_run(first)
         print(sorted(run.tags), run.job_variables)
         client.set_flow_run_state(run.id, Crashed(), force=True)
-        print(submit_once(1, 3) == first)
+        second = submit_once(1, 3)
+        print(second == first)
+        client.set_flow_run_state(second, Completed(), force=True)
+        third = submit_once(1, 5, has_result=False)
+        print(submit_once(1, 4) == second, third in (first, second), submit_once(1, 6) == second)
     try:
         refused()
     except WrongInput as error:
@@ -167,10 +172,11 @@ def submits():
 with tags("nightly"):
     submits()
 """
-    found, described, resubmitted, refused = run_code(stack, code)
+    found, described, resubmitted, completed, refused = run_code(stack, code)
     assert found == "True False"
     assert described == "['nightly', 'of-deployment'] {'env': {'GPU': '1'}, 'stream_output': False}"
     assert resubmitted == "False"
+    assert completed == "True False True"
     assert refused.startswith("distributed.job_variables or other settings do not fit distributed.deployment 'waiting")
 
 

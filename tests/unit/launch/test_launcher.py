@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from tasks.refs import CacheRef
 from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.system import cores
+from tasks.system.signals import interrupt_on
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
 
@@ -257,6 +259,36 @@ time.sleep(60)
     with caplog.at_level("INFO", "lakevision.ranks"), pytest.raises(WrongInput, match=r"^train.lr is 1$"):
         launch_two(storage)
     assert "rank 0: the last line" in caplog.messages
+
+
+@pytest.mark.timeout(120)
+def test_end_of_ranks_is_not_interrupted_by_a_second_signal(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that sees a cancellation late sends its signal while the ranks write their checkpoint."""
+    program = f"""
+def end(*_):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(2)
+    open({str(tmp_path)!r} + f"/saved-{{number}}", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path)!r} + f"/started-{{number}}", "w").close()
+while not os.path.exists({str(tmp_path)!r} + "/started-1"):
+    time.sleep(0.05)
+if number == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    fake_ranks(tmp_path, monkeypatch, program)
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_on(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            launch_two(storage)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in sorted(tmp_path.glob("saved-*"))] == ["saved-0", "saved-1"]
 
 
 @pytest.mark.timeout(120)

@@ -1,0 +1,45 @@
+"""Functions that are called to their end although signals raise exceptions."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+from tasks.system.signals import interrupt_on, run_uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def _interrupted_by_sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_on(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_signals_are_raised_after_the_function() -> None:
+    """It ends although two signals come meanwhile, each of which interrupts the wait for it."""
+    ended = []
+
+    def work() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+        ended.append("work")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        run_uninterrupted(work)
+    assert ended == ["work"]
+
+
+def test_result_and_error_are_those_of_the_function() -> None:
+    """Without signals, as if it were called; it sees the context variables of its caller."""
+    variable = ContextVar[str]("variable")
+    variable.set("caller's")
+    assert run_uninterrupted(variable.get) == "caller's"
+    with pytest.raises(ZeroDivisionError):
+        run_uninterrupted(lambda: 1 // 0)
+    assert run_uninterrupted(threading.current_thread) is not threading.main_thread()
