@@ -3,20 +3,19 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import filelock
 from pydantic import TypeAdapter
 
 from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
-from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_copies import send_newest_checkpoint
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
 from tasks.train.rank_zero import run_on_rank_zero
+from tasks.train.run_lock import lock_training
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import sweep_checkpoints, training_lock
+from tasks.train.sweep import sweep_checkpoints
 from tasks.train.training import Training
 
 RESUME_POINT = TypeAdapter(ResumePoint)
@@ -40,6 +39,7 @@ def train_model(
         CacheDamaged: Files of the cache are missing or changed.
         DiskFull: The disk of the cache has too little space for the features of a frozen backbone.
         OutOfMemory: The memory of this process or of its GPU is used up.
+        TimeLimitExceeded: A rank that was lost before this start still has the training run.
         TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
         KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
@@ -51,10 +51,7 @@ def train_model(
 
         def begin() -> ResumePoint:
             training.folder.mkdir(parents=True, exist_ok=True)
-            # Of two processes with the same run, one trains; the other waits and finds it finished. Launchers have a
-            # lock of their own; this one is for direct calls, and for a rank that outlives its launcher.
-            with waiting_for_process("waiting for another process with the same training run"):
-                stack.enter_context(filelock.FileLock(training_lock(training.folder)))
+            stack.callback(lock_training(spec).release)
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
             with tracking.translate_outage(spec.storage):
                 return _find_resume_point(training, spec)

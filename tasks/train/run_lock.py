@@ -1,0 +1,55 @@
+"""The lock of a training run: of two processes with the same run, one trains, and the other finds it finished."""
+
+import logging
+
+import filelock
+
+from tasks.errors import TimeLimitExceeded
+from tasks.progress.activity import waiting_for_process
+from tasks.train.spec import TrainingSpec
+from tasks.train.sweep import training_lock
+
+logger = logging.getLogger("lakevision.train")
+
+LOST_RANK_SECONDS = 120.0
+"""Time limit for a lost rank to release its lock.
+
+Its agent ends it when nothing was heard of the launcher for 30 s, and an NFS server of Linux releases the locks of a
+machine that is silent for 90 s (nfsv4leasetime). Only a rank that hangs where its agent hangs too has it longer.
+"""
+
+
+def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
+    """Lock a training run, and wait while another process has the lock.
+
+    Launchers have a lock of their own. This one is for direct calls, and for a rank that outlives its launcher or was
+    lost with its host.
+
+    Args:
+        spec: The training run, whose folder exists.
+
+    Returns:
+        The lock, acquired; a context manager that releases it.
+
+    Raises:
+        TimeLimitExceeded: The ranks were started again after a loss, and the lost rank does not release it.
+    """
+    path = training_lock(spec.storage.checkpoints / spec.key)
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        logger.info("another process has this training run ('%s' is locked): waiting until it ends", path)
+    else:
+        return lock
+    # After a loss, the launcher of these ranks was that of the lost one too: no other process trains.
+    seconds = LOST_RANK_SECONDS if spec.restart else -1.0
+    try:
+        with waiting_for_process("waiting for another process with the same training run"):
+            lock.acquire(timeout=seconds)
+    except filelock.Timeout:
+        raise TimeLimitExceeded(
+            f"a rank that was lost still has this training run after {seconds:.0f} s ('{path}' is locked), since its "
+            "host hangs: end it there, then run again to resume from the last checkpoint"
+        ) from None
+    return lock

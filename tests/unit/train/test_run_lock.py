@@ -1,0 +1,80 @@
+"""The lock of a training run, which another process has."""
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+import pytest
+
+from tasks.config.distributed import DistributedConfig
+from tasks.config.train import TrainConfig
+from tasks.errors import TimeLimitExceeded
+from tasks.refs import CacheRef
+from tasks.storage import Storage
+from tasks.train import run_lock
+from tasks.train.run_lock import lock_training
+from tasks.train.spec import TrainingSpec
+from tasks.train.sweep import training_lock
+
+WAITS = r"another process has this training run \('.*\.lock' is locked\): waiting until it ends"
+
+
+@pytest.fixture
+def spec(storage: Storage) -> TrainingSpec:
+    """Return a training run whose folder exists."""
+    train = TrainConfig(weights="none", freeze_backbone=False)
+    cache = CacheRef(url="/nowhere", digest="d" * 64)
+    spec = TrainingSpec(train=train, distributed=DistributedConfig(num_ranks=2), cache=cache, storage=storage)
+    (storage.checkpoints / spec.key).mkdir(parents=True)
+    return spec
+
+
+def lock_of(spec: TrainingSpec) -> Path:
+    """Return the file of its lock."""
+    return training_lock(spec.storage.checkpoints / spec.key)
+
+
+@contextmanager
+def held_elsewhere(spec: TrainingSpec, seconds: float = 60) -> Iterator[None]:
+    """Let another thread hold the lock within the context, at most for some seconds."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with filelock.FileLock(lock_of(spec)):
+            held.set()
+            over.wait(seconds)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_process_waits_for_another_one_and_logs_it(spec: TrainingSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a limit: it may train."""
+    with caplog.at_level(logging.INFO, "lakevision.train"):
+        with held_elsewhere(spec, seconds=0.5):
+            lock_training(spec).release()
+        lock_training(spec).release()
+    (message,) = caplog.messages
+    assert re.fullmatch(WAITS, message)
+
+
+def test_lost_rank_that_keeps_the_lock_is_reported(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose host hangs; ranks that start after a loss do not wait for it forever."""
+    monkeypatch.setattr(run_lock, "LOST_RANK_SECONDS", 0.3)
+    again = spec.model_copy(update={"restart": 1})
+    with (
+        held_elsewhere(spec),
+        pytest.raises(TimeLimitExceeded, match=r"^a rank that was lost still has this .*: end it there, then run agai"),
+    ):
+        lock_training(again)
+    lock_training(again).release()
