@@ -46,9 +46,9 @@ def runs_here() -> tuple[set[str], set[str]]:
 def lost_runs(client: SyncPrefectClient, pool: str, worker: str) -> Iterator[FlowRun]:
     """Yield the unfinished runs of a pool that have no process any more, as far as this machine can know it.
 
-    A run names the machine on which its process began. Until then, it belongs to the worker that took it, which on this
-    machine is gone, since `worker` has its name; one that never began also if no other worker polls the pool. All
-    others are left to their heartbeats.
+    A run names the machine on which its process began. Until then it belongs to the worker that took it. That worker is
+    gone if `worker` has its name, or, for a run that never began, if no other worker polls the pool. All other runs are
+    left to their heartbeats.
 
     Args:
         client: Client of the server.

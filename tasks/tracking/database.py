@@ -33,7 +33,7 @@ def create_database(database: Path, *, private: bool) -> None:
             make_private_file(new)
         _get_store(f"sqlite:///{new}").engine.dispose()
         new.replace(database)
-        lock.unlink(missing_ok=True)  # Whoever waits for it, or creates it again, finds the database.
+        lock.unlink(missing_ok=True)  # A process that waits for it finds the database.
 
 
 def _is_there(database: Path) -> bool:

@@ -6,12 +6,14 @@ Call: killed_ranks_on_cluster.py SPEC VICTIM SEED, where VICTIM is the name of a
 import json
 import random
 import sys
+import time
 from contextlib import suppress
 
 import psutil
 
 from tasks.train.spec import TrainingSpec
 from tests.builders.killed_training import launch_and_kill, rank_of
+from tests.builders.leftovers import Leftovers
 from tests.builders.processes import rank_processes
 
 VICTIMS = {
@@ -38,9 +40,15 @@ def victims_of(home: str, name: str) -> dict[int, int]:
 def main() -> None:
     """Train, kill, and print the rank, the id of the MLflow run, and the number of processes that are left."""
     spec, name, seed = TrainingSpec.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-    home = spec.storage.home
-    victim = launch_and_kill(spec, random.Random(seed), find=lambda: victims_of(home, name))
+    home, left = spec.storage.home, Leftovers()
+
+    def find() -> dict[int, int]:
+        left.note(rank_processes(home))
+        return victims_of(home, name)
+
+    victim = launch_and_kill(spec, random.Random(seed), find=find)
     assert victim.run is not None, victim.message
+    left.assert_none(time.monotonic())
     print(json.dumps({"rank": victim.rank, "run": victim.run.run_id, "left": len(rank_processes(home))}))
 
 

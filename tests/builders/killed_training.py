@@ -39,6 +39,9 @@ TRAIN = TrainConfig(
     precision="fp32",
 )
 
+ENDLESS = TRAIN.model_copy(update={"max_epochs": 9000, "patience": 9000})
+"""A training run that is only killed."""
+
 
 LAUNCHER = """
 import sys

@@ -1,6 +1,8 @@
-"""Training with the tasks of a Spark cluster and on this machine, in a driver: ranks_on_cluster.py SPEC LOCAL_SPEC."""
+"""Training on a Spark cluster that loses a worker, and on this machine, in a driver: ranks_on_cluster.py SPEC LOCAL."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import psutil
 
 from tasks.launch.launcher import launch_ranks
 from tasks.train.spec import TrainingSpec
+from tests.builders.killed_ranks_on_cluster import victims_of
 
 
 def parents_of_ranks(home: str) -> list[list[str]]:
@@ -24,11 +27,21 @@ def parents_of_ranks(home: str) -> list[list[str]]:
 
 
 def main() -> None:
-    """Train twice, and print the ids of both runs and the parents of the ranks on the cluster."""
+    """Train twice, and print the ids of both runs and the parents of the first ranks on the cluster.
+
+    After its first epoch there, the worker of rank 1 is killed.
+    """
     spec, local = (TrainingSpec.model_validate_json(text) for text in sys.argv[1:])
-    parents: list[list[str]] = []
-    remote = launch_ranks(spec, lambda _event: parents.extend(parents_of_ranks(spec.storage.home)))
-    left = parents_of_ranks(spec.storage.home)
+    home, parents = spec.storage.home, list[list[str]]()
+
+    def kill_worker(_event: object) -> None:
+        if not parents:
+            parents.extend(parents_of_ranks(home))
+            os.kill(victims_of(home, "rank")[1], signal.SIGSTOP)  # Training does not end before the loss.
+            os.kill(victims_of(home, "worker")[1], signal.SIGKILL)
+
+    remote = launch_ranks(spec, kill_worker)
+    left = parents_of_ranks(home)
     here = launch_ranks(local)
     print(json.dumps({"remote": remote.run_id, "local": here.run_id, "parents": parents, "left": left}))
 

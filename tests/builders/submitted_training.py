@@ -1,6 +1,5 @@
 """Distributed training runs on a real server and worker, their processes, and their cancellation."""
 
-import os
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from deployments.stack_processes import LocalStack
 from tasks.config.distributed import TrainDistributedRun
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import WAIT_SECONDS
+from tests.builders.leftovers import is_alive, ports_of
 from tests.builders.processes import free_port, rank_processes
 from tests.builders.submissions import client_of, start_worker
 
@@ -73,14 +73,6 @@ def click_cancel(page: webdriver.Chrome) -> None:
     page.find_element(By.XPATH, BUTTON.format(text="Cancel")).click()
     wait.until(lambda shown: shown.find_element(By.XPATH, BUTTON.format(text="Confirm"))).click()
     wait.until(lambda shown: not shown.find_elements(By.XPATH, BUTTON.format(text="Confirm")))
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 class Watched:
@@ -140,21 +132,7 @@ class Watched:
 
     def ports(self) -> set[int]:
         """Return the ports on which they listen."""
-        ports = set()
-        for process in set(self._found):
-            with suppress(psutil.Error):
-                ports.update(
-                    connection.laddr.port
-                    for connection in process.net_connections("tcp")
-                    if connection.status == psutil.CONN_LISTEN
-                )
-        return ports
-
-
-def listening(ports: set[int]) -> set[int]:
-    """Return those of the ports on which any process of this machine listens."""
-    found = psutil.net_connections("tcp")
-    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port in ports}
+        return ports_of(set(self._found))
 
 
 def seconds_until(condition: Callable[[], bool], limit: float) -> float:
@@ -163,8 +141,3 @@ def seconds_until(condition: Callable[[], bool], limit: float) -> float:
     while not condition() and time.monotonic() - began < limit:
         time.sleep(0.1)
     return time.monotonic() - began
-
-
-def shared_memory() -> set[str]:
-    """Return the names of the files in shared memory."""
-    return set(os.listdir("/dev/shm"))

@@ -18,6 +18,7 @@ from deployments.stack_processes import LocalStack
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
@@ -25,7 +26,8 @@ from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import chromium, log_in
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.killed_training import TRAIN, has_no_running, logged_epochs, runs_beside, runs_in
+from tests.builders.killed_training import ENDLESS, TRAIN, has_no_running, logged_epochs, runs_beside, runs_in
+from tests.builders.leftovers import LIMIT_SECONDS, Leftovers, listening, shared_memory
 from tests.builders.submissions import (
     client_of,
     end_worker,
@@ -39,10 +41,8 @@ from tests.builders.submitted_training import (
     Watched,
     click_cancel,
     is_final,
-    listening,
     open_run,
     seconds_until,
-    shared_memory,
     state_type,
     submit_training,
     training_stack,
@@ -52,9 +52,6 @@ from tests.conftest import write_images
 
 NUM_CANCELS, NUM_OUTAGES, NUM_LONG_OUTAGES, NUM_LOSSES = 7, 17, 3, 7
 """Rounds of each test. A round starts a flow run, a launcher and ranks, which takes up to half a minute."""
-
-LIMIT_SECONDS = 15
-"""Time after a cancellation within which all processes must have ended."""
 
 LONGEST_RETRIES = 75.0
 """Prefect's clients repeat a request for about a minute."""
@@ -72,9 +69,9 @@ class Running:
     cache: CacheRef
     expected: dict[str, torch.Tensor]
 
-    def spec(self, storage: Storage) -> TrainingSpec:
+    def spec(self, storage: Storage, train: TrainConfig = TRAIN_LONG) -> TrainingSpec:
         """Return the training run in a home of its own."""
-        return TrainingSpec(train=TRAIN_LONG, distributed=TWO_RANKS, cache=self.cache, storage=storage)
+        return TrainingSpec(train=train, distributed=TWO_RANKS, cache=self.cache, storage=storage)
 
 
 def assert_completed(running: Running, run: UUID, storage: Storage, folder: Path) -> None:
@@ -159,6 +156,33 @@ def test_cancelled_run_leaves_nothing_and_is_completed_by_the_next(
 
 
 @pytest.mark.timeout(3600)
+def test_run_that_is_cancelled_after_an_outage_leaves_nothing(running: Running, storage: Storage, draw) -> None:
+    """After an outage of the server, its worker looks for cancellations seldom, and in the end never."""
+    stack, spec = running.stack, running.spec(storage, ENDLESS)
+    assert runs_in(storage) == []
+    for number in range(NUM_CANCELS):
+        left, watched = Leftovers(), Watched(running.worker, storage.home)
+        run = submit_training(stack, spec).id
+        wait_until(watched.has_ranks)
+        time.sleep(draw.uniform(0, 5))
+        kill_server(stack)
+        seconds = draw.uniform(5, LONGEST_RETRIES)
+        time.sleep(seconds)
+        restart_server(stack)
+        time.sleep(draw.uniform(0, 5))
+        assert watched.has_ranks()
+        left.note(psutil.Process(running.worker).children(recursive=True))
+        with client_of(stack) as client:
+            client.set_flow_run_state(run, Cancelling())
+        gone = left.assert_none(time.monotonic())
+        watched.end()
+        print(f"round {number}: gone {gone:.1f} s after the cancellation, which followed an outage of {seconds:.1f} s")
+        wait_until(partial(is_final, stack, run))
+        assert state_type(stack, run) == "CANCELLED"
+        assert has_no_running(storage)
+
+
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("rounds", "outage"),
     [(NUM_OUTAGES, (2.0, 30.0)), (NUM_LONG_OUTAGES, (LONGEST_RETRIES, LONGEST_RETRIES + 15))],
@@ -201,18 +225,20 @@ def test_killed_worker_loses_no_run_and_leaves_none_running(
             here = replace(running, stack=stack, worker=worker.pid)
             spec = here.spec(storage)
             assert runs_in(storage) == []
+            left = Leftovers()
             run = submit_training(stack, spec).id
             seconds = draw.uniform(0, 25)
             time.sleep(seconds)
             before, own = state_type(stack, run), psutil.Process(worker.pid)
             children = own.children(recursive=True)
             victims = {"worker": [own], "flow": own.children(), "machine": [own, *children]}
+            left.note(children)
+            killed_at = time.monotonic()
             for process in victims[killed]:
                 process.kill()
             if killed != "flow":
                 end_worker(stack, worker)
-            _gone, alive = psutil.wait_procs(children, timeout=LIMIT_SECONDS)
-            assert alive == []
+            left.assert_none(killed_at, processes_here=False)
             if killed == "flow":
                 wait_until(partial(is_final, stack, run))  # as its worker reports it
                 end_worker(stack, worker)

@@ -24,7 +24,7 @@ from tests.builders.training_runs import ROUNDED, weights
 from tests.conftest import write_images
 
 ROUNDS = 6
-"""For each process that is killed, with the backends in turns."""
+"""For each process that is killed, with the backends in turns: 24 in all."""
 
 LAUNCH = """
 import sys

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 
 import psutil
@@ -34,12 +33,15 @@ from tests.builders.killed_training import (
 )
 from tests.builders.processes import rank_processes
 from tests.builders.rank_cases import BACKENDS
+from tests.builders.rank_errors import error_in_rank_1
 from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.interrupted_training import coloured_cache
 
 MOMENTS = 3
 ROUNDS = 20
 STALL_SECONDS = 10
+ROUNDS_ON_FULL_DISK = 7
+"""For each of the three kinds of training."""
 EPOCHS_ON_FULL_DISK = 20
 """Long enough for some checkpoints, which are a second apart, that cannot be written."""
 
@@ -93,25 +95,10 @@ def test_stopped_or_killed_rank_is_named_in_twenty_rounds(cache, storage, tmp_pa
         assert runs_beside(run, own) == [(run.run_id, "FINISHED")]
 
 
-RAISE = """
-import ctypes, os, threading, time
-
-def fail():
-    while not os.path.exists({trigger!r}):
-        time.sleep(0.01)
-    main = ctypes.c_ulong(threading.main_thread().ident)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(ZeroDivisionError))
-
-if (os.environ.get("HOROVOD_RANK") or os.environ.get("RANK")) == "1":
-    threading.Thread(target=fail, daemon=True).start()
-"""
-"""A module that Python imports when a process starts: after a file appears, rank 1 raises an error wherever it is."""
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_one(
-    cache, storage, tmp_path, draw, monkeypatch, backend
+    cache, storage, tmp_path, draw, backend
 ):
     """At random moments: the error names the rank, with its lines; no rank is left, and the MLflow run has ended."""
     distributed = DistributedConfig(num_ranks=2, backend=backend)
@@ -120,22 +107,14 @@ def test_error_in_one_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_o
     undisturbed = launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=cache, storage=other))
     expected = weights(undisturbed, other, tmp_path)
     spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
-    (tmp_path / "site").mkdir()
     for number in range(ROUNDS // 2):
-        trigger, seconds, sent_at = tmp_path / f"raise-{number}", draw.uniform(0, 1.5), list[float]()
-        (tmp_path / "site" / "sitecustomize.py").write_text(RAISE.format(trigger=str(trigger)))
-
-        def touch(_event, trigger=trigger, seconds=seconds, sent_at=sent_at):
-            if not sent_at:  # after its first epoch
-                sent_at.append(time.monotonic() + seconds)
-                threading.Timer(seconds, trigger.touch).start()
-
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(str(tmp_path / "site"))
-            with pytest.raises(RankFailed, match=r"(?s)^rank 1 ended with status 1; .*ZeroDivisionError"):
-                launch_ranks(spec, touch)
-        print(f"round {number}: {seconds:.1f} s after an epoch, the end {time.monotonic() - sent_at[0]:.1f} s later")
-        assert time.monotonic() - sent_at[0] < 15
+        with (
+            error_in_rank_1(tmp_path / f"site-{number}", draw.uniform(0, 1.5)) as error,
+            pytest.raises(RankFailed, match=r"(?s)^rank 1 ended with status 1; .*ZeroDivisionError"),
+        ):
+            launch_ranks(spec, error)
+        print(f"round {number}: {error.seconds:.1f} s after an epoch, the end {error.ago:.1f} s later")
+        assert error.ago < 15
         assert own_ranks() == []
         assert has_no_running(storage)
     run = launch_ranks(spec)
@@ -239,46 +218,53 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
     assert own_ranks() == []
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "distributed", [None, DistributedConfig(num_ranks=2), DistributedConfig(num_ranks=2, backend="torch")]
 )
-def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path, distributed):
+def test_run_resumes_from_the_last_checkpoint_before_the_disk_was_full(cache, storage, tmp_path, draw, distributed):
     """A full disk does not stop a run; killed and resumed with more room, it has the weights of an undisturbed run."""
-    train = TRAIN.model_copy(update={"max_epochs": 60, "patience": 60})
+    train = TRAIN.model_copy(update={"max_epochs": 90, "patience": 90})
     spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage)
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = weights(launch_ranks(spec.model_copy(update={"storage": other})), other, tmp_path)
-    with mounted_disk(tmp_path / "small", storage, 60_000) as disk:
-        small = resolve_storage(
-            StorageConfig(
-                home=str(disk.folder),
-                cache=storage.cache,
-                tables=storage.tables,
-                artifacts=f"{tmp_path}/artifacts",
-                tracking=f"sqlite:///{tmp_path}/mlflow.db",
+    for number in range(ROUNDS_ON_FULL_DISK):
+        own = tmp_path / f"round-{number}"
+        own.mkdir()
+        with mounted_disk(own / "small", storage, 60_000) as disk:
+            small = resolve_storage(
+                StorageConfig(
+                    home=str(disk.folder),
+                    cache=storage.cache,
+                    tables=storage.tables,
+                    artifacts=f"{own}/artifacts",
+                    tracking=f"sqlite:///{own}/mlflow.db",
+                )
             )
-        )
-        spec = spec.model_copy(update={"storage": small})
-        filler, folder, filled_at = disk.folder / "filler", small.checkpoints / spec.key, list[int]()
+            spec = spec.model_copy(update={"storage": small})
+            filler, filled_at, epochs = disk.folder / "filler", list[int](), draw.randrange(30)
+            checkpoints = small.checkpoints / spec.key
 
-        def fill_then_kill(event):
-            if not filled_at and newest_position(folder) is not None:
-                fill(filler)
-                filled_at.append(event["epoch"])
-            if filled_at and event["epoch"] == filled_at[0] + EPOCHS_ON_FULL_DISK:
-                os.kill(max(pids_of_ranks().values()), signal.SIGKILL)
+            def fill_then_kill(event, filler=filler, checkpoints=checkpoints, filled_at=filled_at, epochs=epochs):
+                if not filled_at and event["epoch"] > epochs and newest_position(checkpoints) is not None:
+                    fill(filler)
+                    filled_at.append(event["epoch"])
+                if filled_at and event["epoch"] == filled_at[0] + EPOCHS_ON_FULL_DISK:
+                    os.kill(draw.choice(list(pids_of_ranks().values())), signal.SIGKILL)
 
-        with pytest.raises(RanksLost, match=r"was ended by signal 9"):
-            launch_ranks(spec, fill_then_kill)
-        filler.unlink()
-        epochs = []
-        run = launch_ranks(spec, lambda event: epochs.append(event["epoch"]))
-        assert 1 < epochs[0] < filled_at[0] + EPOCHS_ON_FULL_DISK
-        assert own_ranks() == []
-        resumed = weights(run, small, tmp_path)
-        assert runs_beside(run, small) == [(run.run_id, "FINISHED")]
-        assert logged_epochs(run, small) == list(range(train.max_epochs))
-    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+            with pytest.raises(RanksLost, match=r"was ended by signal 9"):
+                launch_ranks(spec, fill_then_kill)
+            assert own_ranks() == []
+            filler.unlink()
+            resumed_at = list[int]()
+            run = launch_ranks(spec, lambda event, resumed_at=resumed_at: resumed_at.append(event["epoch"]))
+            print(f"round {number}: full after epoch {filled_at[0]}, resumed in epoch {resumed_at[0]}")
+            assert 1 < resumed_at[0] < filled_at[0] + EPOCHS_ON_FULL_DISK
+            assert own_ranks() == []
+            resumed = weights(run, small, tmp_path)
+            assert runs_beside(run, small) == [(run.run_id, "FINISHED")]
+            assert logged_epochs(run, small) == list(range(train.max_epochs))
+        assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
 @pytest.mark.parametrize("num_ranks", [None, 2])

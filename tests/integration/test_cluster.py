@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import mlflow
 import pytest
 import torch
 
+from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.refs import CacheRef, RunRef
@@ -20,6 +22,7 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_runs import read_contents, run_and_read
+from tests.builders.killed_training import logged_epochs, runs_beside
 from tests.builders.processes import ROOT, run_python
 from tests.builders.spark_cluster import SparkCluster, run_stages, start_cluster, submit_locally
 from tests.builders.training_runs import SMALL, weights
@@ -27,11 +30,14 @@ from tests.conftest import write_images
 
 PER_CLASS = 10
 
+EPOCHS = 2
+"""Of a training run on the cluster, which loses a worker after the first one."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory):
-    """Start a cluster with a source in its shared folder."""
-    with start_cluster(tmp_path_factory.mktemp("cluster")) as started:
+    """Start a cluster with a source in its shared folder, and with a worker more than its sessions use."""
+    with start_cluster(tmp_path_factory.mktemp("cluster"), num_workers=3) as started:
         write_images(started.shared / "source", PER_CLASS, side=128)
         yield started
 
@@ -114,15 +120,18 @@ def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None
 
 
 def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> None:
-    """Each rank is started by a task of the barrier stage, the weights are those of local ranks, and none is left."""
+    """Each rank is started by a task of the barrier stage, the weights are those of local ranks, and none is left.
+
+    A worker is killed meanwhile, which is the last use of the cluster: the ranks restart on the two others.
+    """
     write_images(cluster.shared / "sixty", 20)
     cache = hand_made_cache(cluster.shared / "sixty", f"{cluster.shared}/by-hand")
     storage, other = (
         resolve_storage(StorageConfig(home=str(cluster.shared / name))) for name in ("ranks", "local-ranks")
     )
     spec = TrainingSpec(
-        train=SMALL.model_copy(update={"num_threads": 1, "max_epochs": 1, "batch_size": 4}),
-        distributed=DistributedConfig(num_ranks=2, launcher="spark"),
+        train=SMALL.model_copy(update={"num_threads": 1, "max_epochs": EPOCHS, "patience": EPOCHS, "batch_size": 4}),
+        distributed=DistributedConfig(num_ranks=2, max_restarts=3, launcher="spark"),
         spark=cluster.spark_config(),
         cache=cache,
         storage=storage,
@@ -136,7 +145,12 @@ def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> N
     assert all("tasks.launch.host_agent --connect" in agent for agent, *_ in done["parents"])
     assert all("pyspark" in worker for _, worker, *_ in done["parents"])
     assert done["left"] == []
-    found = weights(RunRef(run_id=done["remote"]), storage, tmp_path)
+    run = RunRef(run_id=done["remote"])
+    tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
+    assert tags[tracking.RESTARTS_TAG] in {"1", "2", "3"}
+    assert logged_epochs(run, storage) == list(range(EPOCHS))
+    assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
+    found = weights(run, storage, tmp_path)
     expected = weights(RunRef(run_id=done["local"]), other, tmp_path)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)

@@ -239,6 +239,24 @@ def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage)
     assert alive == []
 
 
+def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, storage: Storage) -> None:
+    """As after a cut of the network, no end sees the connection closed: the agent ends its ranks, the launcher all."""
+    ranks: list[psutil.Process] = []
+
+    def cut() -> None:
+        ranks.extend(rank_processes(storage))
+        for child in psutil.Process().children():
+            if child.name() == "ssh" and "two" in child.cmdline():
+                child.suspend()
+
+    with pytest.raises(HostLost, match=r"^host 'two' is lost with rank 2 \(nothing was heard of it for 30 s\)"):
+        launch_and(fake_spec(hosts, storage, STEPS.format(home=storage.home)), cut)
+    assert len(ranks) == 3
+    _gone, alive = psutil.wait_procs(ranks, timeout=60)
+    assert alive == []
+    wait_until(lambda: processes_of(hosts) == [])
+
+
 def test_host_whose_agent_is_told_to_end_is_lost(hosts: SshHosts, storage: Storage) -> None:
     """As at a shutdown of the host: ranks that end in order, with a status of their own, are lost all the same."""
 

@@ -3,13 +3,13 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from prefect.states import Cancelling
 
 from deployments.stack_processes import LocalStack
 from tests.builders.processes import run_python
@@ -18,6 +18,7 @@ from tests.builders.submissions import (
     client_of,
     end_worker,
     kill_server,
+    prefect_command,
     process_of,
     restart_server,
     run_code,
@@ -68,7 +69,8 @@ def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStac
     worker.send_signal(signal.SIGSTOP)
     with client_of(stack) as client:
         (run,) = [run for run in client.read_flow_runs() if run.deployment_id and run.state and run.state.is_running()]
-        client.set_flow_run_state(run.id, Cancelling())
+    command = prefect_command("flow-run", "cancel", str(run.id))
+    subprocess.run(command, env=stack.environment, check=True, capture_output=True, timeout=120)
     began = time.monotonic()
     while process.status() != psutil.STATUS_ZOMBIE:  # its parent, the worker, is stopped
         assert time.monotonic() - began < LIMIT_SECONDS
@@ -81,8 +83,8 @@ def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStac
 
 
 @pytest.mark.timeout(900)
-def test_run_whose_worker_is_killed_ends_is_lost_and_frees_its_slot(stack: LocalStack, tmp_path: Path) -> None:
-    """Its process ends, although it writes nothing. The error says why; the pool's only slot goes to the next run."""
+def test_run_whose_worker_or_process_is_killed_is_lost_and_frees_its_slot(stack: LocalStack, tmp_path: Path) -> None:
+    """It ends with its worker although it writes nothing. Errors say why; the pool's only slot goes to the next run."""
     worker = start_worker(stack, ends_lost_runs=True)
     submitter = start_submitter(stack, tmp_path / "lost", 3600, heartbeat_timeout_seconds=60)
     process = process_of(tmp_path / "lost")
@@ -100,6 +102,14 @@ def test_run_whose_worker_is_killed_ends_is_lost_and_frees_its_slot(stack: Local
     assert states(stack)[name] == "CRASHED"
 
     worker = start_worker(stack)
+    submitter = start_submitter(stack, tmp_path / "killed", 3600)
+    process_of(tmp_path / "killed").kill()
+    printed, _ = submitter.communicate(timeout=WAIT_SECONDS)
+    name = submitted_name(printed)
+    assert submitter.returncode != 0
+    assert re.search(rf"the submitted training '{name}' ended as Crashed: .*; run again, training resumes", printed)
+    assert states(stack)[name] == "CRASHED"
+
     following = start_submitter(stack, tmp_path / "next", 1)
     printed, _ = following.communicate(timeout=WAIT_SECONDS)
     end_worker(stack, worker)
