@@ -14,8 +14,8 @@ logger = logging.getLogger("lakevision.train")
 LOST_RANK_SECONDS = 120.0
 """Time limit for a lost rank to release its lock.
 
-Its agent ends it when nothing was heard of the launcher for 30 s. An NFS server of Linux releases the locks of a machine
-that is silent for 90 s (nfsv4leasetime). A rank has the lock for longer if its agent hangs as well.
+Its agent ends it when nothing was heard of the launcher for 30 s. An NFS server of Linux releases the locks of a
+machine that is silent for 90 s (nfsv4leasetime). A rank has the lock for longer if its agent hangs as well.
 """
 
 
