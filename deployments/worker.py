@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool")
     # The same after a restart, so that the predecessor does not count as another worker for minutes.
-    parser.add_argument("--name", help="name of the worker, by default that of the pool and of the machine")
+    parser.add_argument("--name", help="its name, unique in the pool; by default that of the pool and of the machine")
     options, passed_on = parser.parse_known_args(arguments)
     name = options.name or f"{options.pool}-{socket.gethostname()}"
     if (process := running_worker(name)) is not None:

@@ -78,7 +78,8 @@ def launch_ranks(
         RankFailed: A rank failed for another reason; the message has its last lines.
         RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`, and no restart was left.
         HostLost: A host does not answer, or no longer, and no restart was left; the error has its ranks.
-        TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run.
+        TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run; or
+            a lost rank keeps the lock of the run (`lock_training`).
         Stopped: `stop` was set.
     """
     manifest = read_manifest(spec.cache.url)
@@ -185,25 +186,25 @@ def _train(
                     )
             check_ends(ranks, wait=False)
         finally:
-            told_at = time.monotonic()
-            if any(rank.process.poll() is None for rank in ranks):
-                _load_tracking()
-            # If no rank has failed, they write a checkpoint together and exit.
-            failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
-            stalled = isinstance(sys.exception(), RankStalled)
-            grace_seconds = FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS
-
-            def end() -> dict[int, int]:
-                left = terminate(ranks, grace_seconds)
-                if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
-                    end_killed_run(spec, told_at)
-                return left
-
             # A worker that sees a cancellation late sends its signal although the run is ending already.
-            check_left(run_uninterrupted(end))
+            stalled = isinstance(sys.exception(), RankStalled)
+            check_left(run_uninterrupted(functools.partial(_end, ranks, spec, stalled=stalled)))
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
     return RunRef(run_id=run_id)
+
+
+def _end(ranks: list[RankProcess], spec: TrainingSpec, *, stalled: bool) -> dict[int, int]:
+    """End the ranks, and their MLflow run if they had to be killed; return those that are left, as `terminate`."""
+    told_at = time.monotonic()
+    if any(rank.process.poll() is None for rank in ranks):
+        _load_tracking()
+    # If no rank has failed, they write a checkpoint together and exit.
+    failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
+    left = terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
+    if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
+        end_killed_run(spec, told_at)
+    return left
 
 
 @functools.cache

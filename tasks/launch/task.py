@@ -14,6 +14,7 @@ from tasks.config.single import SingleConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
+from tasks.errors import WrongInput
 from tasks.launch.launcher import launch_ranks
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import PoolSettings
@@ -93,9 +94,10 @@ def train_on_pool(
         gpus: As `submit`.
 
     Raises:
-        WrongInput, TimeLimitExceeded: As `submit`.
+        TimeLimitExceeded: As `submit`.
         UserError: As `SubmittedRun.poll`.
-        RuntimeError: The MLflow run is not on the tracking server of `storage`, since the worker uses another one.
+        WrongInput: As `submit`; or the MLflow run is not on the tracking server of `storage`, since the worker uses
+            another one.
     """
     from tasks import tracking
 
@@ -106,7 +108,7 @@ def train_on_pool(
     submitted.wait()
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
-        raise RuntimeError(
+        raise WrongInput(
             f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
             f"{key}: the worker must use the same storage.tracking"
         )

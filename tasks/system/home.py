@@ -18,7 +18,7 @@ KNOWN_ENTRIES = frozenset(
     {
         *("artifacts", "bench", "cache", "checkpoints", "digits", "logs", "prefect", "spark-temp", "spark-warehouse"),
         *("studies", "summary.json", "tables"),
-        *(f"mlflow.db{suffix}" for suffix in ("", "-journal", "-wal", "-shm")),
+        *(f"mlflow.db{suffix}" for suffix in ("", "-journal", "-wal", "-shm", ".lock", ".new", ".new-journal")),
     }
 )
 """Entries of the home folder of earlier versions, which left it accessible to other users."""

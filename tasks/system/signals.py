@@ -4,7 +4,6 @@ import contextvars
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -68,37 +67,53 @@ def shutdown_requested() -> bool:
 
 
 def run_uninterrupted(function: Callable[[], T]) -> T:
-    """Call a function to its end, although signals raise exceptions meanwhile; the last of these is raised then.
+    """Call a function, which exceptions that handlers of signals raise do not interrupt; raise the last of these then.
 
-    The handlers stay those of the process, of which other parts of it may expect something. They raise their exceptions
-    in the main thread alone, so the function is called in another one.
+    The handlers stay as they are: Prefect's worker announces a cancellation only to a process that has Prefect's own.
+    Handlers run in the main thread, so the function is called in another one.
 
     Args:
         function: What to call. It must end by itself.
 
     Raises:
-        Exception: That of the function, unless a signal has raised one.
+        BaseException: That of the function, unless a handler has raised one.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    called, begins = Future[T](), threading.Lock()
+    results, errors = list[T](), list[BaseException]()
+    # Of C code alone: an exception within an event or a future would leave its lock held.
+    begins, runs = threading.Lock(), threading.Lock()
     context = contextvars.copy_context()
+    runs.acquire()
 
     def call() -> None:
-        if begins.acquire(blocking=False):  # A signal may come after the start of a thread, and before it is known.
-            try:
-                called.set_result(context.run(function))
-            except BaseException as error:  # raised in the main thread
-                called.set_exception(error)
+        if not begins.acquire(blocking=False):
+            return  # A handler raised an exception after the start of a first thread.
+        try:
+            results.append(context.run(function))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            runs.release()
 
     raised: BaseException | None = None
-    while not called.done():
+    while not (results or errors):
         try:
             if not begins.locked():
-                threading.Thread(target=call, name="uninterrupted", daemon=True).start()
-            wait([called])
+                _start(call)
+            runs.acquire()
         except BaseException as error:  # any that a handler raises
             raised = error
     if raised is not None:
         raise raised
-    return called.result()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _start(function: Callable[[], None]) -> None:
+    """Call a function in a thread, or in this one if no other can be started."""
+    try:
+        threading.Thread(target=function, name="uninterrupted", daemon=True).start()
+    except RuntimeError:
+        function()

@@ -1,5 +1,6 @@
 """The creation of MLflow's SQLite database, which a killed process leaves complete or not at all."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import filelock
@@ -24,16 +25,20 @@ def create_database(database: Path, *, private: bool) -> None:
     lock = database.with_name(f"{database.name}.lock")
     # Each user of a shared folder may be the first.
     with filelock.FileLock(lock, mode=PRIVATE_FILE if private and not is_shared(database.parent) else 0o666):
-        if _is_there(database):
-            return
-        new = database.with_name(f"{database.name}.new")
-        for left in database.parent.glob(f"{new.name}*"):  # by a process that was killed, with SQLite's journal
-            left.unlink()
-        if private:
-            make_private_file(new)
-        _get_store(f"sqlite:///{new}").engine.dispose()
-        new.replace(database)
-        lock.unlink(missing_ok=True)  # A process that waits for it finds the database.
+        if not _is_there(database):
+            _create(database, private=private)
+        with suppress(PermissionError):  # of another user, in a folder that keeps the files of each
+            lock.unlink(missing_ok=True)  # A process that waits for it finds the database.
+
+
+def _create(database: Path, *, private: bool) -> None:
+    new = database.with_name(f"{database.name}.new")
+    for left in database.parent.glob(f"{new.name}*"):  # by a process that was killed, with SQLite's journal
+        left.unlink()
+    if private:
+        make_private_file(new)
+    _get_store(f"sqlite:///{new}").engine.dispose()
+    new.replace(database)
 
 
 def _is_there(database: Path) -> bool:

@@ -29,10 +29,10 @@ def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
         spec: The training run, whose folder exists.
 
     Returns:
-        The lock, acquired; a context manager that releases it.
+        The lock, acquired once, to be released once.
 
     Raises:
-        TimeLimitExceeded: The ranks were started again after a loss, and the lost rank does not release it.
+        TimeLimitExceeded: The ranks were started again after a loss, and the other process does not release it.
     """
     path = training_lock(spec.storage.checkpoints / spec.key)
     lock = filelock.FileLock(path)
@@ -42,14 +42,15 @@ def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
         logger.info("another process has this training run ('%s' is locked): waiting until it ends", path)
     else:
         return lock
-    # After a loss, the launcher of these ranks was that of the lost one too: no other process trains.
+    # After a loss, a lost rank has it, and not a process that trains.
     seconds = LOST_RANK_SECONDS if spec.restart else -1.0
     try:
         with waiting_for_process("waiting for another process with the same training run"):
             lock.acquire(timeout=seconds)
     except filelock.Timeout:
+        where = f" ({', '.join(spec.lost_hosts)})" if spec.lost_hosts else ""
         raise TimeLimitExceeded(
-            f"a rank that was lost still has this training run after {seconds:.0f} s ('{path}' is locked), since its "
-            "host hangs: end it there, then run again to resume from the last checkpoint"
+            f"another process still has this training run after {seconds:.0f} s ('{path}' is locked), probably a rank "
+            f"of a lost host that hangs{where}: end it there, then run again to resume from the last checkpoint"
         ) from None
     return lock

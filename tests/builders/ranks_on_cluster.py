@@ -36,8 +36,8 @@ def main() -> None:
 
     def kill_worker(_event: object) -> None:
         if not parents:
-            parents.extend(parents_of_ranks(home))
             os.kill(victims_of(home, "rank")[1], signal.SIGSTOP)  # Training does not end before the loss.
+            parents.extend(parents_of_ranks(home))
             os.kill(victims_of(home, "worker")[1], signal.SIGKILL)
 
     remote = launch_ranks(spec, kill_worker)

@@ -61,7 +61,7 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
 def test_ranks_on_hosts_end_with_launcher_and_agent(
     hosts: SshHosts, storage: Storage, tmp_path: Path, victim: str
 ) -> None:
-    """The end of the launcher, of one agent or of one rank leaves neither ranks nor agents nor sessions, after 15 s."""
+    """15 s after the end of the launcher, an agent or a rank, neither ranks nor agents nor sessions are left."""
     left, spec = Leftovers(), fake_spec(hosts, storage, STEPS.format(home=storage.home))
     with start_launcher(spec, tmp_path / "spec.json") as launcher:
         ranks = rank_processes(storage)
@@ -79,9 +79,9 @@ def test_ranks_on_hosts_end_with_launcher_and_agent(
             launcher.send_signal(signal.SIGINT)
         left.assert_none(ended_at)
         _, errors = launcher.communicate(timeout=120)
-    assert processes_of(hosts) == []
-    expected = {"agent": "host 'two' is lost with rank 2", "rank": "rank 2 was ended by signal 9"}
-    assert expected.get(victim, "") in errors
+    wait_until(lambda: processes_of(hosts) == [])
+    expected = {"launcher": "", "agent": "host 'two' is lost with rank 2", "rank": "rank 2 was ended by signal 9"}
+    assert expected.get(victim, "KeyboardInterrupt") in errors
 
 
 @pytest.mark.timeout(3600)
@@ -224,7 +224,7 @@ def test_run_is_completed_after_a_kill_at_a_random_moment(
                 launcher.communicate(timeout=60)
             run = launch_ranks(spec)
         elif victim == "stopped host" and rank == 0:
-            with pytest.raises(TimeLimitExceeded, match=r"^a rank that was lost still has this training run after 120"):
+            with pytest.raises(TimeLimitExceeded, match=r"^another process still has this training run after 120 s"):
                 launch_and(spec, kill)
             resume(stopped)
             run = launch_ranks(spec)

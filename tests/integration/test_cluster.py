@@ -30,7 +30,7 @@ from tests.conftest import write_images
 
 PER_CLASS = 10
 
-EPOCHS = 2
+EPOCHS = 8
 """Of a training run on the cluster, which loses a worker after the first one."""
 
 

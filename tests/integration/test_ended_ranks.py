@@ -42,7 +42,7 @@ def spec(cache: CacheRef, storage: Storage) -> TrainingSpec:
 
 
 def test_error_in_one_rank_ends_all_and_the_next_run_completes_it(spec: TrainingSpec, tmp_path: Path) -> None:
-    """An error that nothing expects, in a step: the message has its lines, the other rank and the MLflow run end."""
+    """An error that nothing expects, at any point: the message has its lines, the other rank and the MLflow run end."""
     with (
         error_in_rank_1(tmp_path / "site", 0) as error,
         pytest.raises(RankFailed, match=r"(?s)^rank 1 ended with status 1; .*ZeroDivisionError"),

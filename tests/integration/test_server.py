@@ -165,9 +165,13 @@ with get_client(sync_client=True) as client:
 
 
 def test_training_in_one_process_runs_on_the_gpu_pool_where_the_dag_is_told_so(stack, make_images):
-    """The worker of the pool trains, the run has the key of training in place, and a repeated call submits nothing."""
+    """The worker of the pool trains, the run has the key of training in place, and a repeated call submits nothing.
+
+    After the MLflow run was deleted, the same flow run trains it again.
+    """
     cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-single"))
     code = f"""
+import mlflow
 from prefect import flow
 from prefect.client.orchestration import get_client
 from tasks import tracking
@@ -191,15 +195,17 @@ def only_train():
                         seed=77)
     single, before = SingleConfig(where="work_pool", submit_timeout_seconds=100), num_submitted()
     runs = [run_stage(train_single, train, cache, storage, single) for _time in range(2)]
-    found = tracking.find_finished_run(storage, run_key(train, cache, None))
-    print("trained", runs == [found, found], num_submitted() - before)
+    found, once = tracking.find_finished_run(storage, run_key(train, cache, None)), num_submitted() - before
+    mlflow.MlflowClient(storage.tracking).delete_run(found.run_id)
+    again = run_stage(train_single, train, cache, storage, single)
+    print("trained", runs == [found, found], once, again != found, num_submitted() - before)
 
 only_train()
 """
     with gpu_worker(stack):
         done = submit(stack, code)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "trained True 1"
+    assert done.stdout.splitlines()[-1] == "trained True 1 True 2"
 
 
 def test_trials_of_a_search_run_on_the_gpu_pool(stack, make_images):

@@ -61,7 +61,7 @@ tracking.prepare_tracking(resolve_storage(StorageConfig(home=sys.argv[1])))
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(tracking.prepare_tracking, [storage, storage])
     assert first == second
-    assert not list(home.glob("mlflow.db.new*"))
+    assert not list(home.glob("mlflow.db.*"))  # neither the unfinished database nor the lock of its creation
     assert (home / "mlflow.db").stat().st_mode & 0o777 == 0o600
 
 

@@ -18,6 +18,7 @@ import pytest
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled, TimeLimitExceeded, WrongInput
+from tasks.launch import rank_process
 from tasks.launch.failures import RanksLost, Stopped
 from tasks.launch.launcher import launch_ranks
 from tasks.progress.count import StepProgress, listener
@@ -239,6 +240,7 @@ time.sleep(0.3)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     fake_ranks(tmp_path, monkeypatch, program)
+    monkeypatch.setattr(rank_process, "KERNEL_COUNTERS", tmp_path / "none")  # Another test may be out of memory.
     with pytest.raises(RanksLost, match=r"^rank 1 was ended by signal 9; its last lines:\n$"):
         launch_two(storage)
 
