@@ -49,9 +49,16 @@ class TrackingServer:
         raise RuntimeError(self._log.read_text())
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, if it is running."""
+        """Kill the server with SIGKILL, if it is running, and wait until it accepts no more connections."""
         process, self._running = self._running, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # Its workers may end later than the process that started them.
+        deadline = time.monotonic() + START_SECONDS
+        with suppress(ConnectionRefusedError):
+            while time.monotonic() < deadline:
+                with suppress(ConnectionResetError), socket.create_connection(("127.0.0.1", self._port), timeout=5):
+                    time.sleep(0.05)
