@@ -186,8 +186,8 @@ def _train(
                     )
             check_ends(ranks, wait=False)
         finally:
-            # A worker that sees a cancellation late sends its signal although the run is ending already.
             stalled = isinstance(sys.exception(), RankStalled)
+            # A worker that sees a cancellation late sends its signal although the run is ending already.
             check_left(run_uninterrupted(functools.partial(_end, ranks, spec, stalled=stalled)))
     if run_id is None:
         raise RankFailed("the ranks ended without an error and without a result: their output is in the log")
