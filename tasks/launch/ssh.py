@@ -35,7 +35,8 @@ SSH_FAILED = 255
 OPTIONS = (
     *("-T", "-a", "-x"),  # no terminal, no forwarded keys, no windows
     *("-o", "BatchMode=yes"),  # a question for a password would wait forever
-    *("-o", "ConnectTimeout=20"),
+    # Two attempts: after a cut of a network, the kernel may still refuse the first one ("No route to host").
+    *("-o", "ConnectTimeout=20", "-o", "ConnectionAttempts=2"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
     *("-o", "ClearAllForwardings=yes", "-o", "ControlPath=none", "-o", "LogLevel=ERROR"),
 )

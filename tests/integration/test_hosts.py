@@ -2,9 +2,11 @@
 
 import logging
 import shutil
+import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.cores import take_gpus
 from tasks.train.spec import TrainingSpec
+from tests.builders.networks import other_machine
 from tests.builders.spark_cluster import can_mount
 from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
 from tests.builders.training_runs import SMALL, weights
@@ -30,6 +33,7 @@ from tests.fakes.ranks_on_hosts import (
     fake_spec,
     launch_and,
     processes_of,
+    programs_of,
     rank_processes,
     settings,
     wait_until,
@@ -104,6 +108,26 @@ def test_host_that_is_not_reached_is_named(
     with pytest.raises(error, match=message):
         launch_ranks(fake_spec(hosts, storage, "", f"one:1,{named}"))
     wait_until(lambda: processes_of(hosts) == [])
+
+
+def test_host_whose_network_is_just_back_is_reached(storage: Storage, tmp_path: Path) -> None:
+    """The kernel still looks for the host as it did before, and refuses a first connection when that search ends."""
+    with (
+        other_machine() as machine,
+        start_hosts(
+            tmp_path / "ssh",
+            ["one", "two"],
+            addresses={"one": machine.address_here, "two": machine.address},
+            prefixes={"two": machine.prefix},
+        ) as hosts,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        machine.cut()
+        sender.sendto(b"", (machine.address, 9))
+        time.sleep(2.3)  # Linux asks three times, once per second, and then refuses what waits for an answer.
+        machine.join()
+        assert launch_ranks(fake_spec(hosts, storage, 'send({"run_id": "r"})', "one:1,two:1")).run_id == "r"
+        wait_until(lambda: programs_of(hosts) == [])
 
 
 @pytest.mark.parametrize(
