@@ -10,7 +10,8 @@ from tasks.config.distributed import Backend
 from tasks.launch.gpu_obstacle import expected_gpu_obstacle
 from tasks.launch.placement import place_ranks
 from tasks.launch.remote import Agent
-from tasks.system.cores import gpu_names, share_of_gpus, take_gpus, take_slot
+from tasks.system.cores import gpu_names
+from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
@@ -36,10 +37,8 @@ def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[s
 
 
 @contextmanager
-def gpus_of_run(
-    spec: TrainingSpec, timeout_seconds: float, check: Callable[[], None] = lambda: None
-) -> Iterator[dict[str, str]]:
-    """Yield the environment with the GPUs of a training run: one for each of its ranks, which no other run has.
+def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], None] = lambda: None) -> Iterator[Gpus]:
+    """Yield the GPUs of a training run on this machine: one for each of its ranks, which no other run has.
 
     A single process has the GPU of its slot, which it shares with other single processes if none is free. For ranks on
     other hosts see `take_gpus_of_hosts`.
@@ -55,22 +54,22 @@ def gpus_of_run(
     if spec.distributed is None:
         names = [] if spec.train.device == "cpu" else gpu_names()
         if not names:
-            yield {}
+            yield Gpus()
         elif spec.slot is not None:
             yield share_of_gpus(spec.slot)
         else:
             with take_slot(names, timeout_seconds, check) as slot:
-                yield share_of_gpus(slot)
+                yield share_of_gpus(slot.number, slot.lock)
         return
     if spec.distributed.launcher != "local":
-        yield {}
+        yield Gpus()
         return
     names = gpus_to_choose_from(spec.train.device, spec.distributed.backend, spec.num_ranks)
     if not names:
-        yield {}
+        yield Gpus()
         return
     with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
-        yield {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        yield own
 
 
 def take_gpus_of_hosts(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], None]) -> None:

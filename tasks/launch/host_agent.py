@@ -69,6 +69,7 @@ class HostAgent:
             "release_gpus": self._release_gpus,
         }
         self._gpus = ExitStack()
+        self._locks: tuple[int, ...] = ()
         threading.Thread(target=self._forward_messages, name="messages", daemon=True).start()
 
     def handle(self, message: Message) -> None:
@@ -106,23 +107,25 @@ class HostAgent:
 
     def _take_gpus(self, message: Message) -> dict[str, Any]:
         from tasks.launch.gpus import gpus_to_choose_from
-        from tasks.system.cores import try_to_take_gpus
+        from tasks.system.slots import Gpus, try_to_take_gpus
 
         names = gpus_to_choose_from(message["device"], message["backend"], message["num_ranks"])
-        own = try_to_take_gpus(names, message["num_ranks"], self._gpus) if names else []
-        if own:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        own = try_to_take_gpus(names, message["num_ranks"], self._gpus) if names else Gpus()
+        if own is not None:
+            self._environment |= own.environment
+            self._locks = own.locks
         return {"are_taken": own is not None}
 
     def _release_gpus(self, _message: Message) -> dict[str, Any]:
         self._gpus.close()
+        self._locks = ()
         return {}
 
     def _start(self, number: int, environment: dict[str, str]) -> None:
         def heard(rank: int, activity: Activity) -> None:
             self._channel.send("activity", rank=rank, value=activity)
 
-        rank = start(number, self._spec_path, self._environment | environment, self._messages, heard)
+        rank = start(number, self._spec_path, self._environment | environment, self._messages, heard, self._locks)
         self._ranks[number] = rank
 
         def wait() -> None:

@@ -28,6 +28,7 @@ from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
 from tasks.system.signals import run_uninterrupted
+from tasks.system.slots import Gpus
 from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
@@ -124,7 +125,7 @@ def _check_stop(stop: threading.Event | None) -> None:
 
 def _train(
     spec: TrainingSpec,
-    gpus: dict[str, str],
+    gpus: Gpus,
     on_event: Callable[[dict[str, Any]], None] | None,
     stop: threading.Event | None,
     deadline: Deadline,

@@ -22,6 +22,7 @@ from tasks.launch.remote import Agent, Heard
 from tasks.launch.shared_folders import check_shared
 from tasks.launch.ssh import ssh_agents
 from tasks.system.cores import num_cores
+from tasks.system.slots import Gpus
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
@@ -54,7 +55,7 @@ class ThisMachine(Loopback):
         self,
         spec: TrainingSpec,
         spec_path: Path,
-        gpus: dict[str, str],
+        gpus: Gpus,
         messages: "queue.Queue[rank_process.Message]",
         heard: Heard,
     ) -> None:
@@ -65,8 +66,9 @@ class ThisMachine(Loopback):
         self._heard = heard
         self._environment = rank_environment(spec.train.environment) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            **gpus,
+            **gpus.environment,
         }
+        self._locks = gpus.locks
 
     def reach(self, port: int) -> int:
         """Return the port itself."""
@@ -74,13 +76,15 @@ class ThisMachine(Loopback):
 
     def start(self, number: int, environment: dict[str, str]) -> RankProcess:
         """Start a rank."""
-        return rank_process.start(number, self._spec_path, self._environment | environment, self._messages, self._heard)
+        return rank_process.start(
+            number, self._spec_path, self._environment | environment, self._messages, self._heard, self._locks
+        )
 
 
 @contextmanager
 def open_places(
     spec: TrainingSpec,
-    gpus: dict[str, str],
+    gpus: Gpus,
     messages: "queue.Queue[rank_process.Message]",
     heard: Heard,
     check: Callable[[], None],
@@ -89,7 +93,7 @@ def open_places(
 
     Args:
         spec: The training run.
-        gpus: Environment with the GPUs of ranks on this machine.
+        gpus: GPUs of ranks on this machine.
         messages: Queue for the output and events of its ranks.
         heard: Called with the activities of its ranks.
         check: Called during a wait for executors of Spark, or for GPUs; an exception in it ends the wait.

@@ -125,10 +125,12 @@ def start(
     environment: dict[str, str],
     messages: "queue.Queue[Message]",
     heard: Callable[[int, Activity], None],
+    locks: Sequence[int] = (),
 ) -> RankProcess:
     """Start a rank, and the threads that read its output and events into `messages`, and its activity into `heard`.
 
-    If the rank is killed, and the kernel has killed a process for lack of memory meanwhile, the last line says so.
+    If the rank is killed, and the kernel has killed a process for lack of memory meanwhile, the last line says so. The
+    rank inherits the file descriptors `locks`.
     """
     kills_before = memory_kills()
     events, to_events = os.pipe()
@@ -140,7 +142,7 @@ def start(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(to_events,),
+            pass_fds=(to_events, *locks),
             text=True,
             errors="replace",
             env=environment,

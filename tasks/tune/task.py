@@ -18,7 +18,8 @@ from tasks.pool.task import check_pool, read_pool, where_to_run
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
 from tasks.submission.task import SubmittedRun, submit
-from tasks.system.cores import gpu_names, take_slot
+from tasks.system.cores import gpu_names
+from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
 from tasks.train.identity import run_key
 from tasks.train.spec import TrainingSpec
@@ -127,9 +128,9 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     gpus = [] if config.train.device == "cpu" else gpu_names()
     with take_slot(gpus, config.train.timeout_seconds) as slot:
         # Runs in lower slots share the machine at the same time, even those of another search.
-        num_slots = max(_trials_here(config), slot + 1)
-        logger.info("this training run has slot %d of %d on its machine", slot + 1, num_slots)
-        return _train_trial(spec.model_copy(update={"slot": slot, "num_slots": num_slots}), config)
+        num_slots = max(_trials_here(config), slot.number + 1)
+        logger.info("this training run has slot %d of %d on its machine", slot.number + 1, num_slots)
+        return _train_trial(spec.model_copy(update={"slot": slot.number, "num_slots": num_slots}), config)
 
 
 def _trials_here(config: TrialRun) -> int:

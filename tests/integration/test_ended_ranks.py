@@ -94,6 +94,8 @@ def test_run_that_waits_for_a_gpu_begins_when_the_rank_that_has_it_is_killed(
         watch.add(holder.pid)
         wait_until(lambda: newest_position(spec.storage.checkpoints / holding.key))
         (victim,) = watch.ranks(holder.pid)
+        # The rank has the lock as well: were its launcher killed, the GPU would be in use until it has ended.
+        assert "gpu-GPU-a.exclusive.lock" in {Path(file.path).name for file in victim.open_files()}
 
         waiting = one_rank.model_copy(update={"train": TRAIN.model_copy(update={"max_epochs": 1})})
         pool, stop = opened.enter_context(ThreadPoolExecutor(1)), threading.Event()

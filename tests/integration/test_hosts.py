@@ -22,7 +22,7 @@ from tasks.launch.failures import RankFailed, Stopped
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
-from tasks.system.cores import take_gpus
+from tasks.system.slots import take_gpus
 from tasks.train.spec import TrainingSpec
 from tests.builders.networks import other_machine
 from tests.builders.spark_cluster import can_mount
@@ -235,14 +235,18 @@ def test_ranks_on_hosts_wait_for_gpus_of_their_own(
         with take_gpus(["GPU-a", "GPU-b"], 2, 0):
             wait_until(lambda: "waiting for GPUs of host 'two', which other training runs use" in caplog.messages)
 
+    # Ranks have the locks of their GPUs as well, which are in use until they have ended.
     program = f"""
-open({storage.home!r} + f"/gpus-{{number}}", "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
+files = [os.path.realpath(f"/proc/self/fd/{{one}}") for one in os.listdir("/proc/self/fd")]
+locks = sorted(os.path.basename(name) for name in files if name.endswith(".exclusive.lock"))
+open({storage.home!r} + f"/gpus-{{number}}", "w").write(" ".join([os.environ["CUDA_VISIBLE_DEVICES"], *locks]))
 send({{"run_id": "r"}})
 """
     variables = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d", "TMPDIR": storage.home}
     assert launch_and(fake_spec(hosts, storage, program, variables=variables), hold).run_id == "r"
     seen = [Path(storage.home, f"gpus-{number}").read_text() for number in range(3)]
-    assert seen == ["GPU-a,GPU-b", "GPU-a,GPU-b", "GPU-c"]
+    locks = [f"gpu-GPU-{name}.exclusive.lock" for name in "abc"]
+    assert seen == [" ".join(["GPU-a,GPU-b", *locks[:2]])] * 2 + [f"GPU-c {locks[2]}"]
 
 
 def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage) -> None:

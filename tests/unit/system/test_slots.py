@@ -1,0 +1,198 @@
+"""Slots of concurrent training runs, and the GPUs of their processes."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.errors import TimeLimitExceeded, WrongInput
+from tasks.system import slots
+from tasks.system.cores import gpu_names
+from tasks.system.slots import share_of_gpus, take_gpus, take_slot, try_to_take_gpus
+from tests.builders.processes import ROOT
+
+
+def test_concurrent_slots_get_gpus_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots get the visible GPUs in order, by their names."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert [share_of_gpus(slot).environment["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["GPU-a", "GPU-b", "GPU-a"]
+
+
+HOLDER = """
+import sys
+from tasks.system.slots import take_slot
+with take_slot(sys.argv[1:]) as slot:
+    print(slot.number, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def _slots_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a folder of slots that no other process on this machine uses."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@contextmanager
+def holder(*gpus: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """Hold a slot in a separate process."""
+    command = [sys.executable, "-c", HOLDER, *gpus]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_processes_acquire_the_first_free_slot() -> None:
+    """Each process gets the first free slot, and the slot of a killed process is free at once."""
+    with holder() as (first, slot), holder() as (_, next_slot):
+        assert (slot, next_slot) == (0, 1)
+        with take_slot([]) as third:
+            assert third.number == 2
+        first.kill()
+        first.wait()
+        with take_slot([]) as again:
+            assert again.number == 0
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_every_gpu_gets_a_training_run_before_any_gets_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if workers see different GPUs of the machine, and if the names contain slashes."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a/1,GPU-b")
+    gpus = gpu_names()
+    with holder(*gpus) as (_, slot), take_slot(gpus) as second, take_slot(gpus) as third:
+        assert [share_of_gpus(taken).names for taken in (slot, second.number, third.number)] == [
+            ("MIG-a/1",),
+            ("GPU-b",),
+            ("MIG-a/1",),
+        ]
+        with take_slot(["GPU-c"]) as elsewhere, take_slot(["GPU-b"]) as shared, take_slot([]) as on_the_cpu:
+            assert [one.number for one in (elsewhere, shared, on_the_cpu)] == [0, 1, 0]
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_slots_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in the shared temporary folder that another user has created is refused."""
+    monkeypatch.setattr(os, "getuid", lambda: 2**31)
+    with pytest.raises(WrongInput, match="lakevision-slots-2147483648' belongs to another user"), take_slot([]):
+        pass
+
+
+RANKS = """
+import sys
+from tasks.system.slots import take_gpus
+with take_gpus(sys.argv[2:], int(sys.argv[1]), 600) as gpus:
+    print(*gpus.names, flush=True)
+    sys.stdin.read()
+"""
+
+FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+@contextmanager
+def ranks(num_ranks: int, *gpus: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+    """Hold GPUs for ranks in a separate process."""
+    command = [sys.executable, "-c", RANKS, str(num_ranks), *gpus]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().split()
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_runs_of_several_ranks_have_gpus_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Two runs of two ranks share no GPU; a third one waits, and gets the GPUs of a killed one."""
+    with ranks(2, *FOUR) as (first, its_gpus), ranks(2, *FOUR) as (_, other_gpus):
+        assert (its_gpus, other_gpus) == (["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"])
+
+        def end_first() -> None:
+            first.kill()
+            first.wait()
+
+        with caplog.at_level("INFO", "lakevision.ranks"), take_gpus(FOUR, 2, 600, end_first) as third:
+            assert third.names == ("GPU-a", "GPU-b")
+        assert caplog.messages == ["waiting for 2 GPUs of 4 on this machine, which other training runs use"]
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_ranks_take_no_gpu_of_a_single_process_and_it_none_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single process takes another GPU than ranks have, and ranks a GPU that no process uses, also as its second."""
+    monkeypatch.setattr(slots, "POLL_SECONDS", 0.01)
+    with take_slot(FOUR) as single, ranks(2, *FOUR) as (_, its_gpus), take_slot(FOUR) as another:
+        assert (single.number, its_gpus, another.number) == (0, ["GPU-b", "GPU-c"], 3)
+        with (
+            pytest.raises(TimeLimitExceeded, match=r"used its GPUs for 0 s, and this one needs a GPU of 4: wait until"),
+            take_gpus(FOUR, 1, 0.1),
+        ):
+            pass
+    with take_slot(["GPU-a"]), take_slot(["GPU-a"]) as second:
+        assert second.number == 1
+        with take_gpus(("GPU-a", "GPU-b"), 1, 0.1) as own:
+            assert own.names == ("GPU-b",)
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_single_process_waits_while_ranks_have_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not share the memory of their GPUs, and takes the first one once they have ended."""
+    monkeypatch.setattr(slots, "POLL_SECONDS", 0.01)
+    with ranks(2, "GPU-a", "GPU-b") as (process, _):
+        with pytest.raises(TimeLimitExceeded), take_slot(["GPU-a", "GPU-b"], 0.1):
+            pass
+        with take_slot([]) as on_the_cpu:
+            assert on_the_cpu.number == 0
+        process.kill()
+        process.wait()
+        with take_slot(["GPU-a", "GPU-b"], 60) as slot:
+            assert slot.number == 0
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_wait_for_gpus_can_be_interrupted() -> None:
+    """An error of the caller's check ends the wait, and no lock is left."""
+
+    def interrupt() -> None:
+        raise InterruptedError
+
+    with ranks(1, "GPU-a", "GPU-b"):
+        with pytest.raises(InterruptedError), take_gpus(["GPU-a", "GPU-b"], 2, 600, interrupt):
+            pass
+        with take_gpus(["GPU-a", "GPU-b"], 1, 0.1) as own:
+            assert own.names == ("GPU-b",)
+
+
+INHERITED = """
+import subprocess, sys
+from tasks.system.slots import take_gpus
+with take_gpus(["GPU-a"], 1, 0) as gpus:
+    child = subprocess.Popen(["sleep", "600"], pass_fds=gpus.locks)
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_gpu_is_in_use_until_the_last_process_on_it_has_ended() -> None:
+    """Also after a kill of the process that acquired it, whose ranks may take a while to free the GPU's memory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", INHERITED], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    with ExitStack() as held:
+        assert try_to_take_gpus(["GPU-a"], 1, held) is None
+        child.kill()
+        with take_gpus(["GPU-a"], 1, 60) as own:
+            assert own.names == ("GPU-a",)
