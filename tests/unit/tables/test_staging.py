@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tasks.etl.staging import is_swept, sweep_killed_runs
+from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 
 PARTS = r"part-[^/]*\.parquet"
 
@@ -82,3 +82,18 @@ def test_uncommitted_part_is_removed(table: Path) -> None:
     assert rows(table) == 2
     assert not list(table.glob("*-dead-*"))
     assert is_swept(str(table))
+
+
+def test_part_that_a_late_task_writes_during_the_next_run_is_removed(tmp_path: Path) -> None:
+    """The run before failed while it created the table, and a task of it still writes while the next run creates it."""
+    folder = tmp_path / "new"
+    (folder / "_delta_log").mkdir(parents=True)
+    leave_marker(folder, -1, "dead")
+    with staged_parts(str(folder), None):
+        assert not list(folder.glob("*-dead-*"))
+        (folder / "part-00002-dead-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+        write_deltalake(folder.as_uri(), pa.table({"path": ["0"]}))
+
+    assert rows(folder) == 1
+    assert not list(folder.glob("*-dead-*"))
+    assert is_swept(str(folder))
