@@ -38,13 +38,10 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     """
     filesystem, root = file_system(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
-    markers = _markers(path)
     if version is None:
-        delta.clear_uncommitted(path)
+        # Markers stay: late tasks of a failed run may still write parts.
+        delta.clear_uncommitted(path, keep=MARKER)
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
-    for marker in set(markers) - set(_markers(path)):
-        # Removed with a log without commits; late tasks of that run may still write parts.
-        filesystem.touch(f"{root}/_delta_log/{marker}")
     _sweep(path, target.run, done=False)
     try:
         filesystem.touch(f"{root}/_delta_log/{MARKER}{-1 if version is None else version}-{target.run}")

@@ -61,11 +61,15 @@ def newest_commit(path: str) -> str | None:
     return max(filter(COMMIT_NAME.fullmatch, list_names(f"{path.rstrip('/')}/_delta_log")), default=None)
 
 
-def clear_uncommitted(path: str) -> None:
+def clear_uncommitted(path: str, keep: str | None = None) -> None:
     """Remove the files of a run that was killed while it created the table: Delta can neither read nor replace them.
 
     These are a log without commits and uncommitted data files. The caller has an exclusive lock on the table. On a
     store, which has no locks, nothing is removed: another run may be about to commit its files.
+
+    Args:
+        path: Path or URL of the table.
+        keep: Prefix of names in the log that stay, and the log with them; by default, none does.
     """
     if local_path(path) is None:
         return
@@ -80,7 +84,11 @@ def clear_uncommitted(path: str) -> None:
             DATA_NAME.fullmatch(found.rsplit("/", 1)[-1]) for found in filesystem.find(name)
         ):
             filesystem.rm(name, recursive=True)
-    filesystem.rm(f"{root}/_delta_log", recursive=True)
+    log = f"{root}/_delta_log"
+    names = set(list_names(log))
+    kept = {name for name in names if keep is not None and name.startswith(keep)}
+    for found in [f"{log}/{name}" for name in names - kept] if kept else [log]:
+        filesystem.rm(found, recursive=True)
 
 
 def mark_creation(path: str) -> None:

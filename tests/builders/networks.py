@@ -6,8 +6,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
+from tests.builders.ssh_hosts import SshHosts, start_hosts
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,21 @@ def other_machine() -> Iterator[OtherMachine]:
         yield OtherMachine(name, f"{network}.2", f"{network}.1")
     finally:
         _ip("netns", "del", name)  # both ends of the cable with it
+
+
+@contextmanager
+def hosts_apart(folder: Path) -> Iterator[tuple[OtherMachine, SshHosts]]:
+    """Start the host `one` on this machine and `two` on another one, or skip the test as `other_machine`."""
+    with (
+        other_machine() as machine,
+        start_hosts(
+            folder,
+            ["one", "two"],
+            addresses={"one": machine.address_here, "two": machine.address},
+            prefixes={"two": machine.prefix},
+        ) as hosts,
+    ):
+        yield machine, hosts
 
 
 def _ip(*words: str) -> None:

@@ -21,7 +21,7 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_training import TRAIN, logged_epochs, rank_of, runs_beside, start_launcher
 from tests.builders.leftovers import Leftovers
-from tests.builders.networks import OtherMachine, other_machine
+from tests.builders.networks import OtherMachine, hosts_apart
 from tests.builders.processes import rank_processes as ranks_of
 from tests.builders.rank_cases import BACKENDS
 from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
@@ -96,15 +96,7 @@ def test_run_is_completed_after_a_cut_of_the_network(make_images, tmp_path: Path
     expected = weights(undisturbed, other, tmp_path)
     for number in range(NUM_CUTS):
         own = resolve_storage(StorageConfig(home=f"{tmp_path}/home-{number}"))
-        with (
-            other_machine() as machine,
-            start_hosts(
-                tmp_path / f"ssh-{number}",
-                ["one", "two"],
-                addresses={"one": machine.address_here, "two": machine.address},
-                prefixes={"two": machine.prefix},
-            ) as hosts,
-        ):
+        with hosts_apart(tmp_path / f"ssh-{number}") as (machine, hosts):
             distributed = settings(hosts, "one:1,two:1", backend=backend)
             spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=own)
             cut = _Cut(spec, hosts, machine, draw.uniform(0, 4))

@@ -24,7 +24,7 @@ from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.slots import take_gpus
 from tasks.train.spec import TrainingSpec
-from tests.builders.networks import other_machine
+from tests.builders.networks import hosts_apart
 from tests.builders.spark_cluster import can_mount
 from tests.builders.ssh_hosts import SshHosts, needs_sshd, start_hosts
 from tests.builders.training_runs import SMALL, weights
@@ -113,13 +113,7 @@ def test_host_that_is_not_reached_is_named(
 def test_host_whose_network_is_just_back_is_reached(storage: Storage, tmp_path: Path) -> None:
     """The kernel still looks for the host as it did before, and refuses a first connection when that search ends."""
     with (
-        other_machine() as machine,
-        start_hosts(
-            tmp_path / "ssh",
-            ["one", "two"],
-            addresses={"one": machine.address_here, "two": machine.address},
-            prefixes={"two": machine.prefix},
-        ) as hosts,
+        hosts_apart(tmp_path / "ssh") as (machine, hosts),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
     ):
         machine.cut()
