@@ -59,7 +59,7 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
             yield share_of_gpus(spec.slot)
         else:
             with take_slot(names, timeout_seconds, check) as slot:
-                yield share_of_gpus(slot.number, slot.lock)
+                yield share_of_gpus(slot)
         return
     if spec.distributed.launcher != "local":
         yield Gpus()

@@ -59,15 +59,10 @@ class Slot:
     lock: int
 
 
-def share_of_gpus(slot: int, *locks: int) -> Gpus:
-    """Return the GPU of a process, assigned round-robin; none on a machine without GPUs.
-
-    Args:
-        slot: Number of the process among the concurrent ones, from 0.
-        locks: File descriptor of the slot's lock, if its processes inherit it.
-    """
+def share_of_gpus(slot: Slot) -> Gpus:
+    """Return the GPU of a slot, assigned round-robin; none on a machine without GPUs."""
     names = gpu_names()
-    return Gpus((names[slot % len(names)],), locks) if names else Gpus()
+    return Gpus((names[slot.number % len(names)],), (slot.lock,)) if names else Gpus()
 
 
 def slots_folder() -> Path:

@@ -12,6 +12,7 @@ from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.system.slots import Slot
 from tasks.train.identity import decisive_settings, run_key
 
 
@@ -31,8 +32,8 @@ class TrainingSpec(BaseModel):
     """Tags of the MLflow run."""
     repetition: str | None = None
     """Id of a repetition of a finished run, which makes it a run of its own."""
-    slot: int | None = None
-    """Slot on this machine that the caller has taken (`take_slot`); None: the launcher takes a GPU."""
+    slot: Slot | None = None
+    """Slot on this machine that the caller holds (`take_slot`); None: the launcher takes a GPU."""
     num_slots: int = 1
     """Number of concurrent runs on this machine, which share its cores."""
     restart: int = 0

@@ -130,7 +130,7 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
         # Runs in lower slots share the machine at the same time, even those of another search.
         num_slots = max(_trials_here(config), slot.number + 1)
         logger.info("this training run has slot %d of %d on its machine", slot.number + 1, num_slots)
-        return _train_trial(spec.model_copy(update={"slot": slot.number, "num_slots": num_slots}), config)
+        return _train_trial(spec.model_copy(update={"slot": slot, "num_slots": num_slots}), config)
 
 
 def _trials_here(config: TrialRun) -> int:

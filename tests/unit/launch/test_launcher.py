@@ -27,6 +27,7 @@ from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage
 from tasks.system import cores
 from tasks.system.signals import interrupt_on
+from tasks.system.slots import Slot
 from tasks.train.spec import TrainingSpec
 from tasks.train.sweep import launch_lock
 
@@ -102,19 +103,26 @@ def step(number):
 def test_concurrent_runs_share_cores_and_gpus(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: int | None, num_slots: int, resources: str
 ) -> None:
-    """Concurrent runs share the cores, and have the GPU of their slot, or the first free one."""
+    """They share the cores, and have the GPU of their slot, whose lock they inherit, or the first free one."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     resources_of_rank = 'f\'{os.environ["OMP_NUM_THREADS"]} threads, {os.environ["CUDA_VISIBLE_DEVICES"]}\''
-    fake_ranks(tmp_path, monkeypatch, f'send({{"run_id": {resources_of_rank}}})')
+    path = tmp_path / "slot.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT)
+    inherited = "" if slot is None else f'assert os.readlink("/proc/self/fd/{lock}") == {str(path)!r}\n'
+    fake_ranks(tmp_path, monkeypatch, f'{inherited}send({{"run_id": {resources_of_rank}}})')
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "none")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     train = TrainConfig(weights="none", freeze_backbone=False)
     cache = CacheRef(url="cache", digest="digest")
 
-    run = launch_ranks(
-        TrainingSpec(train=train, distributed=None, cache=cache, storage=storage, slot=slot, num_slots=num_slots)
-    )
+    taken = None if slot is None else Slot(slot, lock)
+    try:
+        run = launch_ranks(
+            TrainingSpec(train=train, distributed=None, cache=cache, storage=storage, slot=taken, num_slots=num_slots)
+        )
+    finally:
+        os.close(lock)
 
     assert run.run_id == resources
 

@@ -14,14 +14,16 @@ import pytest
 from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.system import slots
 from tasks.system.cores import gpu_names
-from tasks.system.slots import share_of_gpus, take_gpus, take_slot, try_to_take_gpus
+from tasks.system.slots import Slot, share_of_gpus, take_gpus, take_slot, try_to_take_gpus
 from tests.builders.processes import ROOT
 
 
 def test_concurrent_slots_get_gpus_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots get the visible GPUs in order, by their names."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    assert [share_of_gpus(slot).environment["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["GPU-a", "GPU-b", "GPU-a"]
+    gpus = [share_of_gpus(Slot(number, lock=7)) for number in range(3)]
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in gpus] == ["GPU-a", "GPU-b", "GPU-a"]
+    assert [one.locks for one in gpus] == [(7,)] * 3
 
 
 HOLDER = """
@@ -71,7 +73,7 @@ def test_every_gpu_gets_a_training_run_before_any_gets_two(monkeypatch: pytest.M
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a/1,GPU-b")
     gpus = gpu_names()
     with holder(*gpus) as (_, slot), take_slot(gpus) as second, take_slot(gpus) as third:
-        assert [share_of_gpus(taken).names for taken in (slot, second.number, third.number)] == [
+        assert [share_of_gpus(taken).names for taken in (Slot(slot, lock=7), second, third)] == [
             ("MIG-a/1",),
             ("GPU-b",),
             ("MIG-a/1",),

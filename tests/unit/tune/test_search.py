@@ -16,6 +16,7 @@ from tasks.config.tune import Range, TuneConfig
 from tasks.errors import SubmittedRunCancelled, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.system.slots import Slot
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials
 from tasks.tune.study import NoTrialCompleted, best_trial, counted_trials, open_study, requeue_lost_trials, trial_rows
@@ -271,7 +272,7 @@ def test_missing_study_or_trial_raises_an_error(storage: Storage, study: optuna.
 
 def test_concurrent_trials_share_the_cores(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the number of trials at once; its launcher takes a GPU, so that an ended trial's one is used again."""
-    shares: dict[int, tuple[int | None, int]] = {}
+    shares: dict[int, tuple[Slot | None, int]] = {}
 
     def run(spec: TrainingSpec, _study: str, number: int, _tune: TuneConfig, _stop: threading.Event) -> None:
         shares[number] = (spec.slot, spec.num_slots)
