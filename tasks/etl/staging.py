@@ -39,7 +39,7 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
     filesystem, root = file_system(path)
     target = PartTarget(path, uuid4().hex, datetime.now(UTC))
     if version is None:
-        # Markers stay: late tasks of a failed run may still write parts.
+        # Markers stay until this run ends: late tasks of a failed run may still write parts.
         delta.clear_uncommitted(path, keep=MARKER)
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
     _sweep(path, target.run, done=False)

@@ -73,7 +73,7 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
 
 
 def take_gpus_of_hosts(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], None]) -> None:
-    """Acquire a GPU for each rank on each host, which it keeps until its agent ends.
+    """Acquire a GPU for each rank on each host, in use until its agent and its ranks have ended.
 
     Waits while other training runs have too many of them. It acquires the GPUs of all hosts or none, so that two runs
     never wait for each other.
@@ -102,6 +102,8 @@ def take_gpus_of_hosts(spec: TrainingSpec, agents: Sequence[Agent], check: Calla
             agents[index].ask("release_gpus")
         if not is_logged:
             is_logged = True
-            logger.info("waiting for GPUs of host '%s', which other training runs use", missing)
+            logger.info(
+                "waiting for GPUs of host '%s', which other training runs, or ranks that have not ended, use", missing
+            )
         check()
         time.sleep(POLL_SECONDS)

@@ -23,8 +23,8 @@ from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
 
-CONNECT_SECONDS = 60.0
-"""Time limit from the start of ssh to the greeting of the agent."""
+CONNECT_SECONDS = 90.0
+"""Time limit from the start of ssh to the greeting of the agent: ssh tries two addresses twice, 20 s each."""
 
 CLOSE_SECONDS = 10.0
 """Time limit for the end of all agents and their ssh, after which ssh is killed; the agents end by themselves."""

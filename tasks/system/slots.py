@@ -52,7 +52,7 @@ class Slot:
 
     Attributes:
         number: Its number among the concurrent ones, from 0, for `share_of_gpus`.
-        lock: File descriptor of its lock, as in `Gpus`.
+        lock: File descriptor of its lock, which the process on the slot's GPU inherits, as in `Gpus`.
     """
 
     number: int
@@ -74,7 +74,7 @@ def slots_folder() -> Path:
 def take_slot(
     gpus: Sequence[str], timeout_seconds: float = math.inf, check: Callable[[], None] = lambda: None
 ) -> Iterator[Slot]:
-    """Acquire the first free slot of this machine for the duration of the block, by a lock that ends with its process.
+    """Acquire the first free slot of this machine for the duration of the block, by a lock that its processes inherit.
 
     If every GPU has a training run, the first one of a single process gets a second one: the work pool limits the
     number of concurrent runs. GPUs of ranks are never shared (`take_gpus`): while ranks have them all, this waits.
@@ -167,12 +167,16 @@ def _wait_for(
             return taken
         if not is_logged:
             is_logged = True
-            logger.info("waiting for %s of %d on this machine, which other training runs use", wanted, num_gpus)
+            logger.info(
+                "waiting for %s of %d on this machine, which other training runs, or ranks that have not ended, use",
+                wanted,
+                num_gpus,
+            )
         if time.monotonic() > deadline:
             raise TimeLimitExceeded(
-                f"other training runs on this machine have used its GPUs for {timeout_seconds:.0f} s, and this one "
-                f"needs {wanted} of {num_gpus}: wait until they end, lower distributed.num_ranks, or limit the "
-                "concurrent runs of the work pool"
+                "other training runs on this machine, or ranks that have not ended, have used its GPUs for "
+                f"{timeout_seconds:.0f} s, and this one needs {wanted} of {num_gpus}: wait until they end, lower "
+                "distributed.num_ranks, or limit the concurrent runs of the work pool"
             )
         check()
         time.sleep(POLL_SECONDS)
@@ -185,21 +189,24 @@ def _lock_name(gpu: str) -> str:
 def _is_free(path: Path) -> bool:
     """Return whether nobody holds a lock; the caller holds the lock of all slots."""
     with ExitStack() as held:
-        return _try_to_hold(path, held) is not None
+        lock = _try_to_hold(path, held)
+        if lock is not None:
+            # Unlocked explicitly: a copy in a process that another thread starts at this moment would still hold it.
+            filelock.unlock_descriptor(lock)
+        return lock is not None
 
 
 def _try_to_hold(path: Path, held: ExitStack) -> int | None:
-    """Acquire a lock until the end of `held`, and return its file descriptor; None if another process holds it.
+    """Acquire a lock until the end of `held`, and return its file descriptor; None if it is held already.
 
-    By descriptor: those that other processes have inherited hold the lock after a kill of this process.
+    By descriptor: those that other processes have inherited hold the lock longer than this one, until they end. So it
+    is closed and not unlocked, which would free the lock for all.
     """
     with ExitStack() as opened:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         opened.callback(os.close, descriptor)
         if not filelock.lock_descriptor(descriptor, blocking=False):
             return None
-        # Unlocked explicitly: a copy in a process that another thread starts at this moment would still hold it.
-        opened.callback(filelock.unlock_descriptor, descriptor)
         held.enter_context(opened.pop_all())
     return descriptor
 

@@ -32,7 +32,7 @@ from tests.builders.submissions import WAIT_SECONDS, wait_until
 
 TWO_RANKS = DistributedConfig(num_ranks=2, backend="torch")
 
-WAITS = "waiting for a GPU of 1 on this machine, which other training runs use"
+WAITS = "waiting for a GPU of 1 on this machine, which other training runs, or ranks that have not ended, use"
 
 
 @pytest.fixture

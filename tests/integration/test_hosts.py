@@ -227,7 +227,8 @@ def test_ranks_on_hosts_wait_for_gpus_of_their_own(
 
     def hold() -> None:
         with take_gpus(["GPU-a", "GPU-b"], 2, 0):
-            wait_until(lambda: "waiting for GPUs of host 'two', which other training runs use" in caplog.messages)
+            waits = "waiting for GPUs of host 'two', which other training runs, or ranks that have not ended, use"
+            wait_until(lambda: waits in caplog.messages)
 
     # Ranks have the locks of their GPUs as well, which are in use until they have ended.
     program = f"""

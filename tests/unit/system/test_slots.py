@@ -125,7 +125,9 @@ def test_runs_of_several_ranks_have_gpus_of_their_own(caplog: pytest.LogCaptureF
 
         with caplog.at_level("INFO", "lakevision.ranks"), take_gpus(FOUR, 2, 600, end_first) as third:
             assert third.names == ("GPU-a", "GPU-b")
-        assert caplog.messages == ["waiting for 2 GPUs of 4 on this machine, which other training runs use"]
+        assert caplog.messages == [
+            "waiting for 2 GPUs of 4 on this machine, which other training runs, or ranks that have not ended, use"
+        ]
 
 
 @pytest.mark.usefixtures("_slots_of_its_own")
@@ -179,22 +181,31 @@ import subprocess, sys
 from tasks.system.slots import take_gpus
 with take_gpus(["GPU-a"], 1, 0) as gpus:
     child = subprocess.Popen(["sleep", "600"], pass_fds=gpus.locks)
-    print(child.pid, flush=True)
-    sys.stdin.read()
+    if sys.argv[1] == "killed":
+        print(child.pid, flush=True)
+        sys.stdin.read()
+print(child.pid, flush=True)
+sys.stdin.read()
 """
 
 
 @pytest.mark.usefixtures("_slots_of_its_own")
-def test_gpu_is_in_use_until_the_last_process_on_it_has_ended() -> None:
-    """Also after a kill of the process that acquired it, whose ranks may take a while to free the GPU's memory."""
+@pytest.mark.parametrize("taker", ["killed", "released"])
+def test_gpu_is_in_use_until_the_last_process_on_it_has_ended(taker: str) -> None:
+    """Also after a kill of the process that acquired it, or the end of its block: ranks may outlive SIGKILL a while."""
     with subprocess.Popen(
-        [sys.executable, "-c", INHERITED], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", INHERITED, taker], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-    with ExitStack() as held:
-        assert try_to_take_gpus(["GPU-a"], 1, held) is None
-        child.kill()
+        if taker == "killed":
+            process.kill()
+            process.wait()
+        try:
+            with ExitStack() as held:
+                assert try_to_take_gpus(["GPU-a"], 1, held) is None
+        finally:
+            child.kill()
+            process.kill()
         with take_gpus(["GPU-a"], 1, 60) as own:
             assert own.names == ("GPU-a",)

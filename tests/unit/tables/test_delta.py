@@ -44,6 +44,16 @@ def test_table_without_a_commit_is_removed(tmp_path: Path, names, is_table, left
     assert sorted(path.relative_to(table).as_posix() for path in table.rglob("*") if path.is_file()) == sorted(left)
 
 
+def test_files_of_the_log_that_the_caller_keeps_stay(tmp_path: Path) -> None:
+    """Files in the log with the prefix stay; its other files and folders are removed, and data files as well."""
+    table = tmp_path / "images"
+    write(table, "_delta_log/kept-1", "_delta_log/.tmp", "_delta_log/_staged_commits/0.json", PART)
+
+    clear_uncommitted(str(table), keep="kept-")
+
+    assert [path.relative_to(table).as_posix() for path in table.rglob("*")] == ["_delta_log", "_delta_log/kept-1"]
+
+
 def test_parquet_files_without_a_delta_log_are_refused_and_kept(tmp_path: Path) -> None:
     """Spark's Parquet files have the same names as Delta's, but without a log they are not touched."""
     write(tmp_path / "images", PART)
