@@ -76,7 +76,9 @@ def test_poor_trial_is_pruned_and_its_run_is_a_killed_child_of_the_search(source
         "squeezenet1_1 24 px, trial 1",
         "flows.tune",
     )
-    assert [metric.step for metric in client.get_metric_history(trial.info.run_id, "val_accuracy")] == [0]
+    # On a busy machine, the rank may complete its second epoch before it is told to end.
+    steps = [metric.step for metric in client.get_metric_history(trial.info.run_id, "val_accuracy")]
+    assert steps in ([0], [0, 1])
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_val_accuracy"] == 1.0
     assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
