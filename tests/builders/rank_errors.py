@@ -1,4 +1,4 @@
-"""An unexpected error that a real rank raises, wherever it is at a moment that a test chooses."""
+"""Real ranks that raise an unexpected error wherever they are at a chosen moment, or wait after an epoch."""
 
 import threading
 import time
@@ -21,6 +21,22 @@ if (os.environ.get("HOROVOD_RANK") or os.environ.get("RANK")) == "1":
     threading.Thread(target=fail, daemon=True).start()
 """
 """A module that Python imports when a process starts: after a file appears, rank 1 raises an error wherever it is."""
+
+
+WAIT = """
+import time
+from tasks.launch.reporter import Reporter
+
+send = Reporter.send
+
+def send_and_wait(self, event):
+    send(self, event)
+    if "ends_training" in event:
+        time.sleep(600)
+
+Reporter.send = send_and_wait
+"""
+"""A module that Python imports when a process starts: after an epoch, rank 0 waits until it is told to end."""
 
 
 class ErrorAfterEpoch:
@@ -51,6 +67,27 @@ class ErrorAfterEpoch:
 
 
 @contextmanager
+def _imported_at_start(folder: Path, module: str) -> Iterator[None]:
+    """Let the processes that the block starts import a module first, from a folder to create."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield
+
+
+@contextmanager
+def wait_after_an_epoch(folder: Path) -> Iterator[None]:
+    """Let rank 0 of the training run that the block launches wait after an epoch until it is told to end.
+
+    Args:
+        folder: Folder to create, from which the ranks import it.
+    """
+    with _imported_at_start(folder, WAIT):
+        yield
+
+
+@contextmanager
 def error_in_rank_1(folder: Path, seconds: float) -> Iterator[ErrorAfterEpoch]:
     """Prepare a ZeroDivisionError in rank 1 of the training run that the block launches.
 
@@ -61,9 +98,6 @@ def error_in_rank_1(folder: Path, seconds: float) -> Iterator[ErrorAfterEpoch]:
     Yields:
         What the training run calls with its events.
     """
-    folder.mkdir()
     trigger = folder / "raise"
-    (folder / "sitecustomize.py").write_text(RAISE.format(trigger=str(trigger)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
+    with _imported_at_start(folder, RAISE.format(trigger=str(trigger))):
         yield ErrorAfterEpoch(trigger, seconds)
