@@ -10,7 +10,7 @@ from tasks.config.distributed import Backend
 from tasks.launch.gpu_obstacle import expected_gpu_obstacle
 from tasks.launch.placement import place_ranks
 from tasks.launch.remote import Agent
-from tasks.system.cores import gpu_names
+from tasks.system.cores import gpus_for
 from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 
@@ -30,7 +30,7 @@ def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[s
         backend: `distributed.backend`.
         num_ranks: Number of ranks on this machine.
     """
-    names = [] if device == "cpu" else gpu_names()
+    names = gpus_for(device)
     if len(names) < num_ranks or (device != "cuda" and expected_gpu_obstacle(backend, num_ranks) is not None):
         return []
     return names
@@ -52,7 +52,7 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
         WrongInput, TimeLimitExceeded: As `take_gpus` and `take_slot`.
     """
     if spec.distributed is None:
-        names = [] if spec.train.device == "cpu" else gpu_names()
+        names = gpus_for(spec.train.device)
         if not names:
             yield Gpus()
         elif spec.slot is not None:

@@ -62,3 +62,8 @@ def gpu_names() -> list[str]:
     import torch  # Here: a machine without GPUs does not load it.
 
     return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def gpus_for(device: str) -> list[str]:
+    """Return the GPUs that a training run with this `train.device` may use: none for `cpu`, else `gpu_names`."""
+    return [] if device == "cpu" else gpu_names()

@@ -18,7 +18,7 @@ from tasks.pool.task import check_pool, read_pool, where_to_run
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
 from tasks.submission.task import SubmittedRun, submit
-from tasks.system.cores import gpu_names
+from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
 from tasks.train.identity import run_key
@@ -125,8 +125,7 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     if config.parent_run_id is not None:
         tags |= tracking.trial_tags(config.parent_run_id, config.number)
     spec = TrainingSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
-    gpus = [] if config.train.device == "cpu" else gpu_names()
-    with take_slot(gpus, config.train.timeout_seconds) as slot:
+    with take_slot(gpus_for(config.train.device), config.train.timeout_seconds) as slot:
         # Runs in lower slots share the machine at the same time, even those of another search.
         num_slots = max(_trials_here(config), slot.number + 1)
         logger.info("this training run has slot %d of %d on its machine", slot.number + 1, num_slots)

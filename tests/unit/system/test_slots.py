@@ -43,15 +43,22 @@ def _slots_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def holder(*gpus: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """Hold a slot in a separate process."""
-    command = [sys.executable, "-c", HOLDER, *gpus]
+def started(program: str, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Run a program in a separate process until the end of the block, and yield the first line that it prints."""
+    command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process, int(process.stdout.readline())
+            yield process, process.stdout.readline()
         finally:
             process.kill()
+
+
+@contextmanager
+def holder(*gpus: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """Hold a slot in a separate process."""
+    with started(HOLDER, *gpus) as (process, number):
+        yield process, int(number)
 
 
 @pytest.mark.usefixtures("_slots_of_its_own")
@@ -104,13 +111,8 @@ FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 @contextmanager
 def ranks(num_ranks: int, *gpus: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
     """Hold GPUs for ranks in a separate process."""
-    command = [sys.executable, "-c", RANKS, str(num_ranks), *gpus]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().split()
-        finally:
-            process.kill()
+    with started(RANKS, str(num_ranks), *gpus) as (process, names):
+        yield process, names.split()
 
 
 @pytest.mark.usefixtures("_slots_of_its_own")
@@ -178,12 +180,12 @@ def test_wait_for_gpus_can_be_interrupted() -> None:
 
 INHERITED = """
 import subprocess, sys
-from tasks.system.slots import take_gpus
-with take_gpus(["GPU-a"], 1, 0) as gpus:
-    child = subprocess.Popen(["sleep", "600"], pass_fds=gpus.locks)
-    if sys.argv[1] == "killed":
-        print(child.pid, flush=True)
-        sys.stdin.read()
+from contextlib import ExitStack
+from tasks.system.slots import try_to_take_gpus
+held = ExitStack()
+child = subprocess.Popen(["sleep", "600"], pass_fds=try_to_take_gpus(["GPU-a"], 1, held).locks)
+if sys.argv[1] == "released":
+    held.close()
 print(child.pid, flush=True)
 sys.stdin.read()
 """
@@ -193,11 +195,8 @@ sys.stdin.read()
 @pytest.mark.parametrize("taker", ["killed", "released"])
 def test_gpu_is_in_use_until_the_last_process_on_it_has_ended(taker: str) -> None:
     """Also after a kill of the process that acquired it, or the end of its block: ranks may outlive SIGKILL a while."""
-    with subprocess.Popen(
-        [sys.executable, "-c", INHERITED, taker], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        child = psutil.Process(int(process.stdout.readline()))
+    with started(INHERITED, taker) as (process, line):
+        child = psutil.Process(int(line))
         if taker == "killed":
             process.kill()
             process.wait()
@@ -206,6 +205,5 @@ def test_gpu_is_in_use_until_the_last_process_on_it_has_ended(taker: str) -> Non
                 assert try_to_take_gpus(["GPU-a"], 1, held) is None
         finally:
             child.kill()
-            process.kill()
         with take_gpus(["GPU-a"], 1, 60) as own:
             assert own.names == ("GPU-a",)
