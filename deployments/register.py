@@ -5,12 +5,14 @@ This process starts beside the server and waits for it.
 """
 
 import runpy
+import ssl
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,21 @@ def restore_edits(
                 client.update_deployment_schedule(deployment.id, entry.id, active=was.active[slug], schedule=schedule)
 
 
+@contextmanager
+def shared_tls_contexts() -> Iterator[None]:
+    """Let all clients that are created meanwhile share one TLS context for each set of arguments.
+
+    `prefect deploy` creates more than 60 clients, and each reads the certificate authorities, also for a server without
+    TLS: 25 ms each, a fifth of this process's CPU time.
+    """
+    created = ssl.create_default_context
+    ssl.create_default_context = cache(created)  # type: ignore[assignment]  # it takes the same arguments
+    try:
+        yield
+    finally:
+        ssl.create_default_context = created
+
+
 def deploy_all() -> None:
     """Deploy all of deployments/prefect.yaml with `prefect deploy`.
 
@@ -157,7 +174,8 @@ def deploy_all() -> None:
     """
     sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     try:
-        runpy.run_module("prefect", run_name="__main__")
+        with shared_tls_contexts():
+            runpy.run_module("prefect", run_name="__main__")
     except SystemExit as exited:  # A CLI raises it on success, too.
         if exited.code:
             raise

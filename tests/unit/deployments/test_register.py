@@ -1,14 +1,16 @@
-"""Test of restoring a user's edits of deployments after they were deployed again."""
+"""Tests of the registration: the user's edits that are restored, and the TLS contexts that clients share."""
 
+import ssl
 from typing import Any
 
+import certifi
 import httpx
 import pytest
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import PrefectHTTPStatusError
 
-from deployments.register import DeploymentSettings, restore_edits
+from deployments.register import DeploymentSettings, restore_edits, shared_tls_contexts
 
 PHOTOS, DIGITS = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 
@@ -46,3 +48,13 @@ def test_edit_that_is_no_longer_valid_is_reported(capsys: pytest.CaptureFixture[
 
     assert server.updated == {DIGITS: edited}
     assert "the edited parameters of 'photos' could not be restored" in capsys.readouterr().out
+
+
+def test_clients_share_a_tls_context_until_the_block_ends() -> None:
+    """One context per set of arguments; afterwards each client has its own again."""
+    with shared_tls_contexts():
+        shared, again = ssl.create_default_context(), ssl.create_default_context()
+        own_authorities = ssl.create_default_context(cafile=certifi.where())
+    assert shared is again
+    assert own_authorities is not shared
+    assert ssl.create_default_context() is not shared
