@@ -40,6 +40,13 @@ class OtherMachine:
         """Join the cable again."""
         _ip("-n", self.namespace, "link", "set", self.namespace, "up")
 
+    def is_sought(self) -> bool:
+        """Return whether the kernel here asks the network for this machine, and has neither found it nor given up."""
+        entry = subprocess.run(
+            ["ip", "neighbour", "show", "to", self.address], capture_output=True, text=True, check=True
+        )
+        return "INCOMPLETE" in entry.stdout
+
 
 @contextmanager
 def other_machine() -> Iterator[OtherMachine]:
