@@ -1,7 +1,7 @@
 # The front door: `make demo` and `make test` work on a fresh machine; the rest is for every day.
 SHELL := /bin/bash
 python := .venv/bin/python
-# Tests start hundreds of processes, each of which would compile this project again: 0.3 s.
+# Tests start hundreds of processes; with the variable set, each would compile this project again (0.3 s).
 pytest := env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest
 benchmarks := demo etl loader train gpu accuracy calibration predict stream distributed submission scaling ranks_to_best
 # Where set-up puts uv on a machine that has none.
@@ -35,8 +35,8 @@ up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
 # The archive of classes and mypy take one core and a minute each, so they run side by side.
-# Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first.
-# `tests` as a whole: of a folder that is named, pytest imports the fixtures once more, before its workers start.
+# Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first: the
+# folders' names are in that order. If they were named here, pytest's main process would import their conftest.py, too.
 test: packages  ## lint, types, and all tests but tests/faults
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
 	@$(pytest) --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults tests

@@ -3,9 +3,9 @@
 import ssl
 from typing import Any
 
-import certifi
 import httpx
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import PrefectHTTPStatusError
@@ -50,11 +50,17 @@ def test_edit_that_is_no_longer_valid_is_reported(capsys: pytest.CaptureFixture[
     assert "the edited parameters of 'photos' could not be restored" in capsys.readouterr().out
 
 
-def test_clients_share_a_tls_context_until_the_block_ends() -> None:
-    """One context per set of arguments; afterwards each client has its own again."""
+def test_clients_share_one_tls_context_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts that their creators change are not shared, and afterwards each client has its own again."""
+    read: list[object] = []
+    original = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **named: read.append(named) or original(**named))
     with shared_tls_contexts():
-        shared, again = ssl.create_default_context(), ssl.create_default_context()
-        own_authorities = ssl.create_default_context(cafile=certifi.where())
-    assert shared is again
-    assert own_authorities is not shared
-    assert ssl.create_default_context() is not shared
+        for _ in range(3):
+            SyncPrefectClient("http://127.0.0.1:4200/api")
+        assert len(read) == 1
+        assert ssl.create_default_context() is not ssl.create_default_context()
+    read.clear()
+    for _ in range(2):
+        SyncPrefectClient("http://127.0.0.1:4200/api")
+    assert len(read) == 2
