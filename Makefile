@@ -1,8 +1,6 @@
 # The front door: `make demo` and `make test` work on a fresh machine; the rest is for every day.
 SHELL := /bin/bash
 python := .venv/bin/python
-# Tests start hundreds of processes; with the variable set, each would compile this project again (0.3 s).
-pytest := env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest
 benchmarks := demo etl loader train gpu accuracy calibration predict stream distributed submission scaling ranks_to_best
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
@@ -39,7 +37,7 @@ up: setup  ## server, workers and MLflow UI until Ctrl-C
 # folders' names are in that order. If they were named here, pytest's main process would import their conftest.py, too.
 test: packages  ## lint, types, and all tests but tests/faults
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
-	@$(pytest) --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults tests
+	@$(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults tests
 
 lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .
@@ -52,7 +50,7 @@ types:  ## mypy, strict
 	@.venv/bin/mypy
 
 test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
-	@$(pytest) tests/$(@:test-%=%)
+	@$(python) -m pytest tests/$(@:test-%=%)
 
 audit: setup  ## the lock against a source of security advisories; known findings are in .github/SECURITY.md
 	@$(python) -m deployments.audit $(if $(SOURCE),--source "$(SOURCE)")

@@ -155,18 +155,15 @@ def restore_edits(
 def shared_tls_contexts() -> Iterator[None]:
     """Create one TLS context per file of certificate authorities in the block, and not one per client.
 
-    `prefect deploy` creates 63 clients, and each reads the file (20 ms), also for a server without TLS. Together
+    `prefect deploy` creates 64 clients, and each reads the file (20 ms), also for a server without TLS. Together
     they take a fifth of this process's CPU time.
     """
     original = ssl.create_default_context
-
-    @cache
-    def context_of(cafile: str | None) -> ssl.SSLContext:
-        return original(cafile=cafile)
+    shared = cache(original)
 
     def create(*args: Any, **named: Any) -> ssl.SSLContext:
-        # Only calls like those of Prefect's clients: others, such as for no verification, change their context.
-        return context_of(**named) if not args and set(named) == {"cafile"} else original(*args, **named)
+        # Only for calls like those of Prefect's clients that verify servers: other callers may change their context.
+        return shared(**named) if not args and set(named) == {"cafile"} else original(*args, **named)
 
     ssl.create_default_context = create
     try:

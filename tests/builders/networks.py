@@ -42,10 +42,7 @@ class OtherMachine:
 
     def is_sought(self) -> bool:
         """Return whether the kernel here asks the network for this machine, and has neither found it nor given up."""
-        entry = subprocess.run(
-            ["ip", "neighbour", "show", "to", self.address], capture_output=True, text=True, check=True
-        )
-        return "INCOMPLETE" in entry.stdout
+        return "INCOMPLETE" in _ip("neighbour", "show", "to", self.address)
 
 
 @contextmanager
@@ -86,5 +83,5 @@ def hosts_apart(folder: Path) -> Iterator[tuple[OtherMachine, SshHosts]]:
         yield machine, hosts
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], stdout=subprocess.PIPE, text=True, check=True).stdout
