@@ -1,6 +1,7 @@
 """`make demo`: a local stack, the whole DAG and one batch of the stream on it, and a summary with links to results."""
 
 import argparse
+import hashlib
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from deployments.stack_processes import LocalStack, say
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
-from tasks.paths import absolute_url, local_path
+from tasks.paths import absolute_url, local_path, readable_name
 from tasks.system.signals import interrupt_on
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ DIGITS_IMAGE_SIZE, DIGITS_BATCH_SIZE = 16, 64
 
 OWN_IMAGE_SIZE = 64
 """Image size of the demo on the user's own images: photos need more than the digits, and a laptop must keep up."""
+
+DIGITS_NAME = "demo-digits"
+"""Name of the folder of the digits' tables, and of their model."""
+
+MAX_FOLDER_CHARACTERS = 30
+"""Maximum number of characters of the source's folder in the name of its tables."""
 
 HIDDEN_LOG_PREFIXES = (
     *("Running 1 deployment pull step", "Executing deployment step", "Deployment step", "All deployment steps"),
@@ -67,6 +74,15 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def tables_name(source: str) -> str:
+    """Return the name of the demo's tables of a source, a folder in the home that no other source has."""
+    if source == BUILTIN_DIGITS:
+        return DIGITS_NAME
+    location = absolute_url(source).rstrip("/")
+    suffix = hashlib.sha256(location.encode()).hexdigest()[:6]
+    return f"demo-{readable_name(location, MAX_FOLDER_CHARACTERS)}-{suffix}"
+
+
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """Return the DAG's parameters: those for the digits, overridden by the options that the user gave."""
     own = options.source != BUILTIN_DIGITS
@@ -83,8 +99,9 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
             "max_epochs": 20 if own else 5,
             "train_on": "both",
-            # The demo has its own tables: a new source replaces the previous one.
-            "etl": {"replace_source": True},
+            "tables": tables_name(options.source),
+            # All tables of the digits have the same default name; a folder's has one for each table.
+            **({} if own else {"model_name": DIGITS_NAME}),
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
         }
     }
@@ -190,11 +207,12 @@ def sentence(message: str) -> str:
     return message.removesuffix("(WrongInput)").strip()
 
 
-def run_stream(stack: LocalStack, model: str) -> "StreamReport":
+def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
     """Add images to a table, and run the stream that predicts them; return its report.
 
     Args:
         stack: The stack that ran the DAG.
+        tables: Name of the demo's tables.
         model: Name of the registered model.
 
     Raises:
@@ -206,15 +224,35 @@ def run_stream(stack: LocalStack, model: str) -> "StreamReport":
     from tasks.refs import StreamReport
     from tasks.storage import resolve_storage
 
-    table = add_arrivals(resolve_storage(StorageConfig(home=str(stack.home))))
-    return StreamReport.model_validate(follow_run(stack, STREAM, stream_parameters(table, model))[1])
+    table = add_arrivals(resolve_storage(StorageConfig(home=str(stack.home), tables=tables)))
+    return StreamReport.model_validate(follow_run(stack, STREAM, stream_parameters(table, tables, model))[1])
 
 
-def show_summary(stack: LocalStack, flow_run_id: str, stream: "StreamReport", own_tracking: str | None) -> None:
+def commands(tables: str, model: str, settings: str) -> list[str]:
+    """Return the commands that a user may run next, one per line; without tables, they would use the default ones.
+
+    Args:
+        tables: Name of the demo's tables.
+        model: Name of the registered model.
+        settings: Environment variables in front of each command, with a space at the end, or nothing.
+    """
+    named = f"--tables {tables} --model_name {model}"
+    flows = {
+        "new images": f"predict_stream {named}",
+        "a folder": f"predict_batch --source /data/new {named}",
+        "roll back": f"rollback {named}",
+    }
+    return [f"  {goal:<11} {settings}.venv/bin/python -m flows.{flow}" for goal, flow in flows.items()]
+
+
+def show_summary(
+    stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport", own_tracking: str | None
+) -> None:
     """Print the summary, and the commands and URLs that show the run in the UIs.
 
     Args:
         stack: The stack that ran the DAG.
+        tables: Name of the demo's tables.
         flow_run_id: Id of the run.
         stream: Report of the stream.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
@@ -231,6 +269,8 @@ def show_summary(stack: LocalStack, flow_run_id: str, stream: "StreamReport", ow
     print("\n" + "\n".join(summary_lines(summary)))
     print(f"{'stream':<13} {stream.predicted} new images predicted, {stream.errors} errors")
     home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
+    unset = "LAKEVISION_TRACKING_URI= " if own_tracking else ""
+    later = commands(tables, summary.model, home + unset)
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
     print(f"\nas JSON       {file}")
@@ -240,9 +280,10 @@ def show_summary(stack: LocalStack, flow_run_id: str, stream: "StreamReport", ow
     page = run_location(storage, RunRef(run_id=summary.single.run_id))
     print(f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{page}")
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
-    home += "LAKEVISION_TRACKING_URI= " if own_tracking else ""
-    command = f"{home}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
+    command = f"{home}{unset}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
     print(f"  MLflow UI only: {command}   (the same login)")
+    print(f"\ntables        {stack.home / tables}, which later commands name, with their model")
+    print("\n".join(later))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -264,8 +305,9 @@ def main(arguments: Sequence[str]) -> int:
             own_tracking = os.environ.get("LAKEVISION_TRACKING_URI")
             os.environ.update(stack.environment)
             flow_run_id, summary = follow_run(stack, DEPLOYMENT, values)
-            stream = run_stream(stack, summary["model"])
-            show_summary(stack, flow_run_id, stream, own_tracking)
+            tables = values["config"]["tables"]
+            stream = run_stream(stack, tables, summary["model"])
+            show_summary(stack, tables, flow_run_id, stream, own_tracking)
     except ValidationError as error:
         print(f"make demo: {explain(error)}", file=sys.stderr)
         return 2

@@ -46,11 +46,12 @@ def mirrored(content: bytes) -> bytes:
         return file.getvalue()
 
 
-def stream_parameters(table: str, model: str) -> dict[str, Any]:
+def stream_parameters(table: str, tables: str, model: str) -> dict[str, Any]:
     """Return the parameters of a run that predicts the new rows of a table.
 
     Args:
         table: Path of the table.
+        tables: Name of the demo's tables, beside which the predictions are.
         model: Name of the registered model: the table was not made by the flow etl, which would give it one.
     """
-    return {"config": {"model_name": model, "predict": {"table": table}}}
+    return {"config": {"model_name": model, "tables": tables, "predict": {"table": table}}}

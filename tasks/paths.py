@@ -1,6 +1,7 @@
 """Local paths of folders and file:// URLs."""
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlparse
 
@@ -63,3 +64,9 @@ def expand_user(path: Path) -> Path:
             f"'{path}' is in the home of the user '{path.parts[0][1:]}', whom this machine does not know: "
             "give the path without ~"
         ) from None
+
+
+def readable_name(url: str, max_characters: int) -> str:
+    """Return the last folder of a path or URL as lower-case letters, digits and hyphens; `images` without any."""
+    folder = url.rstrip("/").rpartition("/")[2].lower()
+    return re.sub("[^a-z0-9]+", "-", folder)[:max_characters].strip("-") or "images"

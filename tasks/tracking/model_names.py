@@ -1,9 +1,9 @@
 """Default names of registered models, derived from a table and the source of its images."""
 
 import hashlib
-import re
 
 from tasks.config.etl import BUILTIN_DIGITS
+from tasks.paths import readable_name
 from tasks.refs import TableRef
 from tasks.storage import Storage
 
@@ -33,7 +33,5 @@ def derived_model_name(table: TableRef, storage: Storage) -> str | None:
         return f"{PREFIX}-digits"
     if source.startswith(BUILTIN_DIGITS):  # other splits or labels of the digits, the same in every home as well
         return f"{PREFIX}-digits-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
-    folder = table.source.rstrip("/").rpartition("/")[2].lower()
-    readable = re.sub("[^a-z0-9]+", "-", folder)[:MAX_FOLDER_CHARACTERS].strip("-") or "images"
     suffix = hashlib.sha256(f"{table.table_id}|{table.source}".encode()).hexdigest()[:6]
-    return f"{PREFIX}-{readable}-{suffix}"
+    return f"{PREFIX}-{readable_name(table.source, MAX_FOLDER_CHARACTERS)}-{suffix}"

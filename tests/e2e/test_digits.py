@@ -51,7 +51,7 @@ def test_dag_runs_from_digits_to_predictions(demo):
     # Of 180 images. It differs from CPU to CPU as from seed to seed: 0.972 to 0.994 with four seeds.
     assert summary["distributed"]["test_accuracy"] >= 0.96
     assert summary["test_accuracy"] in {summary[name]["test_accuracy"] for name in ("single", "distributed")}
-    assert (summary["model"], summary["version"]) == ("lakevision-digits", 1)
+    assert (summary["model"], summary["version"]) == ("demo-digits", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
     assert summary["predict_images_per_second"] > 0
     assert list(summary["seconds"]) == ["preflight", "etl", "cache", "train", "train-distributed", "promote", "predict"]
@@ -60,18 +60,20 @@ def test_dag_runs_from_digits_to_predictions(demo):
     assert "MLflow UI" in printed
     assert "is the champion: test accuracy" in summary["decision"]
     assert summary["decision"] in printed
+    assert "-m flows.predict_stream --tables demo-digits --model_name demo-digits" in printed
     assert "stream        16 new images predicted, 0 errors" in printed
     for place in (
-        "tables/images",
-        "tables/files",
-        "tables/predictions",
-        "tables/promotions",
+        "demo-digits/images",
+        "demo-digits/files",
+        "demo-digits/predictions",
+        "demo-digits/promotions",
         "cache",
         "mlflow.db",
         "artifacts",
         "logs",
     ):
         assert (home / place).exists(), place
+    assert not (home / "tables").exists()  # the default tables, for the user's own images
 
 
 @pytest.mark.timeout(1500)
@@ -104,5 +106,5 @@ def test_second_demo_skips_every_stage(demo):
     assert stages == {"etl", "cache", "train", "train-distributed", "promote", "predict"}
     # For information only: a test makes no assertion on time.
     print(f"first {first_seconds:.0f} s, second {second_seconds:.0f} s")
-    logs = list((home / "tables" / "images" / "_delta_log").glob("*.json"))
+    logs = list((home / "demo-digits" / "images" / "_delta_log").glob("*.json"))
     assert len(logs) == first["delta_version"] + 1

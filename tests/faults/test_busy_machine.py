@@ -118,5 +118,5 @@ def test_demo_ends_with_a_champion(busy: None, tmp_path: Path) -> None:
         ["make", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1700
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "champion      lakevision-digits version 1" in done.stdout
+    assert "champion      demo-digits version 1" in done.stdout
     assert server_errors(tmp_path / "home") == []

@@ -8,12 +8,16 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
+from deployments.demo import parameters, parse_arguments
+from tasks.config.etl import EtlConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of
-from tasks.etl.ingest import ingest_source, prepare_ingest
-from tests.builders.etl_tables import etl_settings, ingest, ledger, stored, versions
+from tasks.etl.ingest import ingest_images, ingest_source, prepare_ingest
+from tasks.storage import resolve_storage
+from tests.builders.etl_tables import SETTINGS, etl_settings, ingest, ledger, stored, versions
 from tests.conftest import write_images
 
 
@@ -200,6 +204,19 @@ def test_other_settings_and_another_source_are_refused(spark, source, storage, m
     assert versions(spark, storage) == (0, 0)
     report = ingest(other, storage, replace_source=True)
     assert (report.stored, len(stored(spark, storage))) == (15, 15)
+
+
+def test_demo_leaves_the_default_tables_with_another_source_as_they_are(spark, source, storage, make_images):
+    """Only `etl.replace_source` replaces a table, and the demo does not set it."""
+    fractions = {name: EtlConfig().model_dump()[name] for name in SETTINGS}
+    report = ingest(source, storage, **fractions)
+    before = stored(spark, storage)
+    other = make_images(per_class=5, side=20, name="other")
+    values = parameters(parse_arguments(["--source", str(other)]))["config"]
+    config = PipelineConfig.model_validate({"storage": {"home": storage.home}, **values})
+    assert ingest_images(config.etl, resolve_storage(config.storage), SparkConfig()).stored == 15
+    assert (stored(spark, storage), versions(spark, storage)) == (before, (0, 0))
+    assert ingest(source, storage, **fractions) == report.model_copy(update={"read": 0, "changed": False})
 
 
 def test_table_with_other_columns_is_refused_and_unchanged(spark, source, storage):

@@ -1,5 +1,6 @@
-"""The log of a run, as the demo prints it."""
+"""The demo: its tables and model, and the log of a run as it prints it."""
 
+import re
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from deployments.demo import _show_log
+from deployments.demo import _show_log, commands, parameters, parse_arguments
+from deployments.demo_stream import stream_parameters
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.stream import StreamRun
 
 
 class Server:
@@ -41,3 +45,43 @@ def test_log_has_ended_with_the_last_line_of_the_flow_and_not_of_a_stage(capsys:
     assert not _show_log(Server(lines), run, shown)
     assert _show_log(Server([*lines, line(run, "Finished in state Completed()")]), run, shown)
     assert capsys.readouterr().out.splitlines() == ["00:00:00  1 image predicted"]
+
+
+def settings(*options: str) -> PipelineConfig:
+    """Return the settings of the demo's run of the DAG with these options."""
+    return PipelineConfig.model_validate(parameters(parse_arguments(options))["config"])
+
+
+def test_each_source_of_the_demo_has_tables_of_its_own_and_none_is_replaced() -> None:
+    """Not those of other runs: the default ones, or those of the deployment `photos`."""
+    sources = ("/data/photos", "/other/photos", "/data/", "s3a://bucket/photos", "/data/пример", "/")
+    found = [settings(), *(settings("--source", source) for source in sources)]
+    tables = [config.storage.tables or "tables" for config in found]
+    assert not any(config.etl.replace_source for config in found)
+    assert len({*tables, "tables", "photos-tables"}) == len(found) + 2
+    assert all(re.fullmatch("demo-[a-z0-9-]{1,50}", name) for name in tables)
+    assert tables[0] == "demo-digits"
+    assert re.fullmatch("demo-photos-[0-9a-f]{6}", tables[1])
+    assert settings("--source", "/data/photos/").storage.tables == tables[1]
+
+
+def test_model_of_the_demo_is_not_that_of_other_tables_of_the_digits() -> None:
+    """All tables of the digits have the same default name; those of folders have one for each table."""
+    assert settings().promote.model_name == "demo-digits"
+    assert settings("--source", "/data/photos").promote.model_name is None
+
+
+def test_stream_of_the_demo_writes_to_its_tables() -> None:
+    """Predictions and the position of the stream are beside the demo's table of images."""
+    values = stream_parameters("/home/demo-digits/arrivals", "demo-digits", "demo-digits")
+    config = StreamRun.model_validate(values["config"])
+    assert (config.storage.tables, config.predict.table) == ("demo-digits", "/home/demo-digits/arrivals")
+
+
+def test_printed_commands_name_tables_and_model() -> None:
+    """Without them, a command would be about the default tables."""
+    lines = commands("demo-digits", "demo-digits", "LAKEVISION_HOME=/h ")
+    assert lines
+    for line in lines:
+        assert "LAKEVISION_HOME=/h .venv/bin/python -m flows." in line
+        assert "--tables demo-digits --model_name demo-digits" in line
