@@ -97,6 +97,13 @@ class ClusterUnavailable(UserError, RuntimeError):
     """The Spark master does not answer; the message names it. Retried, since it may come back."""
 
 
+class SourceUnavailable(UserError, RuntimeError):
+    """Files of a source cannot be looked at, which does not mean that they are gone; the message names the path.
+
+    Retried, since a disk or network share may come back.
+    """
+
+
 class TableInUse(UserError, RuntimeError):
     """Another driver writes to a table that can have one writer only; the message names it. Retried, since it ends."""
 
@@ -141,6 +148,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         QueryTooLarge,
         TrackingUnavailable,
         ClusterUnavailable,
+        SourceUnavailable,
         TableInUse,
         RunDeleted,
         RankStalled,

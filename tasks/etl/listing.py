@@ -1,5 +1,6 @@
 """Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -9,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.config.etl import EtlConfig
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
-from tasks.paths import is_inside
+from tasks.etl.own_folders import OwnFolders
 from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 
@@ -19,6 +20,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 BATCH_FILES = 20_000
 """Number of files in memory as Python values while a source is listed; each takes 480 bytes."""
+
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Errors of a path that nothing is at. After any other, such as that of a lost mount, its file may still be there."""
 
 
 @dataclass
@@ -49,52 +54,110 @@ def is_image_path(path: str) -> bool:
     return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
 
 
-def _walk(folder: str, root: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield folders with the names of their image files and of links to such, in the order of the paths."""
+def raise_unless_gone(error: OSError, path: str, setting: str = "source") -> None:
+    """Return if an error means that a file or folder does not exist, raise it for users if it may.
+
+    Raises:
+        WrongInput: This user has no permission to look at it.
+        SourceUnavailable: Any other error, such as that of a network share that does not answer.
+    """
+    if error.errno in GONE:
+        return
+    problem = f"{setting} has '{path}', which cannot be read ({error.strerror or error})"
+    if isinstance(error, PermissionError):
+        raise WrongInput(f"{problem}: change its permissions; its files do not count as deleted") from None
+    raise SourceUnavailable(f"{problem}: check the disk or network share; its files do not count as deleted") from error
+
+
+def _status(path: str, setting: str) -> os.stat_result | None:
+    """Return the status of a path, None if it does not exist."""
     try:
-        opened = os.scandir(folder)
-    except PermissionError:
-        raise WrongInput(f"source has the folder '{folder}', which cannot be read: change its permissions") from None
-    except FileNotFoundError:
-        return  # Deleted since its parent was read: ignored.
-    # Names only: an entry takes 230 bytes, 840 with its status, and a name 70.
-    names: list[str] = []
-    folders_and_links: set[str] = set()
-    with opened as entries:
-        for entry in entries:
-            name = entry.name
-            if _is_hidden(name):
-                continue
-            if entry.is_file(follow_symlinks=False):
-                if _is_image(name):
-                    names.append(name)
-            elif entry.is_symlink() or entry.is_dir():
-                folders_and_links.add(name)
-                names.append(name)
-    names.sort()
-    files = names if not folders_and_links else []
-    for name in names if folders_and_links else ():
-        if name in folders_and_links:
+        return os.stat(path)
+    except OSError as error:
+        raise_unless_gone(error, path, setting)
+        return None
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The folders of a source, one after the other.
+
+    Attributes:
+        source: The source.
+        root: Its real path.
+        setting: Name of its setting, for error messages.
+        own: Folders to leave out.
+    """
+
+    source: str
+    root: str
+    setting: str
+    own: OwnFolders | None
+
+    def folders(self, folder: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield folders with the names of their image files and of links to such, in the order of the paths."""
+        # Names only: an entry takes 230 bytes, 840 with its status, and a name 70.
+        names: list[str] = []
+        folders: set[str] = set()
+        links: set[str] = set()
+        try:
+            if folder != self.source and self._is_own(folder):
+                return
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if _is_hidden(name):
+                        continue
+                    if entry.is_file(follow_symlinks=False):
+                        if _is_image(name):
+                            names.append(name)
+                    elif entry.is_symlink():
+                        # Links are followed only inside the source: the user gave no access to files outside it. A link
+                        # to a parent folder would recurse without end; its files are listed at their own path.
+                        if _is_image(name):
+                            links.add(name)
+                            names.append(name)
+                    elif entry.is_dir(follow_symlinks=False):
+                        folders.add(name)
+                        names.append(name)
+        except OSError as error:
+            raise_unless_gone(error, folder, self.setting)
+            return  # Deleted since its parent was read.
+        names.sort()
+        files = names if not (folders or links) else []
+        for name in names if folders or links else ():
             path = os.path.join(folder, name)
-            is_link = os.path.islink(path)
-            if is_link and not is_inside(path, root):
-                # Links are followed only inside the source: the user gave no access to files outside it.
-                continue
-            if os.path.isdir(path):
-                # A link to a parent folder would recurse without end; its files are listed at their own path.
-                if not is_link:
-                    yield folder, files
-                    files = []
-                    yield from _walk(path, root)
-                continue
-            if not _is_image(name):
-                continue
-        files.append(name)
-    yield folder, files
+            if name in folders:
+                yield folder, files
+                files = []
+                yield from self.folders(path)
+            elif name not in links or self._leads_to_file(path):
+                files.append(name)
+        yield folder, files
+
+    def _is_own(self, folder: str) -> bool:
+        return self.own is not None and self.own.has_folder(self.root + folder[len(self.source) :])
+
+    def _leads_to_file(self, link: str) -> bool:
+        """Return whether a link leads to a file or special file of the source, not to a folder and not to nothing."""
+        try:
+            target = os.path.realpath(link, strict=True)
+            if not target.startswith(self.root + os.sep) or (self.own is not None and self.own.has_target(target)):
+                return False
+            return not stat.S_ISDIR(os.stat(target).st_mode)
+        except OSError as error:
+            # The target up to the error, resolved. What lies behind a closed folder outside is outside, too.
+            is_outside = error.filename is not None and not str(error.filename).startswith(self.root + os.sep)
+            if not (is_outside and isinstance(error, PermissionError)):
+                raise_unless_gone(error, link, self.setting)
+            return False
 
 
 def local_files(
-    source: Path, what: str = "class folders with images", setting: str = "source"
+    source: Path,
+    what: str = "class folders with images",
+    setting: str = "source",
+    own: OwnFolders | None = None,
 ) -> Iterator[ListedFiles]:
     """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
 
@@ -102,30 +165,36 @@ def local_files(
         source: The folder.
         what: What a user should give, for the error message.
         setting: Name of the setting of the folder, for the error message.
+        own: Folders to leave out, since runs write to them.
 
     Raises:
-        WrongInput: The folder is missing or not a folder, or a folder in it cannot be read.
+        WrongInput: The folder is missing or not a folder, or this user may not look at a file or folder in it.
+        SourceUnavailable: A file or folder cannot be looked at for another reason, or the folder was unmounted.
     """
-    if not source.is_dir():
-        problem = "is not a folder" if source.exists() else "does not exist"
+    found = _status(str(source), setting)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        problem = "does not exist" if found is None else "is not a folder"
         raise WrongInput(f"{setting} is '{source}', which {problem}: give a folder of {what}")
     below = len(os.path.join(source, ""))
     files = ListedFiles()
-    for folder, names in _walk(str(source), os.path.realpath(source)):
+    walk = _Walk(str(source), os.path.realpath(source), setting, own)
+    for folder, names in walk.folders(str(source)):
         if not names:
             continue
         prefix = os.path.join(folder, "")[below:]
         try:
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # Deleted since it was read: ignored. Any other error must not make its files look deleted.
+        except OSError as error:
+            raise_unless_gone(error, folder, setting)
+            continue  # Deleted since it was read.
         try:
             for name in names:
                 try:
                     # The kernel looks up one name instead of the whole path.
                     status = os.stat(name, dir_fd=opened)
-                except OSError:
-                    continue  # A broken link, or a file deleted since the folder was read: ignored.
+                except OSError as error:
+                    raise_unless_gone(error, os.path.join(folder, name), setting)
+                    continue  # Deleted since the folder was read.
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 path = prefix + name
@@ -141,24 +210,35 @@ def local_files(
                     files = ListedFiles()
         finally:
             os.close(opened)
+    now = _status(str(source), setting)
+    if now is None or not os.path.samestat(found, now):
+        # Without this, all that was not listed would look deleted.
+        raise SourceUnavailable(
+            f"{setting} is '{source}', which was unmounted, moved or replaced while its files were listed: check the "
+            "disk or network share, and run again"
+        )
     yield files
 
 
-def list_images(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None) -> SpooledRows:
+def list_images(
+    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders | None = None
+) -> SpooledRows:
     """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
     Args:
         source: The folder.
         etl: Settings for labels and splits.
         scratch: As for `make_listing`.
+        own: As for `local_files`.
 
     Returns:
         Rows with the columns of LISTING_ARROW; label and split are null where a file has none.
 
     Raises:
-        WrongInput: The folder is missing, not a folder, or has no image files; or the label file is not usable.
+        WrongInput: As `local_files`; or the folder has no image files, or the label file is not usable.
+        SourceUnavailable: As `local_files`.
     """
-    return make_listing(local_files(source), str(source), etl, scratch)
+    return make_listing(local_files(source, own=own), str(source), etl, scratch)
 
 
 def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
@@ -201,13 +281,16 @@ def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") 
         )
 
 
-def check_source(source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None) -> SpooledRows:
+def check_source(
+    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders | None = None
+) -> SpooledRows:
     """Check that a folder can be trained on; return its listing, as `list_images`.
 
     Raises:
         WrongInput: As `list_images` and `check_labels`.
+        SourceUnavailable: As `list_images`.
     """
-    listing = list_images(source, etl, scratch)
+    listing = list_images(source, etl, scratch, own)
     check_labels(listing, str(source), etl)
     return listing
 

@@ -10,8 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tasks.config.etl import EtlConfig
+from tasks.errors import SourceUnavailable
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.listing import ListedFiles, is_image_path, make_listing
+from tasks.etl.own_folders import OwnFolders
 from tasks.spark.file_systems import check_folder, hadoop_files
 from tasks.tables.parquet_rows import SpooledRows
 
@@ -20,22 +22,37 @@ FILES_PER_PAGE = 10_000
 
 
 def list_remote(
-    spark: SparkSession, url: str, etl: EtlConfig = EtlConfig(), scratch: Path | None = None
+    spark: SparkSession,
+    url: str,
+    etl: EtlConfig = EtlConfig(),
+    scratch: Path | None = None,
+    own: OwnFolders | None = None,
 ) -> SpooledRows:
     """List the image files below a URL as `list_images` does for a folder; hidden files are ignored.
 
     Raises:
         WrongInput: As `check_folder`; or the URL has no image files, or the label file is not usable.
+        SourceUnavailable: As `remote_files`.
     """
-    return make_listing(remote_files(spark, url), url, etl, scratch)
+    return make_listing(remote_files(spark, url, own=own), url, etl, scratch)
 
 
-def remote_files(spark: SparkSession, url: str, setting: str = "source") -> Iterator[ListedFiles]:
+def remote_files(
+    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders | None = None
+) -> Iterator[ListedFiles]:
     """Yield the image files below a URL in batches, in any order; hidden files are ignored.
+
+    Args:
+        spark: The session.
+        url: The URL, without a trailing slash.
+        setting: Name of its setting, for error messages.
+        own: Folders to leave out, since runs write to them.
 
     Raises:
         WrongInput: As `check_folder`.
+        SourceUnavailable: As `check_folder`, or the listing ended before its end.
     """
+    left_out = () if own is None else own.prefixes()
     check_folder(spark, url, f"{setting} is '{url}'")
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
@@ -43,11 +60,16 @@ def remote_files(spark: SparkSession, url: str, setting: str = "source") -> Iter
         files = ListedFiles()
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
-            if is_image_path(path):
+            if is_image_path(path) and not (own is not None and own.has_path(path, left_out)):
                 files.paths.append(path)
                 files.sizes.append(int(size))
                 files.times.append(int(milliseconds) * 1000)
         yield files
+    if problem := listing.problem():
+        raise SourceUnavailable(
+            f"{setting} is '{url}', whose files could not be listed to the end ({problem.splitlines()[0]}): check the "
+            "store and its permissions; its files do not count as deleted"
+        )
 
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:

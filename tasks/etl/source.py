@@ -10,6 +10,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.digits import write_digits
 from tasks.etl.listing import check_labels, check_source
+from tasks.etl.own_folders import OwnFolders
 from tasks.etl.remote import list_remote
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import scheme_of
@@ -68,7 +69,8 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
 
     Raises:
-        WrongInput: As `find_source`, `check_source`, `list_remote` and `check_labels`.
+        WrongInput: As `find_source`, `OwnFolders.of`, `check_source`, `list_remote` and `check_labels`.
+        SourceUnavailable: As `check_source` and `list_remote`.
         DiskFull: The disk has no space for the listing.
     """
     location = find_source(etl.source, storage)
@@ -77,7 +79,7 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     before = newest_commits(storage)
     with translate_disk_full(storage.home):
         if isinstance(location, Path):
-            return Source(location, check_source(location, etl, scratch_root(storage)), before)
+            return Source(location, _list_folder(location, etl, storage), before)
         with spark_session(config, storage) as spark:
             return Source(location, _list_url(spark, location, etl, storage), before)
 
@@ -89,19 +91,24 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
 
     Raises:
         WrongInput: As `check_source`, `list_remote` and `check_labels`.
+        SourceUnavailable: As `check_source` and `list_remote`.
         NeedsSpark: `spark` is None, and the source is a URL.
     """
     now = newest_commits(storage)
     if now == source.before:
         return source
     if isinstance(source.location, Path):
-        return Source(source.location, check_source(source.location, etl, scratch_root(storage)), now)
+        return Source(source.location, _list_folder(source.location, etl, storage), now)
     if spark is None:
         raise NeedsSpark
     return Source(source.location, _list_url(spark, source.location, etl, storage), now)
 
 
+def _list_folder(folder: Path, etl: EtlConfig, storage: Storage) -> SpooledRows:
+    return check_source(folder, etl, scratch_root(storage), OwnFolders.of(folder, storage))
+
+
 def _list_url(spark: SparkSession, url: str, etl: EtlConfig, storage: Storage) -> SpooledRows:
-    listing = list_remote(spark, url, etl, scratch_root(storage))
+    listing = list_remote(spark, url, etl, scratch_root(storage), OwnFolders.of(url, storage))
     check_labels(listing, url, etl)
     return listing

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.etl.digits import write_digits
 from tasks.etl.extract import read_whole
-from tasks.etl.listing import ListedFiles, check_not_empty, local_files
+from tasks.etl.listing import GONE, ListedFiles, check_not_empty, local_files
+from tasks.etl.own_folders import OwnFolders
 from tasks.etl.remote import read_remote, remote_files
 from tasks.etl.source import find_source
 from tasks.model_package.decode import Reason
@@ -70,7 +70,13 @@ class ListedSource:
 
 
 def list_source(
-    source: str, inputs: str, storage: Storage, config: SparkConfig, *, may_be_empty: bool = False
+    source: str,
+    inputs: str,
+    storage: Storage,
+    config: SparkConfig,
+    *,
+    may_be_empty: bool = False,
+    own: OwnFolders | None = None,
 ) -> ListedSource:
     """List the image files of a source in any layout; write the built-in digits first if they are the source.
 
@@ -82,21 +88,25 @@ def list_source(
         storage: Location of temporary files.
         config: Settings of the Spark session.
         may_be_empty: Whether a source without image files is listed, too: its files may still come.
+        own: Folders to leave out; None for those of `storage`.
 
     Raises:
-        WrongInput: The source is neither a path nor a URL, does not exist, cannot be listed, or has no image files.
+        WrongInput: The source is neither a path nor a URL, does not exist, cannot be listed, or has no image files; or
+            as `OwnFolders.of`.
+        SourceUnavailable: As `local_files` and `remote_files`.
         DiskFull: The disk has no space for the listing.
     """
     location = find_source(source, storage, SETTING)
     if source == BUILTIN_DIGITS:
         write_digits(Path(location))
+    own = own or OwnFolders.of(location, storage, SETTING)
     before = newest_commit(inputs)
     with translate_disk_full(storage.home):
         if isinstance(location, Path):
-            listing = _spool(local_files(location, "images", SETTING), storage)
+            listing = _spool(local_files(location, "images", SETTING, own), storage)
         else:
             with spark_session(config, storage) as spark:
-                listing = _spool(remote_files(spark, location, SETTING), storage)
+                listing = _spool(remote_files(spark, location, SETTING, own), storage)
     if not may_be_empty:
         check_not_empty(listing, str(location), SETTING)
     return ListedSource(location, listing, before)
@@ -142,9 +152,9 @@ def make_file_reader(source: Path) -> Mapper:
             rows: list[dict[str, Any]] = []
             num_bytes = 0
             for listed in batch.to_pylist():
-                with suppress(FileNotFoundError):  # Removed since it was listed.
-                    rows.append(listed | _read_file(source / listed["path"], root))
-                    num_bytes += len(rows[-1]["content"] or b"")
+                if (found := _read_file(source / listed["path"], root)) is not None:
+                    rows.append(listed | found)
+                    num_bytes += len(found["content"] or b"")
                 if num_bytes >= BATCH_BYTES:
                     yield pa.RecordBatch.from_pylist(rows, READ_ARROW)
                     rows, num_bytes = [], 0
@@ -154,18 +164,14 @@ def make_file_reader(source: Path) -> Mapper:
     return read
 
 
-def _read_file(file: Path, root: str) -> dict[str, Any]:
-    """Return sha256 and content of a file, or the reason why it cannot be read.
-
-    Raises:
-        FileNotFoundError: It does not exist.
-    """
+def _read_file(file: Path, root: str) -> dict[str, Any] | None:
+    """Return sha256 and content of a file, or the reason why it cannot be read; None if it was removed."""
     row: dict[str, Any] = dict.fromkeys(("sha256", "error", "content"))
     try:
         content = read_whole(file, root)
     except OSError as error:
         # The name of a file that is not valid UTF-8 is listed with its bytes escaped, and no file has that name.
-        if isinstance(error, FileNotFoundError) and "\\x" not in str(file):
-            raise
+        if error.errno in GONE and "\\x" not in str(file):
+            return None
         return row | {"error": f"{Reason.UNREADABLE.value}: {error}"}
     return row | {"sha256": hashlib.sha256(content).hexdigest(), "content": content}

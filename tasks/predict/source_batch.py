@@ -11,12 +11,14 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
+from tasks.etl.own_folders import OwnFolders
+from tasks.etl.source import find_source
 from tasks.predict.champion import check_promoted, model_of_images, named_model
 from tasks.predict.inputs import inputs_table, record_inputs
 from tasks.predict.least_confident import least_confident_files
 from tasks.predict.predictions import check_paths, predictions_setting
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
-from tasks.predict.source import ListedSource, list_source, read_files
+from tasks.predict.source import SETTING, ListedSource, list_source, read_files
 from tasks.predict.source_pending import pending_files
 from tasks.predict.write import check_errors, write
 from tasks.progress.count import counted
@@ -81,14 +83,15 @@ def predict_source(
     predictions = predict.predictions or storage.table("predictions")
     inputs = inputs_table(predictions)
     check_paths(inputs, predictions, storage)
+    own = OwnFolders.of(find_source(given, storage, SETTING), storage, SETTING, predictions)
     with keep_spark():  # The session that lists a URL also reads its files.
-        source = list_source(given, inputs, storage, config)
+        source = list_source(given, inputs, storage, config, own=own)
 
         def run(spark: SparkSession | None) -> PredictReport:
             nonlocal source  # A second attempt uses the listing of the first.
             with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
                 if source.before != delta.newest_commit(inputs):
-                    source = list_source(given, inputs, storage, config)
+                    source = list_source(given, inputs, storage, config, own=own)
                 version = chosen or model_of_images(predict, storage, spark)
                 log_model(version, source.name, storage)
                 return _predict(spark, source, inputs, predictions, version, predict, storage)

@@ -88,28 +88,43 @@ public final class HadoopFiles implements FlatMapFunction {
 
     /** All files below a folder, in pages: one call from Python per file would take a millisecond each. */
     public static final class Listing {
-        private final RemoteIterator files;
-        private final String prefix;
+        private RemoteIterator files;
+        private String prefix;
+        private String problem = "";
 
-        public Listing(Configuration settings, String root) throws java.io.IOException {
-            Path folder = new Path(root);
-            FileSystem system = folder.getFileSystem(settings);
-            String path = system.makeQualified(folder).toUri().getPath();
-            this.prefix = path.endsWith("/") ? path : path + "/";
-            this.files = system.listFiles(folder, true);
+        public Listing(Configuration settings, String root) {
+            try {
+                Path folder = new Path(root);
+                FileSystem system = folder.getFileSystem(settings);
+                String path = system.makeQualified(folder).toUri().getPath();
+                prefix = path.endsWith("/") ? path : path + "/";
+                files = system.listFiles(folder, true);
+            } catch (Throwable error) {
+                problem = chain(error);
+            }
+        }
+
+        /** Returns why the listing ended before its end, as lines of chain; empty if it did not. */
+        public String problem() {
+            return problem;
         }
 
         /** Returns "size TAB milliseconds TAB path" of up to `maxFiles` files, each terminated by NUL; empty at the end. */
-        public String page(int maxFiles) throws java.io.IOException {
+        public String page(int maxFiles) {
             StringBuilder text = new StringBuilder();
-            for (int count = 0; count < maxFiles && files.hasNext();) {
-                FileStatus file = (FileStatus) files.next();
-                String path = file.getPath().toUri().getPath();
-                // Hadoop resolves a key with /../ to a path outside the root.
-                if (!path.startsWith(prefix)) continue;
-                text.append(file.getLen()).append('\t').append(file.getModificationTime()).append('\t');
-                text.append(path.substring(prefix.length())).append('\0');
-                count++;
+            try {
+                for (int count = 0; problem.isEmpty() && count < maxFiles && files.hasNext();) {
+                    FileStatus file = (FileStatus) files.next();
+                    String path = file.getPath().toUri().getPath();
+                    // Hadoop resolves a key with /../ to a path outside the root.
+                    if (!path.startsWith(prefix)) continue;
+                    text.append(file.getLen()).append('\t').append(file.getModificationTime()).append('\t');
+                    text.append(path.substring(prefix.length())).append('\0');
+                    count++;
+                }
+            } catch (Throwable error) {
+                problem = chain(error);
+                return "";
             }
             return text.toString();
         }

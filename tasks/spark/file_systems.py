@@ -19,7 +19,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.environment import download_cache, s3_endpoint
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -145,7 +145,7 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
 
     Raises:
         WrongInput: No connector, no such folder, missing or rejected credentials, or a store that does not answer.
-        OSError: Any other reason.
+        SourceUnavailable: Any other reason.
     """
     with suppress(WrongInput):  # The listing reports missing jars, too.
         prepare_store(spark, url)
@@ -159,7 +159,7 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
     logger.debug("%s cannot be listed: %s", url, chain)
     sentence = explain_problem(chain, url)
     if sentence is None:
-        raise OSError(f"{what}, which cannot be listed: {chain.splitlines()[0]}")
+        raise SourceUnavailable(f"{what}, which cannot be listed: {chain.splitlines()[0]}")
     raise WrongInput(f"{what}, {sentence}")
 
 

@@ -13,6 +13,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
+from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
 from tasks.predict.champion import model_of_images, named_model
 from tasks.predict.inputs import inputs_table
@@ -80,13 +81,17 @@ def stream_source(
     inputs = inputs_table(predictions)
     check_paths(inputs, predictions, storage)
     location = find_source(predict.source, storage, SETTING)
-    run = _Run(location, inputs, predictions, stream, predict, promote, storage, config, show)
+    own = OwnFolders.of(location, storage, SETTING, predictions)
+    run = _Run(location, inputs, predictions, stream, predict, promote, storage, config, show, own)
     return try_without_spark(run, config, storage)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of the stream; the fields are as in `stream_source`, with the location of the source and two tables."""
+    """A run of the stream.
+
+    The fields are as in `stream_source`, with the location of the source, two tables, and the folders to leave out.
+    """
 
     location: Path | str
     inputs: str
@@ -97,6 +102,7 @@ class _Run:
     storage: Storage
     config: SparkConfig
     show: ShowProgress | None
+    own: OwnFolders
     counts: StreamCounts = field(default_factory=StreamCounts)
     sent: ModelOnWorkers = field(default_factory=ModelOnWorkers)
     logged: set[ModelRef] = field(default_factory=set)
@@ -163,7 +169,7 @@ class _Run:
 
     def _list(self) -> ListedSource:
         assert self.predict.source
-        return list_source(self.predict.source, self.inputs, self.storage, self.config, may_be_empty=True)
+        return list_source(self.predict.source, self.inputs, self.storage, self.config, may_be_empty=True, own=self.own)
 
     def _pending(self, spark: SparkSession | None, source: ListedSource, model: ModelRef) -> pa.Table:
         """Return the files (FILE_ARROW) that have no prediction, such as by batch inference."""

@@ -19,7 +19,8 @@ import pytest
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
+from tasks.etl import remote
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.model_package.classifier import ImageClassifier
@@ -69,6 +70,29 @@ def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
             running.grant_access(spark, bucket)
         (running.folder / "empty" / "notes.txt").write_text("no image")
         yield running
+
+
+@pytest.mark.parametrize("fails", ["at its beginning", "within"])
+def test_listing_of_a_url_that_fails_is_no_shorter_listing(spark, tmp_path, monkeypatch, fails):
+    """A folder that goes away after the check, or between two pages, ends the run with its URL and the reason."""
+    write_images(tmp_path / "source", per_class=2)
+    monkeypatch.setattr(remote, "FILES_PER_PAGE", 1)
+    check = remote.check_folder
+
+    def check_and_remove(*given: object) -> None:
+        check(*given)
+        if fails == "at its beginning":
+            shutil.rmtree(tmp_path / "source")
+
+    monkeypatch.setattr(remote, "check_folder", check_and_remove)
+    files = remote.remote_files(spark, f"file://{tmp_path}/source")
+    if fails == "within":
+        assert next(files).paths
+        for folder in (tmp_path / "source").iterdir():
+            shutil.rmtree(folder)
+
+    with pytest.raises(SourceUnavailable, match=r"source is 'file:///.*/source', whose files could not be listed to "):
+        list(files)
 
 
 @pytest.fixture
@@ -271,7 +295,7 @@ def test_overloaded_store_is_retried_as_often_as_give_up_early_sets(spark, store
     store.grant_access(spark, "busy")
     with busy_server() as (endpoint, requests):
         spark.sparkContext._jsc.hadoopConfiguration().set("fs.s3a.bucket.busy.endpoint", endpoint)
-        with pytest.raises(OSError, match="source is 's3a://busy/x', which cannot be listed: "):
+        with pytest.raises(SourceUnavailable, match="source is 's3a://busy/x', which cannot be listed: "):
             ingest("s3a://busy/x", storage)
     # The SDK retries each call, and S3A retries those.
     sdk_retries, s3a_retries = (

@@ -1,10 +1,14 @@
 """Listing of the image files of a source, and checks of the source."""
 
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.listing import check_source, is_image_path, list_images
 from tasks.schema import LISTING_ARROW
 
@@ -214,3 +218,203 @@ def test_name_that_is_not_valid_utf8_is_listed_escaped(tmp_path: Path) -> None:
         file.write(b"x")
 
     assert list_images(tmp_path).table()["path"].to_pylist() == ["cat/1.jpg", "cat/\\xe9t\\xe9.jpg"]
+
+
+NOBODY = 65534
+"""User id without any right of its own."""
+
+GONE = ["ENOENT", "ENOTDIR", "ELOOP"]
+UNKNOWN = ["EACCES", "EPERM", "ESTALE", "EIO", "ENOTCONN", "ETIMEDOUT", "ENAMETOOLONG"]
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """Yield a folder that every user may enter, unlike pytest's own; the test runs as a user without privileges."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Callable[[], None]]:
+    """Return a function after whose call this process has no more rights than any user; they come back at the end."""
+    user = os.geteuid()
+    try:
+        yield lambda: os.seteuid(NOBODY) if user == 0 else None
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes a call of `os` fail for paths with a name, after some calls that succeed."""
+
+    def make(call: str, name: str, error: str, after: int = 0) -> None:
+        original, number, passed = getattr(os, call), getattr(errno, error), [0]
+
+        def failing(path, *given, **named):
+            if isinstance(path, str | Path) and os.path.basename(path) == name:
+                passed[0] += 1
+                if passed[0] > after:
+                    raise OSError(number, os.strerror(number), str(path))
+            return original(path, *given, **named)
+
+        monkeypatch.setattr(os, call, failing)
+
+    return make
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o311, 0o000], ids=["no search", "no listing", "nothing"])
+def test_folder_that_this_user_may_not_read_is_an_error(shared_folder: Path, unprivileged, mode: int) -> None:
+    """Without permission to look at its files, a class does not count as deleted; the message names the path."""
+    put(shared_folder, "cat/1.jpg", "dog/1.jpg")
+    (shared_folder / "cat").chmod(mode)
+    unprivileged()
+
+    with pytest.raises(WrongInput, match=r"source has '.*/cat(/1\.jpg)?', which cannot be read \(Permission denied\)"):
+        list_images(shared_folder)
+
+
+def test_source_below_a_folder_that_this_user_may_not_enter_is_an_error(shared_folder: Path, unprivileged) -> None:
+    """Neither "does not exist" nor a traceback: it may be there."""
+    put(shared_folder, "closed/source/cat/1.jpg")
+    (shared_folder / "closed").chmod(0o600)
+    unprivileged()
+
+    with pytest.raises(WrongInput, match=r"source has '.*/closed/source', which cannot be read \(Permission denied\)"):
+        list_images(shared_folder / "closed" / "source")
+
+
+def test_link_into_a_closed_folder_is_an_error_inside_the_source_only(shared_folder: Path, unprivileged) -> None:
+    """A link that leads out of the source is not read anyway; a link that stays inside may be an image."""
+    put(shared_folder, "source/cat/1.jpg", "source/cat/store/2.jpg", "closed/3.jpg")
+    source = shared_folder / "source"
+    (source / "cat" / "out.jpg").symlink_to(shared_folder / "closed" / "3.jpg")
+    (shared_folder / "closed").chmod(0o000)
+    unprivileged()
+    assert paths_of(source) == ["cat/1.jpg", "cat/store/2.jpg"]
+    os.seteuid(os.getuid())
+
+    (source / "cat" / "in.jpg").symlink_to(source / ".store" / "2.jpg")
+    (source / "cat" / "store").rename(source / ".store")
+    (source / ".store").chmod(0o000)
+    unprivileged()
+
+    with pytest.raises(WrongInput, match=r"source has '.*/cat/in\.jpg', which cannot be read \(Permission denied\)"):
+        list_images(source)
+
+
+@pytest.mark.parametrize("error", UNKNOWN)
+@pytest.mark.parametrize(
+    ("call", "name", "after"),
+    [
+        ("stat", "2.jpg", 0),
+        ("stat", "link.jpg", 0),
+        ("lstat", "link.jpg", 0),
+        ("readlink", "link.jpg", 0),
+        ("scandir", "cat", 0),
+        ("open", "cat", 0),
+        ("stat", "source", 0),
+        ("scandir", "source", 0),
+        ("stat", "source", 1),
+    ],
+    ids=[
+        "file",
+        "link",
+        "lstat",
+        "readlink",
+        "folder",
+        "folder again",
+        "root",
+        "listing of the root",
+        "root at the end",
+    ],
+)
+def test_what_cannot_be_looked_at_is_not_gone(
+    tmp_path: Path, fail: Callable[..., None], call: str, name: str, after: int, error: str
+) -> None:
+    """The error has the path and the reason, which is not an absence: with it, rows would leave the table."""
+    source = tmp_path / "source"
+    put(source, "cat/1.jpg", "cat/2.jpg", "dog/1.jpg")
+    (source / "cat" / "link.jpg").symlink_to(source / "dog" / "1.jpg")
+    fail(call, name, error, after)
+
+    with pytest.raises(
+        (SourceUnavailable, WrongInput), match=rf"source has '.*{name}', which cannot be read \("
+    ) as found:
+        list_images(source)
+
+    assert os.strerror(getattr(errno, error)) in str(found.value)
+    assert isinstance(found.value, WrongInput) is (error in {"EACCES", "EPERM"})
+
+
+@pytest.mark.parametrize("error", GONE)
+@pytest.mark.parametrize(
+    ("call", "name", "left"),
+    [
+        ("stat", "2.jpg", ["cat/1.jpg", "cat/link.jpg", "dog/1.jpg"]),
+        ("lstat", "link.jpg", ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]),
+        ("readlink", "link.jpg", ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]),
+        ("scandir", "cat", ["dog/1.jpg"]),
+        ("open", "cat", ["dog/1.jpg"]),
+    ],
+)
+def test_file_or_folder_that_vanished_is_not_listed(
+    tmp_path: Path, fail: Callable[..., None], call: str, name: str, left: list[str], error: str
+) -> None:
+    """Files may be deleted while their source is listed."""
+    source = tmp_path / "source"
+    put(source, "cat/1.jpg", "cat/2.jpg", "dog/1.jpg")
+    (source / "cat" / "link.jpg").symlink_to(source / "dog" / "1.jpg")
+    fail(call, name, error)
+
+    assert paths_of(source) == left
+
+
+def test_folder_whose_names_cannot_be_read_to_the_end_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails within a folder must not make the other half of its files look deleted."""
+    put(tmp_path, "cat/1.jpg", "cat/2.jpg")
+    scandir = os.scandir
+
+    class Failing:
+        def __init__(self, folder: str) -> None:
+            self.entries = scandir(folder)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_error: object) -> None:
+            self.entries.close()
+
+        def __iter__(self):
+            yield next(self.entries)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "scandir", lambda folder: (Failing if folder.endswith("cat") else scandir)(folder))
+
+    with pytest.raises(SourceUnavailable, match=r"source has '.*/cat', which cannot be read \(Input/output error\)"):
+        list_images(tmp_path)
+
+
+@pytest.mark.parametrize("becomes", ["missing", "another folder"])
+def test_source_that_is_unmounted_while_it_is_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    """There remains the empty folder below the mount, or none: the files that were not listed are not deleted."""
+    source = tmp_path / "source"
+    put(source, "cat/1.jpg", "dog/1.jpg")
+    scandir = os.scandir
+
+    def unmount(folder: str):
+        if folder.endswith("dog"):
+            source.rename(tmp_path / "elsewhere")
+            if becomes == "another folder":
+                source.mkdir()
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", unmount)
+
+    with pytest.raises(SourceUnavailable, match=r"source is '.*/source', which was unmounted, moved or replaced while"):
+        list_images(source)
