@@ -47,6 +47,8 @@ class CacheRef(Ref):
 
     url: str
     digest: str
+    table: TableRef | None = None
+    """The table that asked for it, which may be another one than it was built from; None: the one of its manifest."""
 
 
 class RunRef(Ref):

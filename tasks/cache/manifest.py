@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
@@ -79,7 +80,8 @@ class FeatureSettings(BaseModel):
 class CacheManifest(BaseModel):
     """Contents of a cache; `classes` are the sorted labels, and a row's label is an index into them.
 
-    Where `features` is set, the rows are float32 features of a backbone instead of pixels.
+    Where `features` is set, the rows are float32 features of a backbone instead of pixels. The table is the one that
+    the cache was built from; for a reader, `open_cache` replaces it by the one that asked.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -87,6 +89,9 @@ class CacheManifest(BaseModel):
     format: int
     table: TableRef
     content_digest: str
+    """Digest of the originals, labels and splits (`tasks.cache.content`)."""
+    stored_digest: str = ""
+    """Digest of the stored bytes, labels and splits; empty in a cache of a release that did not record it."""
     settings: CacheConfig
     classes: tuple[str, ...]
     splits: dict[str, CacheSplit]
@@ -119,6 +124,10 @@ class CacheManifest(BaseModel):
         if self.features is not None:
             content["features"] = self.features.model_dump()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+Wanted = Callable[[CacheManifest], bool]
+"""Returns whether a cache is wanted, by its manifest."""
 
 
 class CacheDamaged(RuntimeError):
@@ -214,15 +223,15 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
         raise CacheDamaged("; ".join(problems))
 
 
-def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) -> CacheRef | None:
-    """Return the cache at `url` if it is complete, undamaged and of these settings (and of `table`, if given), or None.
+def whole_cache(url: str, settings: CacheConfig, is_wanted: Wanted = lambda _manifest: True) -> CacheRef | None:
+    """Return the cache at `url` if it is complete, undamaged, of these settings and wanted by its manifest, or None.
 
     Files are checked by size and footer, and with `settings.verify` by SHA-256 as well.
     """
     manifest = read_manifest(url)
     if manifest is None or manifest.settings.decisive() != settings.decisive() or manifest.features is not None:
         return None
-    if table is not None and not manifest.table.is_version(table):
+    if not is_wanted(manifest):
         return None
     try:
         (verify_files if settings.verify else check_files)(url, manifest)
@@ -232,20 +241,28 @@ def whole_cache(url: str, settings: CacheConfig, table: TableRef | None = None) 
     return CacheRef(url=url, digest=manifest.digest)
 
 
-def find_cache(folder: str, table: TableRef, settings: CacheConfig) -> CacheRef | None:
-    """Return the complete, undamaged cache of exactly this table version and these settings in `folder`, or None."""
+def find_cache(folder: str, table: TableRef, settings: CacheConfig, is_wanted: Wanted | None = None) -> CacheRef | None:
+    """Return a complete, undamaged cache of these settings in `folder` for a table version, or None.
+
+    Args:
+        folder: Folder or URL of the caches.
+        table: The table version that asks.
+        settings: Settings of the cache.
+        is_wanted: Returns whether a cache has the content of the version; None: if it was built from this version.
+    """
+    wanted = is_wanted or (lambda manifest: manifest.table.is_version(table))
     filesystem, root = file_system(folder)
     for path in filesystem.glob(f"{glob.escape(root)}/*/{MANIFEST}"):
         name = path.split("/")[-2]
         if name.startswith("."):
             continue  # Being removed by `tasks.cache.sweep`, even if it has readers.
-        if found := whole_cache(f"{folder.rstrip('/')}/{name}", settings, table):
-            return found
+        if found := whole_cache(f"{folder.rstrip('/')}/{name}", settings, wanted):
+            return found.model_copy(update={"table": table})
     return None
 
 
 def open_cache(ref: CacheRef) -> CacheManifest:
-    """Return the manifest of the cache, its files checked by size and footer.
+    """Return the manifest of the cache with the table that asked for it, its files checked by size and footer.
 
     Raises:
         CacheDamaged: The cache is missing or incomplete, or another one, or a file is damaged.
@@ -256,4 +273,4 @@ def open_cache(ref: CacheRef) -> CacheManifest:
     if manifest.digest != ref.digest:
         raise CacheDamaged(f"{ref.url} contains the cache {manifest.digest}, not {ref.digest}")
     check_files(ref.url, manifest)
-    return manifest
+    return manifest if ref.table is None else manifest.model_copy(update={"table": ref.table})

@@ -16,8 +16,8 @@ from tasks.storage import Storage
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     found = find_cache(parameters["storage"].cache, parameters["table"], parameters["cache_config"])
-    # Includes the URL: the same data cached under another home is another result.
-    return None if found is None else f"cache-{hashlib.sha256(f'{found.url}|{found.digest}'.encode()).hexdigest()}"
+    # Includes URL and table: the same data cached under another home, or for another table, is another result.
+    return None if found is None else f"cache-{hashlib.sha256(found.model_dump_json().encode()).hexdigest()}"
 
 
 @stage("cache", timeout_in="cache_config", cache_key=_key)

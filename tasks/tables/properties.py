@@ -13,6 +13,9 @@ PREFIX = "lakevision."
 SOURCE_PROPERTY = f"{PREFIX}source"
 """Table property with the folder or URL of the images, or the name of the built-in digits."""
 
+STORED_SIDE_PROPERTY = f"{PREFIX}stored_side"
+"""Table property with the longest side of an image that is stored unchanged, in pixels."""
+
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, if `replace_source` is true."""
 
@@ -60,7 +63,7 @@ def table_source(found: Mapping[str, str]) -> str:
     others = [
         f"{name.removeprefix(PREFIX)} {found[name] or 'none'}"
         for name in default
-        if name != f"{PREFIX}stored_side" and found.get(name, default[name]) != default[name]
+        if name != STORED_SIDE_PROPERTY and found.get(name, default[name]) != default[name]
     ]
     return f"{source} ({', '.join(others)})" if others else source
 

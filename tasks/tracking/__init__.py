@@ -4,7 +4,14 @@ from tasks.tracking.candidates import mark_chosen, promotable_runs
 from tasks.tracking.classifier_files import check_registered, fetch_registered
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.datasets import TrainingData
-from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
+from tasks.tracking.evaluated import (
+    TABLE_TAGS,
+    EvaluatedRun,
+    evaluated_run,
+    evaluated_version,
+    evaluation_tags,
+    recorded_table,
+)
 from tasks.tracking.lost import EndStatus, end_lost_runs
 from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.models import (
@@ -134,6 +141,7 @@ __all__ = [
     "promotable_runs",
     "reachable",
     "read_artifact",
+    "recorded_table",
     "register_run",
     "registered_version",
     "remove_alias",

@@ -1,5 +1,6 @@
 """The test accuracy and test data of runs and registered versions, read from MLflow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlflow.exceptions import MlflowException
@@ -10,7 +11,15 @@ from tasks.storage import Storage
 from tasks.tracking.models import SOURCE_TAG, version_tags
 from tasks.tracking.registry_values import share, whole_number
 from tasks.tracking.server import client_of
-from tasks.tracking.trained_tables import TABLE_ID_TAG, TABLE_TAG, TABLE_VERSION_TAG, served_tables
+from tasks.tracking.trained_tables import (
+    TABLE_ID_PARAM,
+    TABLE_ID_TAG,
+    TABLE_PARAM,
+    TABLE_TAG,
+    TABLE_VERSION_PARAM,
+    TABLE_VERSION_TAG,
+    served_tables,
+)
 
 CONTENT_TAG = "lakevision.content_digest"
 IMAGES_TAG = "lakevision.test_images"
@@ -71,14 +80,6 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
     if accuracy is None:
         raise WrongInput(f"MLflow run '{run.run_id}' has no metric test_accuracy: give finished runs of the flow train")
     params = data.params
-    table, version = None, whole_number(params, "data.version", of)
-    if "data.table" in params and version is not None:
-        table = TableRef(
-            path=params["data.table"],
-            version=version,
-            table_id=params.get("data.table_id", ""),
-            source=params.get("data.source", ""),
-        )
     cache = None
     if "cache.url" in params and "cache.digest" in params:
         cache = CacheRef(url=params["cache.url"], digest=params["cache.digest"])
@@ -86,12 +87,30 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
         run=run,
         accuracy=accuracy,
         images=whole_number(params, "data.rows.test", of),
-        table=table,
+        table=_table_in(params, of),
         content_digest=params.get("data.content_digest", ""),
         cache=cache,
         val_accuracy=share(data.metrics, "best_val_accuracy", of),
         macro_f1=share(data.metrics, "test_macro_f1", of),
     )
+
+
+def _table_in(params: Mapping[str, str], of: str) -> TableRef | None:
+    """Return the table in a run's parameters, or None if they have none."""
+    version = whole_number(params, TABLE_VERSION_PARAM, of)
+    if TABLE_PARAM not in params or version is None:
+        return None
+    return TableRef(
+        path=params[TABLE_PARAM],
+        version=version,
+        table_id=params.get(TABLE_ID_PARAM, ""),
+        source=params.get("data.source", ""),
+    )
+
+
+def recorded_table(storage: Storage, run_id: str) -> TableRef | None:
+    """Return the table version that a run has recorded as its data, or None if it was killed before."""
+    return _table_in(client_of(storage).get_run(run_id).data.params, f"MLflow run {run_id}")
 
 
 def evaluation_tags(tested: EvaluatedRun, source: str) -> dict[str, str]:

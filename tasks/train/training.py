@@ -97,6 +97,9 @@ class Training:
             self._run_phases(context, checkpoint)
             evaluate_serving_form(context)
             return wait_for_rank_zero(self._reducer, RUN)
+        if resume_point.resume is not None and (table := tracking.recorded_table(self._storage, resume_point.resume)):
+            # Another version, or another table with the same bytes, may have asked meanwhile.
+            context.manifest = context.manifest.model_copy(update={"table": table})
         data = training_data(context)
         name, config, tags = run_name(context), run_config(context, data), run_tags(context)
         with tracking.tracked_run(self._storage, name, self._spec.key, config, tags, resume_point.resume) as run:

@@ -7,16 +7,18 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
+from tasks.cache.content import read_content
 from tasks.cache.loader import CacheLoader
-from tasks.cache.manifest import open_cache, verify_files
+from tasks.cache.manifest import open_cache, read_manifest, verify_files, write_manifest
 from tasks.cache.materialize import materialize_cache
 from tasks.cache.plan import plan_files, with_files
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
-from tasks.config.storage import SparkConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.decode import decode_pixels
+from tasks.storage import resolve_storage
 from tasks.tables.snapshots import latest, read_version
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
@@ -75,7 +77,39 @@ def test_optimize_does_not_invalidate_the_cache(spark, images, storage):
     newer = latest(spark, images.path)
     assert newer.version > images.version
     second, built = build(newer, storage)
-    assert (second, built) == (first, False)
+    assert (second.url, second.digest, built) == (first.url, first.digest, False)
+    assert (open_cache(first).table, open_cache(second).table) == (images, newer)
+    # A table that does not record what it scales has the bytes of its version.
+    unknown = {read_content(read_version(spark, table), table, None).stored_digest for table in (images, newer)}
+    assert len(unknown) == 2
+
+
+def other_table(source, storage, name, **settings):
+    """Return a table of the same source elsewhere, whose caches are in the same folder."""
+    other = resolve_storage(StorageConfig(home=str(storage.home), tables=f"{storage.home}/{name}"))
+    return ingest_images(EtlConfig(source=str(source), **ETL, **settings), other, SparkConfig()).images
+
+
+def test_cache_of_another_table_is_shared_only_if_its_stored_bytes_are_the_same(spark, source, images, storage):
+    """Images stored with 16 pixels are not taken for the originals; each cache names the table that asked for it."""
+    small = other_table(source, storage, "small", stored_side=16)
+    first, _ = build(small, storage, image_size=48)
+    # As an older release has left it, which did not record what the bytes are.
+    older = Path(first.url).rename(Path(first.url).with_name("0123456789abcdef"))
+    write_manifest(str(older), read_manifest(str(older)).model_copy(update={"stored_digest": ""}))
+    second, built = build(images, storage, image_size=48)
+    assert built
+    assert second.digest != first.digest
+    # No image is scaled in either table, so that the bytes are those of the files.
+    equal = other_table(source, storage, "equal", stored_side=1024)
+    third, built = build(equal, storage, image_size=48)
+    assert (third.url, third.digest, built) == (second.url, second.digest, False)
+    # A cache of an older release serves all versions of its own table.
+    spark.sql(f"ALTER TABLE delta.`{small.path}` SET TBLPROPERTIES ('note' = 'a')")
+    newer = latest(spark, small.path)
+    fourth, built = build(newer, storage, image_size=48)
+    assert (fourth.url, fourth.digest, built) == (str(older), first.digest, False)
+    assert [open_cache(ref).table for ref in (second, third, fourth)] == [images, equal, newer]
 
 
 def test_damaged_cache_is_detected_and_rebuilt(spark, images, storage):

@@ -1,5 +1,6 @@
 """Training runs with common settings that are interrupted at chosen steps, then resumed."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tasks import tracking
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
+from tasks.refs import TableRef
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.identity import run_key
 from tasks.train.run import train_model
@@ -104,6 +106,31 @@ def test_one_cycle_schedule_resumes_while_it_rises_and_while_it_falls(workspace,
         Interruption("killed", 3 + STEPS + 2, leaves=(0, 2, 0), repeated=2),
     ]
     check_resumed(workspace, train, interruptions, tmp_path)
+
+
+def test_resumed_run_keeps_the_table_that_it_began_with(workspace, tmp_path):
+    """A run has one table in parameters, tags, datasets and card, though its cache is then asked for by another one."""
+    began, asked = (TableRef(path=f"/{name}/images", version=3, table_id=name) for name in ("began", "asked"))
+    specs = [
+        TrainingSpec(
+            train=workspace.settings(max_epochs=2, seed=8),
+            cache=workspace.cache.model_copy(update={"table": table}),
+            storage=workspace.interrupted,
+        )
+        for table in (began, asked)
+    ]
+    with pytest.raises(Killed):
+        train_model(specs[0], CountingRank(Interruption("killed", STEPS + 2, leaves=(0, 1, 0))))
+    run = train_model(specs[1])
+
+    found = mlflow.MlflowClient(tracking_uri=workspace.interrupted.tracking).get_run(run.run_id)
+    names = ("table", "version", "table_id")
+    assert [found.data.params[f"data.{name}"] for name in names] == ["/began/images", "3", "began"]
+    assert found.data.tags["lakevision.table_id"] == "began"
+    assert {json.loads(of.dataset.source)["path"] for of in found.inputs.dataset_inputs} == {"/began/images"}
+    card = tracking.read_artifact(workspace.interrupted, run, "model_card.md")
+    assert b"/began/images" in card
+    assert b"/asked/images" not in card
 
 
 def test_automatic_batch_size_stays_on_resume(workspace, tmp_path, monkeypatch):

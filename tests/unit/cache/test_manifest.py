@@ -220,7 +220,7 @@ def test_cache_with_flipped_bit_is_found_only_without_verify(
     flip_byte(files_of(ref)[0], 500)
     table = TableRef(path="/tables/images", version=3)
 
-    assert find_cache(str(tmp_path), table, CacheConfig(image_size=16)) == ref
+    assert find_cache(str(tmp_path), table, CacheConfig(image_size=16)) == ref.model_copy(update={"table": table})
     assert find_cache(str(tmp_path), table, CacheConfig(image_size=16, verify=True)) is None
 
 
@@ -231,7 +231,8 @@ def test_digest_ignores_settings_that_do_not_affect_the_content(
     ref = make_cache({"train": 6})
     other = CacheConfig(image_size=16, keep_days=1, keep_gigabytes=5, verify=True, jpeg_quality=70)
 
-    assert find_cache(str(tmp_path), TableRef(path="/tables/images", version=3), other) == ref
+    table = TableRef(path="/tables/images", version=3)
+    assert find_cache(str(tmp_path), table, other) == ref.model_copy(update={"table": table})
     assert manifest_of(settings=other).digest == manifest_of().digest
     assert manifest_of(settings=CacheConfig(image_size=16, format="jpeg")).digest != manifest_of().digest
 
@@ -240,6 +241,15 @@ def test_folder_without_a_complete_cache_cannot_be_opened(tmp_path: Path) -> Non
     """A ref to an empty folder raises CacheDamaged."""
     with pytest.raises(CacheDamaged, match="contains no complete cache"):
         open_cache(CacheRef(url=str(tmp_path), digest="x"))
+
+
+def test_opened_cache_has_the_table_that_asked_for_it(make_cache: Callable[..., CacheRef]) -> None:
+    """A training run records this table, and not the one that the cache was built from."""
+    ref = make_cache({"train": 6})
+    asked = TableRef(path="/other/images", version=7, table_id="other")
+
+    assert open_cache(ref).table == TableRef(path="/tables/images", version=3)
+    assert open_cache(ref.model_copy(update={"table": asked})).table == asked
 
 
 def test_another_cache_in_the_same_folder_cannot_be_opened(make_cache: Callable[..., CacheRef]) -> None:
@@ -261,7 +271,7 @@ def test_cache_is_found_by_table_version_and_settings(make_cache: Callable[..., 
 
     found = find_cache(folder, table, CacheConfig(image_size=32))
 
-    assert found == CacheRef(url=f"{folder}/caches-large", digest=large.digest)
+    assert found == CacheRef(url=f"{folder}/caches-large", digest=large.digest, table=table)
     assert find_cache(folder, table, CacheConfig(image_size=64)) is None
     assert find_cache(folder, table.model_copy(update={"version": 4}), CacheConfig(image_size=32)) is None
 
@@ -270,7 +280,7 @@ def test_damaged_cache_is_not_found(make_cache: Callable[..., CacheRef], tmp_pat
     """A cache with a missing file is not found, so that it is rebuilt."""
     ref = make_cache({"train": 6})
     table, settings = TableRef(path="/tables/images", version=3), CacheConfig(image_size=16)
-    assert find_cache(str(tmp_path), table, settings) == ref
+    assert find_cache(str(tmp_path), table, settings) == ref.model_copy(update={"table": table})
 
     files_of(ref)[0].unlink()
 

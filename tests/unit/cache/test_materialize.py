@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache.materialize import Content, cache_key, check_content
+from tasks.cache.content import Content, cache_key, check_content, has_content
+from tasks.cache.manifest import FORMAT, CacheManifest
 from tasks.cache.sizes import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
@@ -17,7 +18,7 @@ def content_of(
     digest: str = "d", classes: tuple[str, ...] = ("ant", "bee"), rows: dict[str, int] | None = None
 ) -> Content:
     """Return the content of a small table."""
-    return Content(digest, classes, rows or {"train": 80, "val": 10, "test": 10})
+    return Content("originals", digest, classes, rows or {"train": 80, "val": 10, "test": 10})
 
 
 def test_small_split_has_many_row_groups() -> None:
@@ -59,6 +60,28 @@ def test_key_depends_on_content_and_decisive_settings() -> None:
     kept = CacheConfig(image_size=32, jpeg_quality=75, verify=True, keep_days=0, keep_gigabytes=7)
     assert cache_key(content_of("d"), kept) in keys
     assert cache_key(content_of("d"), CacheConfig(image_size=32)) in keys
+
+
+def test_cache_has_the_content_of_a_version_if_its_stored_bytes_are_the_same() -> None:
+    """The digest of the stored bytes decides; without it, a cache of an older release serves only its own table."""
+    table = TABLE.model_copy(update={"table_id": "one"})
+
+    def has(of: TableRef, stored_digest: str = "", content_digest: str = "originals") -> bool:
+        cache = CacheManifest(
+            format=FORMAT,
+            table=of,
+            content_digest=content_digest,
+            stored_digest=stored_digest,
+            settings=CacheConfig(),
+            classes=("ant", "bee"),
+            splits={},
+        )
+        return has_content(cache, content_of("stored"), table)
+
+    other = table.model_copy(update={"table_id": "two"})
+    assert [has(other, "stored"), has(table, "stored"), has(table, "others")] == [True, True, False]
+    earlier = table.model_copy(update={"path": "/moved/images", "version": 1})
+    assert [has(earlier), has(other), has(TABLE), has(table, content_digest="others")] == [True, False, False, False]
 
 
 def test_estimated_bytes_include_padding() -> None:
