@@ -97,8 +97,8 @@ def _stored_bytes(columns: list[str], table: TableRef, stored_side: int | None) 
 def has_content(cache: CacheManifest, content: Content, table: TableRef) -> bool:
     """Return whether a cache has the content of a table version.
 
-    A cache of a release that did not record the stored bytes has them if it was built from the same table with the
-    same images: a table has one `stored_side`.
+    Caches of older releases do not record the stored bytes. Such a cache has them if it was built from the same images
+    of the same table, since a table has one `stored_side`.
     """
     if cache.stored_digest:
         return cache.stored_digest == content.stored_digest

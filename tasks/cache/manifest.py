@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.config.cache import CacheConfig
+from tasks.config.frozen import RECORDED, hashed_settings
 from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.refs import CacheRef, TableRef
@@ -80,8 +81,8 @@ class FeatureSettings(BaseModel):
 class CacheManifest(BaseModel):
     """Contents of a cache; `classes` are the sorted labels, and a row's label is an index into them.
 
-    Where `features` is set, the rows are float32 features of a backbone instead of pixels. The table is the one that
-    the cache was built from; for a reader, `open_cache` replaces it by the one that asked.
+    Where `features` is set, the rows are float32 features of a backbone instead of pixels. The build has read `table`.
+    For a reader, `open_cache` replaces it by the table that asked for the cache.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -122,7 +123,7 @@ class CacheManifest(BaseModel):
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
         if self.features is not None:
-            content["features"] = self.features.model_dump()
+            content["features"] = hashed_settings(self.features, type(self.features).model_fields)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -155,7 +156,7 @@ def read_manifest(url: str) -> CacheManifest | None:
         content = json.loads(filesystem.cat_file(f"{root}/{MANIFEST}"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             return None
-        return CacheManifest.model_validate(content)
+        return CacheManifest.model_validate(content, context=RECORDED)
     except (FileNotFoundError, ValueError, ValidationError):
         return None
 

@@ -1,10 +1,10 @@
 """Parameters of the training cache."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
 from tasks.config.values import KeepDays, StageTimeout, TableVersion
 
@@ -41,10 +41,10 @@ class CacheConfig(FrozenConfig):
         """Size of one image's pixels, uint8 HWC, in bytes."""
         return self.image_size**2 * 3
 
-    def decisive(self) -> dict[str, str | int]:
+    def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the contents of a cache."""
         names = {"image_size", "format", "row_group_megabytes"} | ({"jpeg_quality"} if self.format == "jpeg" else set())
-        return self.model_dump(include=names)
+        return hashed_settings(self, names)
 
 
 IMAGE_SIZE = {"image_size": ("cache", "image_size")}

@@ -1,13 +1,13 @@
 """Parameters of distributed training."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, must_be, when, when_given
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
 from tasks.config.hosts import Hosts, parse_hosts
 from tasks.config.storage import SparkConfig
 from tasks.config.submitted import (
@@ -27,6 +27,9 @@ MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 
 ON_HOSTS: Schema = {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}
 """The condition that the ranks are not all on this machine."""
+
+DECISIVE = {"num_ranks", "backend", "gradient_compression", "sync_batch_norm"}
+"""Settings that determine the result of training; the others decide the place of the ranks and their failures."""
 
 Backend = Literal["horovod", "torch"]
 GradientCompression = Literal["none", "fp16", "bf16"]
@@ -48,17 +51,17 @@ class DistributedConfig(FrozenConfig):
     )
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
-    backend: Backend = Field(
+    backend: Annotated[Backend, AsBefore("horovod")] = Field(
         "horovod",
         description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
         "both over Gloo on CPUs and NCCL on GPUs",
     )
-    gradient_compression: GradientCompression = Field(
+    gradient_compression: Annotated[GradientCompression, AsBefore("none")] = Field(
         "none",
         description="Number format in which gradients are sent: none (that of the weights), fp16, or bf16 (only with "
         "the backend torch). Half as many bytes per step, with rounding errors",
     )
-    sync_batch_norm: bool = Field(
+    sync_batch_norm: Annotated[bool, AsBefore(False)] = Field(
         False,
         description="Batch norm takes the statistics of the batches of all ranks, for small batches per rank; two more "
         "exchanges per layer and step",
@@ -201,9 +204,8 @@ class DistributedConfig(FrozenConfig):
         return self
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the result; those that are newer than others only if they are set."""
-        newer = {"backend", "gradient_compression", "sync_batch_norm"}
-        return self.model_dump(include={"num_ranks"}) | self.model_dump(include=newer, exclude_defaults=True)
+        """Return the settings that determine the result."""
+        return hashed_settings(self, DECISIVE)
 
 
 def check_options(train: TrainConfig, distributed: DistributedConfig, spark: SparkConfig) -> None:

@@ -3,13 +3,68 @@
 import importlib
 import pkgutil
 import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from tasks.config.form import Schema, describe
 from tasks.config.values import check_no_control, check_text
+
+
+@dataclass(frozen=True)
+class AsBefore:
+    """Marker of a setting that was added to its group later, as in `Annotated[int, AsBefore(0)]`.
+
+    Digests of settings leave the setting out where it has this value, so that training runs, caches and searches of
+    older releases keep their keys. The default may be another value: it then makes another key.
+
+    Attributes:
+        value: The value that has the effect that the group had without the setting.
+    """
+
+    value: Any
+
+
+RECORDED = "recorded"
+"""Validation context of settings that a run or cache recorded: those that it lacks have their value of AsBefore."""
+
+
+def _markers(model: type[BaseModel]) -> dict[str, AsBefore]:
+    """Return the marker of each setting that was added later."""
+    return {
+        name: marker
+        for name, field in model.model_fields.items()
+        for marker in field.metadata
+        if isinstance(marker, AsBefore)
+    }
+
+
+def hashed_settings(model: BaseModel, names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of these names for a digest, without those that have the value of their AsBefore."""
+    markers = _markers(type(model))
+    return {
+        name: _hashed(getattr(model, name), value)
+        for name, value in model.model_dump(include=set(names)).items()
+        if name not in markers or markers[name].value != getattr(model, name)
+    }
+
+
+def _hashed(value: Any, dumped: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return hashed_settings(value, type(value).model_fields)
+    if isinstance(value, list):
+        return [_hashed(*pair) for pair in zip(value, dumped, strict=True)]
+    return dumped
 
 
 class FrozenConfig(BaseModel):
@@ -35,6 +90,13 @@ class FrozenConfig(BaseModel):
             if isinstance(text, str):
                 check_text(text)
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_recorded(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context != RECORDED or not isinstance(values, Mapping):
+            return values
+        return {name: marker.value for name, marker in _markers(cls).items()} | dict(values)
 
     rules: ClassVar[tuple[Schema, ...]] = ()
     """Rules across fields as JSON schema, so that the form refuses what the validators would."""

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.form import Schema, must_be, unless_given, when
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
 
@@ -272,9 +272,28 @@ class TrainConfig(FrozenConfig):
         return self.makes_features and not self.fine_tune
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the result: all but checkpoints kept, timeout, environment and trace."""
+        """Return the settings that determine the result, with the values of `neutral`.
+
+        Checkpoints kept, timeout, environment and trace do not.
+        """
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
-        return self.model_dump(exclude=kept | {"timeout_seconds", "environment", "trace_steps"})
+        names = type(self).model_fields.keys() - kept - {"timeout_seconds", "environment", "trace_steps"}
+        return hashed_settings(self, names) | self.neutral
+
+    @property
+    def neutral(self) -> dict[str, Any]:
+        """Settings that do not affect the result of this run, with the value that stands for all of them.
+
+        A head on cached features is never compiled, and its weights are the same for any number of threads. Those of
+        whole networks differ in rounding, which training amplifies; on a GPU no thread of the CPU adds up gradients.
+        """
+        threads = {"num_threads": 0} if self.trains_head_only or self.device == "cuda" else {}
+        return threads | ({"compile": False} if self.trains_head_only else {})
+
+    @property
+    def continues(self) -> bool:
+        """True if more epochs continue a run: the learning rate of a step does not depend on the number of epochs."""
+        return self.schedule in {"constant", "plateau"}
 
 
 NETWORK = {

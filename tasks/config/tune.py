@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.form import Schema, always, when, when_given
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.submitted import (
     Deployment,
     HeartbeatTimeout,
@@ -155,8 +155,8 @@ class TuneConfig(FrozenConfig):
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine sampling and pruning; the others may change when a search resumes."""
-        space = {name: space.model_dump() for name, space in self.space.items()}
-        return {"search": space} | self.model_dump(include={"min_epochs", "reduction_factor", "seed"})
+        space = {name: hashed_settings(space, type(space).model_fields) for name, space in self.space.items()}
+        return {"search": space} | hashed_settings(self, {"min_epochs", "reduction_factor", "seed"})
 
 
 def number_type(name: str) -> type[int] | type[float] | None:

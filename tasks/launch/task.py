@@ -24,7 +24,7 @@ from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
 from tasks.submission.task import submit
-from tasks.train.identity import run_key
+from tasks.train.identity import run_keys
 from tasks.train.spec import TrainingSpec
 
 
@@ -43,8 +43,8 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 
     if not tracking.is_available(parameters["storage"]):
         return None  # The stage itself waits for the server, and logs it.
-    key = run_key(parameters["train"], parameters["cache"], parameters.get("distributed"))
-    found = tracking.find_finished_run(parameters["storage"], key)
+    keys = run_keys(parameters["train"], parameters["cache"], parameters.get("distributed"))
+    found = tracking.find_finished_run(parameters["storage"], *keys)
     return None if found is None else f"train-{found.run_id}"
 
 
@@ -56,7 +56,7 @@ def train_single(
     from tasks import tracking
 
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
-    if found := tracking.find_finished_run(storage, spec.key):
+    if found := tracking.find_finished_run(storage, *spec.keys):
         tracking.mark_chosen(storage, found)
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
@@ -127,7 +127,7 @@ def submit_train_distributed(
     from tasks import tracking
 
     spec = _distributed_spec(train, distributed, cache, storage, spark)
-    if found := tracking.find_finished_run(storage, spec.key):
+    if found := tracking.find_finished_run(storage, *spec.keys):
         publish_run(found, storage, "train-distributed")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(distributed) == "in_place":

@@ -37,6 +37,7 @@ from tasks.tracking.models import (
 )
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
+    CONTINUES_TAG,
     FLOW_RUN_TAG,
     FLOW_SOURCE_TAG,
     RESTARTS_TAG,
@@ -84,6 +85,7 @@ from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, TABLE_ID_TAG, served
 
 __all__ = [
     "BATCH_SIZE_TAG",
+    "CONTINUES_TAG",
     "FLOW_RUN_TAG",
     "FLOW_SOURCE_TAG",
     "NOT_PROMOTED_TAG",

@@ -40,7 +40,7 @@ def log_data_checks(
 def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
     """Return the checks that `log_data_checks` logged under this key, or None."""
     # Earlier versions of this code logged them among the training runs.
-    found = find_finished_run(storage, key, [prepare_data_tracking(storage), prepare_tracking(storage)])
+    found = find_finished_run(storage, key, experiments=[prepare_data_tracking(storage), prepare_tracking(storage)])
     if found is None:
         return None
     logged: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{CHECKS_FILE}")

@@ -41,6 +41,9 @@ RESUMED_WITH_CHANGES_TAG = "lakevision.resumed_with_changes"
 
 Its value lists the differences from the run's parameters and CODE_TAG, with the old and the new values."""
 
+CONTINUES_TAG = "lakevision.continues"
+"""Tag of a run that continued another one with fewer epochs: the id of that run."""
+
 RESTARTS_TAG = "lakevision.restarts"
 """Tag of a run whose ranks the launcher started again after a loss: the number of restarts of its last launch."""
 
@@ -67,19 +70,19 @@ LOGGED_PACKAGES = (
 )
 
 
-def find_finished_run(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> RunRef | None:
-    """Return the finished run with this key, or None.
+def find_finished_run(storage: Storage, *keys: str, experiments: Sequence[str] | None = None) -> RunRef | None:
+    """Return the finished run with the first of these keys that has one, or None.
 
     Args:
         storage: Storage with the tracking URI.
-        key: Key of the run's inputs.
+        keys: Keys of the run's inputs: its own, and that of older releases if it was another one.
         experiments: Ids of the experiments to search; None for that of the training runs.
 
     Raises:
         TrackingUnavailable: The server did not answer within MLflow's retries.
     """
     with translate_outage(storage):
-        runs = runs_with_key(storage, key, experiments)
+        runs = [run for key in keys for run in runs_with_key(storage, key, experiments)]
     finished = [run for run in runs if run.info.status == RunStatus.to_string(RunStatus.FINISHED)]
     # Their models are not loaded any more: they are trained again.
     finished = [run for run in finished if OLD_MODEL_TAG not in run.data.tags]

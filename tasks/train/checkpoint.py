@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tasks.collectives import Reducer
+from tasks.errors import WrongInput, loggable
 from tasks.metrics.epoch import EpochMetrics
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name, written_at_once
@@ -25,8 +26,17 @@ CONTENT = (
 )
 """Keys of a checkpoint."""
 
-FORM = [*CONTENT, *(field.name for kind in (EarlyStopping, EpochMetrics, RunningEpoch) for field in fields(kind))]
-"""Names of all values in a checkpoint; a run cannot resume from a checkpoint with other names."""
+VERSION = 1
+"""Version of checkpoints, raised where a value changes its meaning. Checkpoints without a version have version 1.
+
+A value that is added needs no other version: it has a default that means "as before", in its dataclass or in ADDED.
+"""
+
+ADDED: dict[str, Any] = {}
+"""Values of CONTENT that are newer than version 1, for checkpoints that lack them."""
+
+PARTS: dict[str, type[Any]] = {"running": RunningEpoch, "stopping": EarlyStopping, "history": EpochMetrics}
+"""Dataclasses in a checkpoint, by key; `history` is a list of them."""
 
 
 class Checkpoints:
@@ -48,6 +58,7 @@ class Checkpoints:
         self._keep = keep
         self._config = config
         self._best_written = ""
+        self.refused: WrongInput | None = None
         self._read: tuple[str, dict[str, Any]] | None = None
 
     def collect(
@@ -118,7 +129,7 @@ class Checkpoints:
                     _save(progress.best_state, file)
                 self._best_written = best
             with written_at_once(self.folder / name) as file:
-                _save(content | {"run_id": run_id, "best": best, "form": FORM}, file)
+                _save(content | {"run_id": run_id, "best": best, "version": VERSION}, file)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -131,34 +142,57 @@ class Checkpoints:
         self._remove_old()
         return True
 
-    def newest(self) -> tuple[str | None, str | None]:
+    def newest(self, *, refuse: bool = True) -> tuple[str | None, str | None]:
         """Return the name of the newest valid checkpoint and the id of its MLflow run, or None for both.
 
-        Its content is kept in memory for the `load` that follows. A checkpoint with invalid content is renamed: its
-        number may be higher than those of later checkpoints, and it would be taken for the newest one.
+        Its content is kept in memory for the `load` that follows. Damaged checkpoints after it are renamed: their
+        numbers may be higher than those of later checkpoints, and they would be taken for the newest ones.
+
+        Args:
+            refuse: Raise an error if all checkpoints are damaged, rather than keep it as `refused`.
 
         Raises:
             OSError: A checkpoint could not be read. It stays in place, since the fault may be temporary.
+            WrongInput: All checkpoints are damaged, or the newest one is of a newer release. They stay in place.
         """
+        damaged: dict[Path, str] = {}
         for path in reversed(self._steps()):
             try:
                 content = self.load(path.name)
-                _check_form(content)
-                self._read = path.name, content
-                return path.name, str(content["run_id"])
+                run_id = str(content["run_id"])
+            except WrongInput:  # Not damaged.
+                raise
             except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
                 # UnpicklingError also for a file with objects other than tensors and plain values; no code is executed.
-                logger.warning("cannot resume from %s (%r): the checkpoint before it is used, if any", path, error)
-                path.rename(path.with_suffix(UNREADABLE))
+                damaged[path] = loggable(error) or type(error).__name__
                 self._best_written = ""
+                continue
+            for other, reason in damaged.items():
+                logger.warning("cannot resume from %s (%s): the checkpoint before it is used", other, reason)
+                other.rename(other.with_suffix(UNREADABLE))
+            self._read = path.name, content
+            return path.name, run_id
+        if damaged:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+            self.refused = WrongInput(
+                f"no checkpoint in '{self.folder}' can be read ({reasons}): restore one of them, or remove the files "
+                "in that folder to train from the start"
+            )
+            if refuse:
+                raise self.refused
         return None, None
 
     def load(self, name: str) -> dict[str, Any]:
-        """Return a checkpoint with its `best_state`; the caller owns the tensors."""
+        """Return a checkpoint with its `best_state`; the caller owns the tensors.
+
+        Raises:
+            WrongInput: It is of a newer release.
+        """
         read, self._read = self._read, None
         if read is not None and read[0] == name:
             return read[1]
         content: dict[str, Any] = torch.load(self.folder / name, map_location="cpu", weights_only=True)
+        _complete(content, self.folder / name)
         best = content["best"]
         try:
             content["best_state"] = (
@@ -168,6 +202,12 @@ class Checkpoints:
             raise ValueError(f"the weights of its best epoch, {best}, are missing") from None
         self._best_written = best
         return content
+
+    def peek(self, name: str) -> dict[str, Any]:
+        """Return the content that `newest` has read of a checkpoint, and that `load` will return."""
+        assert self._read is not None, "newest has read it"
+        assert self._read[0] == name, "newest has read it"
+        return self._read[1]
 
     def _steps(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.pt"))
@@ -185,9 +225,34 @@ class Checkpoints:
                 path.unlink()
 
 
-def _check_form(content: dict[str, Any]) -> None:
-    if content["form"] != FORM:
-        raise ValueError("written by another version of this code")
+def _complete(content: dict[str, Any], path: Path) -> None:
+    """Add the values that a checkpoint of an older release lacks.
+
+    Raises:
+        ValueError: A value is missing that every release has written.
+        WrongInput: The checkpoint is of a newer release: its version or one of its names is unknown.
+    """
+    version = content.get("version", 1)
+    names = {"": (set(content), {*CONTENT, "run_id", "best", "version", "form"})}
+    for key, kind in PARTS.items():
+        found = content[key] if key == "history" else [content[key]]
+        names[f"{key}."] = ({name for part in found for name in part}, {field.name for field in fields(kind)})
+    unknown = sorted(prefix + name for prefix, (has, knows) in names.items() for name in has - knows)
+    if version > VERSION or unknown:
+        reason = f"has version {version}" if version > VERSION else f"has the value {unknown[0]}, which is unknown"
+        raise WrongInput(
+            f"the checkpoint '{path}' {reason}: it was written by a newer release than this one, which reads version "
+            f"{VERSION}; train with that release, or remove the files in its folder to train from the start"
+        )
+    content |= {name: value for name, value in ADDED.items() if name not in content}
+    if missing := sorted({*CONTENT, "run_id", "best"} - content.keys()):
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    try:
+        for key, kind in PARTS.items():
+            for part in content[key] if key == "history" else [content[key]]:
+                kind(**part)
+    except TypeError as error:
+        raise ValueError(f"it lacks a value: {error}") from None
 
 
 def _save(content: dict[str, Any], file: IO[bytes]) -> None:

@@ -38,10 +38,13 @@ def send_newest_checkpoint(checkpoints: Checkpoints, reducer: Reducer, *, writes
 
     Raises:
         DiskFull: The disk of this host is full.
+        WrongInput: No host has a valid checkpoint, and those of this host are damaged.
     """
-    own = (checkpoints.newest()[0] or "") if writes else ""
+    own = (checkpoints.newest(refuse=False)[0] or "") if writes else ""
     names = [broadcast_value(reducer, NAME, own, rank) for rank in range(reducer.num_ranks)]
     newest = max(names)  # Names sort by position.
+    if not newest and checkpoints.refused is not None:
+        raise checkpoints.refused
     if newest:
         for name in files_of(newest):
             _send_file(checkpoints.folder / name, reducer, names.index(newest), writes=writes and own != newest)

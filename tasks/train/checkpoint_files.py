@@ -3,11 +3,14 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
+
+FINISHED = "finished"
+"""Folder within that of a training run, for the last checkpoint of a finished run that more epochs can continue."""
 
 _NAME = re.compile(r"step-\d{2,}-(\d{6,})-(\d{12,})\+.*\.pt")
 
@@ -57,8 +60,22 @@ def newest_position(folder: Path) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def keep_finished(folder: Path) -> None:
+    """Move the newest checkpoint of a training run that is finished, and remove the others."""
+    names = sorted(path.name for path in folder.glob("step-*.pt"))
+    if names:
+        (folder / FINISHED).mkdir(exist_ok=True)
+        for name in files_of(names[-1]):
+            with suppress(FileNotFoundError):  # Damaged: the run has finished from the weights in memory.
+                os.replace(folder / name, folder / FINISHED / name)
+    remove_checkpoints(folder)
+
+
 def remove_checkpoints(folder: Path) -> bool:
-    """Remove all checkpoints of a finished or abandoned training run; return whether there were any."""
+    """Remove all checkpoints of a finished or abandoned training run; return whether there were any.
+
+    A checkpoint that `keep_finished` has moved stays.
+    """
     found = [*folder.glob("*.pt"), *folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{UNREADABLE}")]
     for path in found:
         path.unlink(missing_ok=True)

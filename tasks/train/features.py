@@ -26,6 +26,7 @@ from tasks.cache.sizes import check_disk
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.collectives import Reducer
+from tasks.config.frozen import hashed_settings
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
 from tasks.model_package.serving import serving_network
@@ -129,7 +130,7 @@ def materialize_features(
         num_features=vectors[0].shape[1],
         form=FORM,
     )
-    decisive = {"format": FORMAT, "features": settings.model_dump(), "splits": splits}
+    decisive = {"format": FORMAT, "features": hashed_settings(settings, type(settings).model_fields), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
     url = f"{folder.rstrip('/')}/{key}"
     with translate_disk_full(folder), ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,23 @@ def run_key(
     train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
 ) -> str:
     """Return the key of a training run, a digest of everything that decides its result."""
+    return key_of(decisive_settings(train, cache, distributed, repetition))
+
+
+def run_keys(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
+) -> list[str]:
+    """Return the keys by which a training run is found: its own, then that of older releases if it was another one.
+
+    Older releases counted `TrainConfig.neutral` as settings that decide the result.
+    """
     decisive = decisive_settings(train, cache, distributed, repetition)
+    given = decisive["train"] | {name: getattr(train, name) for name in train.neutral}
+    return list(dict.fromkeys([key_of(decisive), key_of(decisive | {"train": given})]))
+
+
+def key_of(decisive: Mapping[str, Any]) -> str:
+    """Return the key of `decisive_settings`."""
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -37,7 +53,13 @@ def decisive_settings(
     return decisive
 
 
-def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequence[str], folder: Path) -> None:
+def check_fits(
+    content: dict[str, Any],
+    config: dict[str, Any],
+    classes: Sequence[str],
+    folder: Path,
+    neutral: Collection[str] = (),
+) -> None:
     """Check that a checkpoint belongs to the training run that resumes from it.
 
     Args:
@@ -45,6 +67,7 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
         config: The `decisive_settings` of the training run.
         classes: Class names of the training run.
         folder: Folder of the checkpoint, for the message.
+        neutral: Settings of `train` that may differ.
 
     Raises:
         WrongInput: Settings, data or classes differ; names the differences with both values.
@@ -60,7 +83,8 @@ def check_fits(content: dict[str, Any], config: dict[str, Any], classes: Sequenc
         if names
     ]
     saved, current = flat_params(content["config"]), flat_params(config)
-    settings = sorted(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
+    compared = (saved.keys() | current.keys()) - {f"train.{name}" for name in neutral}
+    settings = sorted(name for name in compared if saved.get(name) != current.get(name))
     different += [
         f"{name} is {saved.get(name)!r} in the checkpoint and {current.get(name)!r} now" for name in settings[:4]
     ]

@@ -9,7 +9,7 @@ from tasks.refs import RunRef
 from tasks.train.early_stopping import EarlyStopping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportedEpoch(EpochMetrics):
     """Metrics of an epoch as reported to the launcher."""
 

@@ -13,7 +13,7 @@ from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.system.slots import Slot
-from tasks.train.identity import decisive_settings, run_key
+from tasks.train.identity import decisive_settings, run_key, run_keys
 
 
 class TrainingSpec(BaseModel):
@@ -47,6 +47,11 @@ class TrainingSpec(BaseModel):
     def key(self) -> str:
         """Key of the training run, a digest of everything that decides its result."""
         return run_key(self.train, self.cache, self.distributed, self.repetition)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys by which the training run is found: `key`, then that of older releases if it was another one."""
+        return run_keys(self.train, self.cache, self.distributed, self.repetition)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from tasks.train.checkpoint_files import remove_checkpoints
+from tasks.train.checkpoint_files import FINISHED, remove_checkpoints
 
 logger = logging.getLogger("lakevision.train")
 
@@ -31,8 +31,8 @@ def training_lock(folder: Path) -> Path:
 def sweep_checkpoints(checkpoints: Path, keep_days: int, now: float | None = None) -> list[str]:
     """Remove the checkpoints of training runs whose newest checkpoint is older than `keep_days`.
 
-    A finished run has removed its own; those left belong to runs that diverged or were not resumed. A run that trains
-    or is about to start holds a lock and is skipped.
+    A finished run has removed its own, except for the last one if more epochs can continue it. Others belong to runs
+    that diverged or were not resumed. A run that trains or is about to start holds a lock and is skipped.
 
     Args:
         checkpoints: Folder of the checkpoints of all training runs; it may be missing.
@@ -73,9 +73,11 @@ def _remove(folder: Path, keep_days: int, now: float) -> bool:
         days = _idle_days(folder, now)
         if days <= keep_days:
             return False  # The run has just ended.
-        had_any = remove_checkpoints(folder)
-        with suppress(OSError):  # A folder with other files stays.
-            folder.rmdir()
+        removed = [remove_checkpoints(folder / FINISHED), remove_checkpoints(folder)]
+        for emptied in (folder / FINISHED, folder):
+            with suppress(OSError):  # A folder with other files stays.
+                emptied.rmdir()
+        had_any = any(removed)
         if had_any:
             logger.info("%s removed: its training run was last active %.0f days ago", folder, days)
         # The lock files stay: another process may be waiting for one, and would not notice its replacement.

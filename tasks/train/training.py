@@ -26,7 +26,8 @@ from tasks.system.cores import num_cores
 from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_copies import writes_checkpoints
-from tasks.train.checkpoint_files import remove_checkpoints
+from tasks.train.checkpoint_files import keep_finished, remove_checkpoints
+from tasks.train.continuation import can_be_continued, continued_run, neutral_settings
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.identity import check_fits
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
@@ -87,7 +88,8 @@ class Training:
         # Loaded by each rank: with the optimizer's moments it may have gigabytes, too much for a broadcast.
         checkpoint = None if resume_point.checkpoint is None else self.checkpoints.load(resume_point.checkpoint)
         if checkpoint is not None:
-            check_fits(checkpoint, self._spec.identity, context.manifest.classes, self.folder)
+            neutral = neutral_settings(self._spec, checkpoint)
+            check_fits(checkpoint, self._spec.identity, context.manifest.classes, self.folder, neutral)
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("resuming at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = context.manifest.classes
@@ -106,6 +108,8 @@ class Training:
             run.log_data(data)
             self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
             if checkpoint is not None:
+                if continued := continued_run(self._spec, checkpoint):
+                    self._set_tag(tracking.CONTINUES_TAG, continued)
                 self._num_logged = len(self.progress.history)
                 self._sent_epochs = self._sender.steps_sent("val_loss")
                 # Metrics and tags in the checkpoint that the server did not receive.
@@ -136,8 +140,12 @@ class Training:
                     logger.warning("not all metrics were sent: %s", error)
                 raise
             result = run_on_rank_zero(self._reducer, RUN, lambda: self._finish(run, context, test))
-        remove_checkpoints(self.folder)
+        self.end_checkpoints()
         return result
+
+    def end_checkpoints(self) -> None:
+        """Remove the checkpoints of the finished run, except for the last one if more epochs may continue it."""
+        (keep_finished if can_be_continued(self._spec) else remove_checkpoints)(self.folder)
 
     def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: ServingEvaluation) -> RunRef:
         """Send the remaining metrics and log the results, on rank 0."""

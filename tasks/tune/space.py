@@ -15,7 +15,7 @@ from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN
 from tasks.train.batches import check_batches, check_data
-from tasks.train.identity import run_key
+from tasks.train.identity import run_keys
 
 logger = logging.getLogger("lakevision.tune")
 
@@ -104,6 +104,7 @@ def study_name(train: TrainConfig, tune: TuneConfig, cache: CacheRef) -> str:
     The values of searched settings in `train` and the number of trials do not count: a search resumes with more trials.
     """
     # The key of a run has every setting that affects it; one value stands for all values of a searched setting.
-    key = run_key(trial_config(train, tune, next(corners(tune.space))), cache, None)
+    # The form of older releases, so that their searches resume.
+    key = run_keys(trial_config(train, tune, next(corners(tune.space))), cache, None)[-1]
     decisive = {"training": key, "tune": tune.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

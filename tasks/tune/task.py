@@ -21,7 +21,7 @@ from tasks.submission.task import SubmittedRun, submit
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
-from tasks.train.identity import run_key
+from tasks.train.identity import run_keys
 from tasks.train.spec import TrainingSpec
 from tasks.tune.check import check_search_sizes
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
@@ -107,14 +107,14 @@ def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
 
     Nothing is submitted if the trials run in place, or if a finished run has these settings.
     """
-    key = run_key(train, cache, None)
-    if found := tracking.find_finished_run(storage, key):
+    keys = run_keys(train, cache, None)
+    if found := tracking.find_finished_run(storage, *keys):
         return skipped(False, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(tune) == "in_place":
         return skipped(False, "without a work pool the best settings are trained in place")
     config = TrialRun(storage=storage.as_config(), train=train, tune=tune)
     parameters = {"config": config.model_dump(), "cache_ref": cache.model_dump()}
-    train_on_pool(tune, "tune", parameters, storage, key, name=f"best-{key}")
+    train_on_pool(tune, "tune", parameters, storage, keys[0], name=f"best-{keys[0]}")
     return True
 
 

@@ -90,10 +90,10 @@ def run_trial(
     study = open_study(spec.storage, study_name, spec.train, tune, create=False)
     trial = get_trial(study, number)
     try:
-        run = tracking.find_finished_run(spec.storage, spec.key) or launch_ranks(spec, make_reporter(trial), stop)
+        run = tracking.find_finished_run(spec.storage, *spec.keys) or launch_ranks(spec, make_reporter(trial), stop)
         return _report_complete(spec, trial, run)
     except Pruned:
-        if finished := tracking.find_finished_run(spec.storage, spec.key):
+        if finished := tracking.find_finished_run(spec.storage, *spec.keys):
             return _report_complete(spec, trial, finished)  # It finished before the signal arrived.
         run_id = tracking.mark_pruned(spec.storage, spec.key)
         _remove_checkpoint(spec)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import torch
 
 from tasks import tracking
 from tasks.config.train import AugmentationConfig, FineTunePhase
@@ -23,9 +24,10 @@ from tests.fakes.interrupted_training import (
     check_resumed,
     coloured_cache,
     logged_metrics,
+    logged_weights,
     make_workspace,
 )
-from tests.fakes.small_training import Killed
+from tests.fakes.small_training import Killed, same_tensors
 
 # petastorm does not close its Parquet files: reference counting does.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -131,6 +133,93 @@ def test_resumed_run_keeps_the_table_that_it_began_with(workspace, tmp_path):
     card = tracking.read_artifact(workspace.interrupted, run, "model_card.md")
     assert b"/began/images" in card
     assert b"/asked/images" not in card
+
+
+def train_counted(workspace, storage, train, interruption=None):
+    """Train, and return the MLflow run and the number of steps."""
+    rank = CountingRank(interruption)
+    run = train_model(TrainingSpec(train=train, cache=workspace.cache, storage=storage), reducer=rank)
+    return run, rank.steps
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau"])
+def test_more_epochs_continue_a_finished_run_in_a_run_of_their_own(workspace, tmp_path, schedule):
+    """Weights and metrics equal those of a run with as many epochs from the start; the finished run stays as it is."""
+    settings = {"schedule": schedule, "plateau_epochs": 1, "min_delta": 10.0, "scale_learning_rate": "none", "seed": 21}
+    storage, plain = workspace.interrupted, workspace.uninterrupted
+    short, long = (workspace.settings(max_epochs=epochs, **settings) for epochs in (2, 4))
+    whole, whole_steps = train_counted(workspace, plain, long)
+    first, first_steps = train_counted(workspace, storage, short)
+    before = logged_metrics(storage, first)
+
+    # Killed in its second half, and continued by a third process.
+    with pytest.raises(Killed):
+        train_counted(workspace, storage, long, Interruption("killed", STEPS + 2, leaves=(0, 3, 0)))
+    run, steps = train_counted(workspace, storage, long)
+
+    assert (whole_steps, first_steps, steps) == (4 * STEPS, 2 * STEPS, STEPS)
+    assert run.run_id != first.run_id
+    weights = logged_weights(storage, run, tmp_path)
+    assert same_tensors(weights, logged_weights(plain, whole, tmp_path))
+    assert logged_metrics(storage, run) == logged_metrics(plain, whole)
+    assert logged_metrics(storage, first) == before
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    assert client.get_run(run.run_id).data.tags[tracking.CONTINUES_TAG] == first.run_id
+    assert client.get_run(run.run_id).data.params["train.max_epochs"] == "4"
+    assert train_counted(workspace, storage, long) == (run, 0)
+    assert train_counted(workspace, storage, short) == (first, 0)
+
+
+def test_more_epochs_of_a_run_that_was_stopped_early_end_at_once(workspace):
+    """Patience is used up in the longer run, too; a decaying schedule starts again, as each of its steps differs."""
+    settings = {"min_delta": 10.0, "patience": 1, "scale_learning_rate": "none", "seed": 22}
+    steps = {
+        (schedule, epochs): train_counted(
+            workspace, workspace.interrupted, workspace.settings(max_epochs=epochs, schedule=schedule, **settings)
+        )[1]
+        for schedule in ("constant", "cosine")
+        for epochs in (3, 5)
+    }
+
+    assert steps == {
+        ("constant", 3): 2 * STEPS,
+        ("constant", 5): 0,
+        ("cosine", 3): 2 * STEPS,
+        ("cosine", 5): 2 * STEPS,
+    }
+
+
+def test_runs_of_older_releases_under_another_key_are_resumed_and_found(workspace):
+    """Their key has the number of threads; the run resumes with another number, in the same MLflow run."""
+    storage, train = workspace.interrupted, workspace.settings(max_epochs=2, seed=23)
+    spec = TrainingSpec(train=train, cache=workspace.cache, storage=storage)
+    with pytest.raises(Killed):
+        train_counted(workspace, storage, train, Interruption("killed", STEPS + 2, leaves=(0, 1, 0)))
+    own, older = spec.keys
+    (storage.checkpoints / own).rename(storage.checkpoints / older)
+    (path,) = (storage.checkpoints / older).glob("step-*.pt")
+    content = torch.load(path, weights_only=True)
+    content["config"]["train"]["num_threads"] = 1
+    torch.save(content, path)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    client.set_tag(content["run_id"], "lakevision.key", older)
+
+    run, steps = train_counted(workspace, storage, train)
+
+    assert (run.run_id, steps) == (content["run_id"], STEPS)
+    client.set_tag(run.run_id, "lakevision.key", older)
+    assert train_counted(workspace, storage, train) == (run, 0)
+
+
+def test_threads_do_not_change_a_head_on_cached_features(workspace, tmp_path):
+    """The key of the run leaves them out, since the weights are bit-identical."""
+    states = []
+    for storage, num_threads in ((workspace.uninterrupted, 1), (workspace.interrupted, 2)):
+        run, _steps = train_counted(
+            workspace, storage, workspace.settings(max_epochs=2, seed=24, num_threads=num_threads)
+        )
+        states.append(logged_weights(storage, run, tmp_path))
+    assert same_tensors(*states)
 
 
 def test_automatic_batch_size_stays_on_resume(workspace, tmp_path, monkeypatch):

@@ -244,7 +244,7 @@ def test_folder_without_a_complete_cache_cannot_be_opened(tmp_path: Path) -> Non
 
 
 def test_opened_cache_has_the_table_that_asked_for_it(make_cache: Callable[..., CacheRef]) -> None:
-    """A training run records this table, and not the one that the cache was built from."""
+    """A training run records this table, and not the table of the build."""
     ref = make_cache({"train": 6})
     asked = TableRef(path="/other/images", version=7, table_id="other")
 

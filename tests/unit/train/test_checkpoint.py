@@ -4,14 +4,20 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tasks.errors import WrongInput
-from tasks.train.checkpoint import Checkpoints
+from tasks.metrics.epoch import EpochMetrics
+from tasks.train import checkpoint
+from tasks.train.checkpoint import Checkpoints, restore_progress
+from tasks.train.early_stopping import EarlyStopping
 from tasks.train.identity import check_fits
+from tasks.train.progress import Progress
 from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 
@@ -80,16 +86,19 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage:
     assert_same(resumed, uninterrupted)
 
 
-def test_checkpoint_without_its_best_weights_is_invalid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint is skipped with a warning if the file with the weights of its best epoch is missing."""
+def test_checkpoint_without_its_best_weights_is_invalid(tmp_path: Path) -> None:
+    """A run without another checkpoint is refused with the reason, and the file stays as it is."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 2))
     (best,) = tmp_path.glob("best-*.pt")
     best.unlink()
+    names = {path.name for path in tmp_path.iterdir()}
 
-    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
-    assert f"the weights of its best epoch, {best.name}, are missing" in caplog.text
-    assert not list(tmp_path.glob("step-*.pt"))
+    for _start in range(2):
+        with pytest.raises(WrongInput, match="no checkpoint in .* can be read .*or remove the files") as refused:
+            Checkpoints(tmp_path, 2, CONFIG).newest()
+        assert f"the weights of its best epoch, {best.name}, are missing" in str(refused.value)
+        assert {path.name for path in tmp_path.iterdir()} == names
 
 
 @pytest.mark.parametrize("kind", ["step", "best"])
@@ -115,23 +124,108 @@ def test_unreadable_checkpoint_is_kept_and_the_fault_raised(tmp_path: Path, kind
     assert not list(tmp_path.glob("*.unreadable"))
 
 
-def test_checkpoint_of_another_code_version_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint with other keys is skipped with a warning, and the one before it is used."""
+def test_damaged_checkpoint_is_renamed_once_an_older_one_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its number is higher than those that the resumed run writes, which would be taken for older ones."""
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(2, 3))
     older, newest = sorted(tmp_path.glob("step-*.pt"))
-    content = torch.load(newest, weights_only=True)
-    torch.save(content | {"form": [*content["form"], "more"]}, newest)
+    newest.write_bytes(truncate(newest.read_bytes()))
 
     assert Checkpoints(tmp_path, 2, CONFIG).newest() == (older.name, "run")
-    assert "written by another version of this code" in caplog.text
-    # The skipped checkpoint is renamed: a new run keeps its own checkpoints, whose numbers are lower.
-    older.unlink()
+    assert f"cannot resume from {newest} (" in caplog.text
+    assert newest.with_suffix(".unreadable").exists()
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the content of a checkpoint."""
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda content: content.update(version=2), "has version 2"),
+        (lambda content: content.update(later=1), "has the value later, which is unknown"),
+        (lambda content: content["history"][0].update(later=1.0), "has the value history.later, which is unknown"),
+        (lambda content: content["running"].update(later=1.0), "has the value running.later, which is unknown"),
+    ],
+)
+def test_checkpoint_of_a_newer_release_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    """An older release neither drops what it does not know nor starts again: the file stays as it is."""
     with pytest.raises(Killed):
-        Training(tmp_path).run(kill_at(1, 1))
-    name, _run = Checkpoints(tmp_path, 2, CONFIG).newest()
+        Training(tmp_path).run(kill_at(2, 3))
+    names = {path.name for path in tmp_path.iterdir()}
+    newest = max(tmp_path.glob("step-*.pt"))
+    rewrite(newest, change)
+
+    with pytest.raises(WrongInput, match=re.escape(f"'{newest}' {reason}: it was written by a newer release")):
+        Checkpoints(tmp_path, 2, CONFIG).newest()
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+@dataclass(frozen=True)
+class LaterMetrics(EpochMetrics):
+    """Metrics of a later release."""
+
+    later: float = 0.5
+
+
+def test_values_that_a_checkpoint_lacks_have_the_value_that_means_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later release resumes from a checkpoint of this one, also from those that have no version."""
+    uninterrupted = Training(tmp_path / "uninterrupted")
+    uninterrupted.run()
+    with pytest.raises(Killed):
+        Training(tmp_path / "killed").run(kill_at(2, 3))
+    for path in (tmp_path / "killed").glob("step-*.pt"):
+        rewrite(path, lambda content: content.pop("version"))
+    monkeypatch.setattr(checkpoint, "CONTENT", (*checkpoint.CONTENT, "later"))
+    monkeypatch.setitem(checkpoint.ADDED, "later", 7)
+    monkeypatch.setitem(checkpoint.PARTS, "history", LaterMetrics)
+    monkeypatch.setattr(checkpoint, "EpochMetrics", LaterMetrics)
+
+    checkpoints = Checkpoints(tmp_path / "killed", 2, CONFIG)
+    name, _run = checkpoints.newest()
     assert name is not None
-    assert name < newest.name
+    content = checkpoints.load(name)
+    assert content["later"] == 7
+    progress = Progress(EarlyStopping(3, 0.0, higher_is_better=True))
+    restore_progress(content, progress)
+    assert [metrics.later for metrics in progress.history if isinstance(metrics, LaterMetrics)] == [0.5, 0.5]
+
+    monkeypatch.undo()
+    resumed = Training(tmp_path / "killed")
+    resumed.run()
+    assert_same(resumed, uninterrupted)
+
+
+def test_values_added_to_checkpoints_have_a_value_that_means_as_before() -> None:
+    """Without one, training runs of older releases could not resume: add it to the dataclass, or to ADDED."""
+    version_1 = {
+        *("config", "classes", "model", "optimizer", "rank_buffers", "phase", "first_epoch", "next_epoch", "running"),
+        *("batch_size", "average", "stopping", "history", "seconds", "provenance", "tags"),
+    }
+    assert set(checkpoint.CONTENT) - version_1 == checkpoint.ADDED.keys()
+    required = {
+        key: {field.name for field in fields(kind) if MISSING is field.default is field.default_factory}
+        for key, kind in checkpoint.PARTS.items()
+    }
+    assert required == {
+        "running": set(),
+        "stopping": {"patience", "min_delta", "higher_is_better"},
+        "history": {
+            *("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_top5_accuracy"),
+            *("val_macro_f1", "learning_rate", "gradient_norm", "images_per_second", "data_wait_share"),
+            *("train_seconds", "validation_seconds"),
+        },
+    }
 
 
 def test_partial_checkpoint_is_ignored_and_removed(tmp_path: Path) -> None:
@@ -177,5 +271,6 @@ def test_checkpoint_with_pickled_code_is_not_loaded(tmp_path: Path) -> None:
 
     torch.save({"run_id": Payload()}, tmp_path / "step-00-000001-000000000000+.pt")
 
-    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (None, None)
+    with pytest.raises(WrongInput, match="no checkpoint in .* can be read"):
+        Checkpoints(tmp_path, 2, CONFIG).newest()
     assert not (tmp_path / "executed").exists()

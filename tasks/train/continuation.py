@@ -1,0 +1,116 @@
+"""Continuation of training runs that have other keys: of older releases, and of fewer epochs.
+
+More epochs continue a run where the learning rate of its steps stays the same: with the schedules `constant` and
+`plateau`, in the first phase, and with the same warm-up. The weights are then those of a run that had as many epochs
+from the start. With `cosine` and `one_cycle` every step of the longer run has another learning rate.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks import tracking
+from tasks.errors import WrongInput
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint_files import FINISHED, files_of, newest_position, written_at_once
+from tasks.train.identity import key_of
+from tasks.train.schedule import warmup_length
+from tasks.train.spec import TrainingSpec
+
+logger = logging.getLogger("lakevision.train")
+
+
+def can_be_continued(spec: TrainingSpec) -> bool:
+    """Return whether more epochs may continue a training run, so that its last checkpoint is kept.
+
+    Trials are no such runs: there may be hundreds of them. Neither are repetitions, which train from the start.
+    """
+    return spec.train.continues and spec.repetition is None and tracking.TRIAL_TAG not in spec.tags
+
+
+def num_epochs(content: Mapping[str, Any]) -> int | None:
+    """Return `max_epochs` of the run that wrote a checkpoint."""
+    epochs: int | None = content["config"].get("train", {}).get("max_epochs")
+    return epochs
+
+
+def continues(spec: TrainingSpec, content: Mapping[str, Any]) -> bool:
+    """Return whether a run continues a checkpoint of fewer epochs with the same learning rates.
+
+    Args:
+        spec: The training run.
+        content: A checkpoint of a run with the same settings and data, except for `max_epochs`.
+    """
+    train, epochs = spec.train, num_epochs(content)
+    if not can_be_continued(spec) or epochs is None or not epochs < train.max_epochs or content["phase"] != 0:
+        return False
+    global_batch = content["batch_size"] * spec.num_virtual_ranks * train.accumulate_steps
+    return warmup_length(train, global_batch, epochs) == warmup_length(train, global_batch, train.max_epochs)
+
+
+def neutral_settings(spec: TrainingSpec, content: Mapping[str, Any]) -> set[str]:
+    """Return the settings of `train` that a checkpoint may have another value of."""
+    return {*spec.train.neutral, *(["max_epochs"] if continues(spec, content) else [])}
+
+
+def continued_run(spec: TrainingSpec, content: Mapping[str, Any]) -> str | None:
+    """Return the MLflow run of fewer epochs that a checkpoint is of, or None if it is of this training run."""
+    return str(content["run_id"]) if num_epochs(content) != spec.train.max_epochs else None
+
+
+def adopt_checkpoint(spec: TrainingSpec) -> None:
+    """Give a training run without checkpoints those of the same run under another key, if there are any.
+
+    They are hard links where the file system has them: a checkpoint is written once.
+
+    Raises:
+        OSError: A checkpoint could not be read.
+    """
+    folder = spec.storage.checkpoints / spec.key
+    if newest_position(folder) is not None:
+        return
+    for other in _other_folders(spec):
+        if newest_position(other) is None:
+            continue
+        checkpoints = Checkpoints(other, 1, {})
+        try:
+            name = checkpoints.newest()[0]
+        except WrongInput as error:
+            logger.warning("training does not continue there: %s", error)
+            continue
+        if name is None:
+            continue
+        content = checkpoints.load(name)
+        if num_epochs(content) == spec.train.max_epochs or continues(spec, content):
+            logger.info("training continues from the checkpoint %s", other / name)
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in files_of(name):
+                _link(other / file, folder / file)
+            return
+
+
+def _other_folders(spec: TrainingSpec) -> Iterator[Path]:
+    """Yield the folders of the same run under other keys, with more epochs first."""
+    root = spec.storage.checkpoints
+    for key in spec.keys[1:]:
+        yield root / key
+    if not can_be_continued(spec):
+        return
+    identity = spec.identity
+    for epochs in range(spec.train.max_epochs - 1, 0, -1):
+        folder = root / key_of(identity | {"train": identity["train"] | {"max_epochs": epochs}})
+        yield folder
+        yield folder / FINISHED
+
+
+def _link(file: Path, link: Path) -> None:
+    try:
+        os.link(file, link)
+    except FileExistsError:  # Of a process that was killed here.
+        return
+    except OSError:  # A file system without hard links.
+        with file.open("rb") as source, written_at_once(link) as target:
+            shutil.copyfileobj(source, target)
