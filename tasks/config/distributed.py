@@ -31,6 +31,9 @@ ON_HOSTS: Schema = {"required": ["launcher"], "properties": {"launcher": {"enum"
 DECISIVE = {"num_ranks", "backend", "gradient_compression", "sync_batch_norm"}
 """Settings that determine the result of training; the others decide the place of the ranks and their failures."""
 
+SUPERVISION = {"stall_timeout_seconds", "max_restarts", "min_ranks", "log_ranks"}
+"""Settings of the launcher's supervision, which apply wherever the ranks are."""
+
 Backend = Literal["horovod", "torch"]
 GradientCompression = Literal["none", "fp16", "bf16"]
 
@@ -202,6 +205,10 @@ class DistributedConfig(FrozenConfig):
                 f"{slots}, or more hosts"
             )
         return self
+
+    def on_this_machine(self) -> "DistributedConfig":
+        """Return settings with the same result for ranks that are started here, without hosts, clusters and pools."""
+        return DistributedConfig.model_validate(self.model_dump(include=DECISIVE | SUPERVISION))
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result."""

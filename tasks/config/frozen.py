@@ -39,7 +39,7 @@ RECORDED = "recorded"
 """Validation context of settings that a run or cache recorded: those that it lacks have their value of AsBefore."""
 
 
-def _markers(model: type[BaseModel]) -> dict[str, AsBefore]:
+def added_settings(model: type[BaseModel]) -> dict[str, AsBefore]:
     """Return the marker of each setting that was added later."""
     return {
         name: marker
@@ -51,7 +51,7 @@ def _markers(model: type[BaseModel]) -> dict[str, AsBefore]:
 
 def hashed_settings(model: BaseModel, names: Collection[str]) -> dict[str, Any]:
     """Return the settings of these names for a digest, without those that have the value of their AsBefore."""
-    markers = _markers(type(model))
+    markers = added_settings(type(model))
     return {
         name: _hashed(getattr(model, name), value)
         for name, value in model.model_dump(include=set(names)).items()
@@ -96,7 +96,7 @@ class FrozenConfig(BaseModel):
     def _complete_recorded(cls, values: Any, info: ValidationInfo) -> Any:
         if info.context != RECORDED or not isinstance(values, Mapping):
             return values
-        return {name: marker.value for name, marker in _markers(cls).items()} | dict(values)
+        return {name: marker.value for name, marker in added_settings(cls).items()} | dict(values)
 
     rules: ClassVar[tuple[Schema, ...]] = ()
     """Rules across fields as JSON schema, so that the form refuses what the validators would."""

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from tasks import tracking
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
+from tasks.config.frozen import RECORDED, added_settings
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, explain
 from tasks.refs import Ref
@@ -39,7 +40,7 @@ class OriginalRun(Ref):
     """Changes of the provenance when the run was resumed; None if there were none."""
     metrics: dict[str, float]
     new_settings: list[str]
-    """Settings of this version that the run's version did not have; they have their defaults."""
+    """Settings of this version that the run's version did not have, and that have their defaults."""
 
 
 def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
@@ -69,9 +70,11 @@ def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
     # A repetition removes no old checkpoints or caches.
     return OriginalRun(
         run_id=logged.run_id,
-        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}),
-        distributed=None if config["distributed"] is None else DistributedConfig.model_validate(config["distributed"]),
-        cache_config=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}),
+        train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}, context=RECORDED),
+        distributed=None
+        if config["distributed"] is None
+        else DistributedConfig.model_validate(config["distributed"], context=RECORDED),
+        cache_config=CacheConfig.model_validate(config["cache"]["settings"] | {"keep_days": 0}, context=RECORDED),
         cache_digest=config["cache"]["digest"],
         table=data["table"],
         version=data["version"],
@@ -86,5 +89,5 @@ def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
         code_version=logged.code_version,
         resumed_with_changes=logged.resumed_with_changes,
         metrics=logged.metrics,
-        new_settings=sorted(TrainConfig.model_fields.keys() - train.keys()),
+        new_settings=sorted(TrainConfig.model_fields.keys() - train.keys() - added_settings(TrainConfig).keys()),
     )

@@ -120,7 +120,7 @@ def repeat_training(original: OriginalRun, cache: CacheRef, storage: Storage, ta
     spec = TrainingSpec(
         train=original.train,
         # On this machine, wherever the original was trained: its hosts may have others to serve, or be gone.
-        distributed=None if ranks is None else ranks.model_copy(update={"launcher": "local", "hosts": ""}),
+        distributed=None if ranks is None else ranks.on_this_machine(),
         cache=cache,
         storage=storage,
         tags=tags | {tracking.REPEAT_TAG: original.run_id},

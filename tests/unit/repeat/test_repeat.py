@@ -1,6 +1,7 @@
 """Repetition of a training run: comparison of data, provenance and metrics."""
 
 from collections.abc import Callable
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -8,18 +9,25 @@ import torch
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
+from tasks.config.frozen import AsBefore
+from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.device import processor_name
 from tasks.refs import CacheRef, MetricPair
+from tasks.repeat import original_run
 from tasks.repeat.repeat import (
     OriginalRun,
     check_same_data,
     compare_metrics,
     differences_now,
     differences_of,
+    repeat_training,
 )
+from tasks.storage import Storage, resolve_storage
 from tasks.train.identity import run_key
+from tasks.train.spec import TrainingSpec
 
 TRAIN = TrainConfig(weights="none", freeze_backbone=False, device="cpu", precision="fp32")
 
@@ -137,6 +145,84 @@ def test_metrics_of_val_and_test_are_compared_exactly() -> None:
         MetricPair(metric="val_loss", before=0.5, now=0.5),
     ]
     assert [pair.agrees for pair in pairs] == [False, False, True]
+
+
+class Launched(Exception):
+    """Raised in place of a start of ranks."""
+
+
+ON_HOSTS = {"launcher": "hosts", "hosts": "node1:2,node2:2", "num_ranks": 4, "shared_home": False}
+
+
+@pytest.mark.parametrize(
+    "distributed",
+    [
+        ON_HOSTS,
+        ON_HOSTS | {"interface": "ib0", "host_python": "/opt/python", "host_folder": "/opt/code", "ssh_config": "/ssh"},
+        {"launcher": "spark", "num_ranks": 4, "shared_home": False, "interface": "eth0"},
+        {"launcher": "spark", "num_ranks": 4, "max_restarts": 2, "min_ranks": 3},
+        {"num_ranks": 4, "where": "work_pool", "work_pool": "big", "job_variables": {"memory": "9Gi"}},
+        {"num_ranks": 4, "backend": "torch", "gradient_compression": "bf16", "log_ranks": "all"},
+        {"num_ranks": 4, "sync_batch_norm": True, "stall_timeout_seconds": 60, "max_restarts": 1},
+    ],
+)
+def test_ranks_of_a_repetition_start_on_this_machine_wherever_they_were(
+    distributed: dict[str, Any],
+    make_cache: Callable[..., CacheRef],
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They read a valid specification with what decides the result, and without places and pools."""
+    specs: list[TrainingSpec] = []
+
+    def launch(spec: TrainingSpec) -> None:
+        specs.append(TrainingSpec.model_validate_json(spec.model_dump_json()))  # as the launcher and each rank do
+        raise Launched
+
+    monkeypatch.setattr("tasks.repeat.repeat.launch_ranks", launch)
+    original = logged_run(distributed=DistributedConfig.model_validate(distributed))
+    cache = make_cache({"train": 3, "val": 3, "test": 3})
+
+    with pytest.raises(Launched):
+        repeat_training(original, cache, storage, {})
+
+    (ranks,) = (spec.distributed for spec in specs)
+    assert ranks is not None
+    assert original.distributed is not None
+    assert ranks.decisive() == original.distributed.decisive()
+    places = {"launcher", "where", "work_pool", "job_variables", "hosts", "interface", "ssh_config", "shared_home"}
+    assert ranks.model_dump(include=places) == DistributedConfig().model_dump(include=places)
+    kept = {"max_restarts", "min_ranks", "stall_timeout_seconds", "log_ranks"}
+    assert ranks.model_dump(include=kept) == original.distributed.model_dump(include=kept)
+
+
+def test_settings_that_a_run_did_not_record_have_the_value_that_means_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are no difference to the original, while those without such a value have their default and are named."""
+
+    class Later(TrainConfig):
+        marked: Annotated[str, AsBefore("off")] = "on"
+        unmarked: int = 7
+
+    config = {
+        "train": TRAIN.model_dump(),
+        "distributed": None,
+        "cache": {"settings": CacheConfig().decisive(), "digest": "d"},
+        "data": {"table": "/tables/images", "version": 3, "content_digest": "content"},
+        "weights_digest": "none",
+        "device": "cpu",
+        "precision": "float32",
+    }
+    logged = tracking.LoggedTraining("r", config, {}, None, {}, {})
+    monkeypatch.setattr("tasks.tracking.logged_training", lambda _storage, _run_id: logged)
+    monkeypatch.setattr(original_run, "TrainConfig", Later)
+
+    found = original_run.read_training("r", resolve_storage(StorageConfig()))
+
+    assert isinstance(found.train, TrainConfig)
+    assert found.train.model_dump()["marked"] == "off"
+    assert found.new_settings == ["unmarked"]
 
 
 def test_repetition_has_a_different_key() -> None:
