@@ -12,6 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
 from deployments.register import wait_for_server
+from tasks.environment import PROGRESS_BARS
 
 
 def running_worker(name: str) -> int | None:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     if (process := running_worker(name)) is not None:
         # It would not count as another worker, and runs that it has just taken would be ended as lost.
         sys.exit(f"the worker '{name}' runs here already, as process {process}: give another one its own --name")
-    environment = dict(os.environ)
+    environment = {PROGRESS_BARS: "false"} | os.environ
     # Here: the import of MLflow takes seconds, and sets variables, which are not for the worker.
     from deployments.reconcile import end_lost_runs, end_mlflow_runs
 

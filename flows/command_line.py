@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.console import Console
 
 from flows.options import HELP_ALL, Options
 from tasks.config.run import Run
+from tasks.environment import PROGRESS_BARS
 from tasks.errors import UserError, WrongInput, explain, loggable
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
@@ -111,6 +113,7 @@ def _log_console() -> Console:
 
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
+    os.environ.setdefault(PROGRESS_BARS, "false")
     # Only a module run with -m has a spec; spark-submit runs a file.
     module = sys.modules["__main__"].__spec__
     program = f"python -m {module.name}" if module else Path(sys.argv[0]).name

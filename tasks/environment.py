@@ -113,11 +113,23 @@ _RANK_NAMES = frozenset(
         *("JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
     }
 )
+PROGRESS_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+"""The variable that shows MLflow's progress bars, which are meant for notebooks."""
+
 _RANK_PREFIXES = (
     *("LAKEVISION_", "HOROVOD_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_"),
     # Of tracking and storage; these include credentials, without which a rank can neither read nor log.
     *("MLFLOW_", "DATABRICKS_", "AWS_", "AZURE_", "GOOGLE_", "FSSPEC_", "GIT_PYTHON_"),
 )
+_CALLERS_NAMES = frozenset(
+    {
+        *("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"),
+        *("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_PARENT_RUN_ID", "MLFLOW_NESTED_RUN", "MLFLOW_RUN_CONTEXT"),
+        *("MLFLOW_TAGS", "MLFLOW_ACTIVE_MODEL_ID", "MLFLOW_TRACING_DESTINATION"),
+    }
+)
+"""Variables that point at runs, experiments and models of other work in this environment, as `mlflow run` sets them."""
+
 _HOST_NAMES = frozenset(
     {
         *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
@@ -165,12 +177,15 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
     from tasks.credentials import is_secret
 
     def is_passed(name: str) -> bool:
+        if name in _CALLERS_NAMES:
+            return False
         if name in _RANK_NAMES or name in further or name.startswith(_RANK_PREFIXES):
             return True
         return name.startswith(_LIBRARY_PREFIXES) and not is_secret(name)
 
     given = {name: value for name, value in os.environ.items() if is_passed(name)}
-    return {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} | given
+    defaults = {"GLIBC_TUNABLES": MALLOC, "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE, PROGRESS_BARS: "false"}
+    return defaults | given
 
 
 def portable_environment(further: Collection[str] = ()) -> dict[str, str]:

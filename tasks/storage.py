@@ -33,6 +33,11 @@ class Storage(BaseModel):
         return without_credentials(self.tracking)
 
     @property
+    def chosen_artifacts(self) -> str | None:
+        """Location of MLflow's artifacts if a setting or the environment chose it; None for the default."""
+        return None if self.artifacts == artifacts_folder(self.home) else self.artifacts
+
+    @property
     def digits(self) -> Path:
         """Folder of the built-in digits; always local."""
         return Path(self.home) / "digits"

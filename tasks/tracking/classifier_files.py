@@ -7,18 +7,17 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
 from tasks.errors import WrongInput
 from tasks.model_package.description import file_sha256
 from tasks.refs import ModelRef
 from tasks.storage import Storage
+from tasks.tracking.files import repository
 from tasks.tracking.server import WORK_IS_KEPT, client_of, translate_outage
 
 DIGEST_TAG = "lakevision.sha256."
@@ -38,12 +37,14 @@ def file_digests(folder: Path) -> dict[str, str]:
     return {f"{DIGEST_TAG}{file.name}": file_sha256(file) for file in sorted(folder.iterdir())}
 
 
-def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int], folder: Path) -> Path:
+def fetch_files(
+    storage: Storage, locate: Callable[[], str], named: str, limits: Mapping[str, int], folder: Path
+) -> Path:
     """Copy the named files of a logged or registered model into `folder`, and no others.
 
     Args:
         storage: Storage with the tracking URI.
-        uri: URI of the model, `models:/...`.
+        locate: Returns the location of the model's files, from MLflow.
         named: Name of the model in messages.
         limits: Maximum size of each file in bytes, by file name.
         folder: Destination; created if it is missing.
@@ -55,7 +56,7 @@ def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int
     folder.mkdir(parents=True, exist_ok=True)
     with translate_outage(storage, WORK_IS_KEPT):
         try:
-            _fetch(storage, uri, named, limits, folder)
+            _fetch(storage, locate(), named, limits, folder)
         except MlflowException as error:
             if error.error_code not in {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"}:
                 raise
@@ -63,11 +64,15 @@ def fetch_files(storage: Storage, uri: str, named: str, limits: Mapping[str, int
     return folder
 
 
-def _fetch(storage: Storage, uri: str, named: str, limits: Mapping[str, int], folder: Path) -> None:
-    client_of(storage)
-    repository = get_artifact_repository(ModelsArtifactRepository.get_underlying_uri(uri))
-    folders = [found.path for found in repository.list_artifacts(ARTIFACTS) if found.is_dir]
-    contents = {path: {Path(file.path).name: file for file in repository.list_artifacts(path)} for path in folders}
+def _fetch(storage: Storage, location: str, named: str, limits: Mapping[str, int], folder: Path) -> None:
+    files = repository(storage, location)
+    if isinstance(files, LocalArtifactRepository) and not Path(files.artifact_dir).is_dir():
+        raise WrongInput(
+            f"{named} has its files in '{files.artifact_dir}', which is no folder on this machine, whose home is "
+            f"'{storage.home}': bring it back to that path or mount it there, or promote another run"
+        )
+    folders = [found.path for found in files.list_artifacts(ARTIFACTS) if found.is_dir]
+    contents = {path: {Path(file.path).name: file for file in files.list_artifacts(path)} for path in folders}
     matching = [path for path, files in contents.items() if limits.keys() <= files.keys()]
     if len(matching) != 1:
         raise WrongInput(
@@ -80,12 +85,12 @@ def _fetch(storage: Storage, uri: str, named: str, limits: Mapping[str, int], fo
         size = contents[matching[0]][name].file_size or 0
         if size <= max_bytes:
             path, root = f"{matching[0]}/{name}", folder / "download"
-            if isinstance(repository, LocalArtifactRepository):
-                root = Path(repository.artifact_dir)
+            if isinstance(files, LocalArtifactRepository):
+                root = Path(files.artifact_dir)
                 found = root / path
             else:
                 root.mkdir(exist_ok=True)
-                found = Path(repository.download_artifacts(path, str(root)))
+                found = Path(files.download_artifacts(path, str(root)))
             _check_regular_file(found, root, f"{named} has a file {name}")
             size = found.stat().st_size
         if size > max_bytes:
@@ -135,10 +140,11 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
         TrackingUnavailable: The tracking server does not answer.
     """
     named = f"{model.name} version {model.version}"
+    client, number = client_of(storage), str(model.version)
     with translate_outage(storage, WORK_IS_KEPT):
-        tags = client_of(storage).get_model_version(model.name, str(model.version)).tags
+        tags = client.get_model_version(model.name, number).tags
     check_registered(tags, model, limits)
-    fetch_files(storage, f"models:/{model.name}/{model.version}", named, limits, folder)
+    fetch_files(storage, lambda: client.get_model_version_download_uri(model.name, number), named, limits, folder)
     for name in limits:
         wanted, found = tags[f"{DIGEST_TAG}{name}"], file_sha256(folder / name)
         if found != wanted:

@@ -53,8 +53,10 @@ DATA = Experiment(
 )
 
 
-def prepare_experiment(client: mlflow.MlflowClient, experiment: Experiment, location: str) -> str:
+def prepare_experiment(client: mlflow.MlflowClient, experiment: Experiment, location: str | None) -> str:
     """Create the experiment if it is missing, with its artifacts at `location`, and return its id.
+
+    Without a location, the tracking server chooses its own.
 
     Changes that a user made in the UI (kind, description, view) are kept.
     """

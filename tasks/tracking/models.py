@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
-import mlflow
 from mlflow.entities import LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
@@ -92,13 +92,31 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
     if found is None:
         logged = client.get_run(run.run_id).data
         # As tags of the version as well: maintenance needs those of the table if the run is purged.
-        created = mlflow.register_model(f"models:/{model_id}", name, tags=digests | table_tags(logged.params))
+        created = _create_version(storage, run, name, model_id, digests | table_tags(logged.params))
         if description := logged.tags.get(DESCRIPTION_TAG):
             # The model card, as the description of the version.
             client.update_model_version(name, created.version, fit_description(description, MAX_VERSION_DESCRIPTION))
         return ModelRef(name=name, version=int(created.version), run_id=run.run_id)
     tag_version(storage, found, digests)
     return found
+
+
+def _create_version(storage: Storage, run: RunRef, name: str, model_id: str, tags: dict[str, str]) -> ModelVersion:
+    """Create a version of a registered model from a logged model, which gets a link to it in MLflow's UI."""
+    client = client_of(storage)
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    logged = client.get_logged_model(model_id)
+    # A server looks the model up. For a database MLflow would look it up at the tracking URI of its fluent API.
+    source = f"models:/{model_id}" if storage.tracking.startswith("http") else logged.artifact_location
+    created = client.create_model_version(name, source, run.run_id, tags, model_id=model_id)
+    linked = json.loads(logged.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
+    linked.append({"name": created.name, "version": created.version})
+    client.set_logged_model_tags(model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(linked)})
+    return created
 
 
 def logged_size(storage: Storage, run: RunRef, file: str, limits: Mapping[str, int]) -> int:
@@ -114,8 +132,7 @@ def logged_size(storage: Storage, run: RunRef, file: str, limits: Mapping[str, i
         WrongInput: The run has logged no model, or a model without these files.
     """
     with TemporaryDirectory() as scratch:
-        model = f"models:/{_logged_model(storage, run)}"
-        return (fetch_files(storage, model, f"MLflow run '{run.run_id}'", limits, Path(scratch)) / file).stat().st_size
+        return (_fetch_logged(storage, run, _logged_model(storage, run), limits, Path(scratch)) / file).stat().st_size
 
 
 def _logged_model(storage: Storage, run: RunRef) -> str:
@@ -132,8 +149,19 @@ def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mappin
     if all(tag in recorded for tag in wanted):
         return {tag: recorded[tag] for tag in wanted}
     with TemporaryDirectory() as scratch:
-        named = f"MLflow run '{run.run_id}'"
-        return file_digests(fetch_files(storage, f"models:/{model_id}", named, limits, Path(scratch)))
+        return file_digests(_fetch_logged(storage, run, model_id, limits, Path(scratch)))
+
+
+def _fetch_logged(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int], folder: Path) -> Path:
+    """Copy the named files of a run's model into `folder`."""
+    client = client_of(storage)
+    return fetch_files(
+        storage,
+        lambda: str(client.get_logged_model(model_id).artifact_location),
+        f"MLflow run '{run.run_id}'",
+        limits,
+        folder,
+    )
 
 
 def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:

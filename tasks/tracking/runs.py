@@ -5,12 +5,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import mlflow
 from mlflow.entities import Run, RunStatus, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.tracking.context.registry import resolve_tags
+from mlflow.tracking.context.system_environment_context import SystemEnvironmentContext
 from mlflow.utils.mlflow_tags import MLFLOW_SOURCE_NAME
 
 import tasks
@@ -19,6 +19,7 @@ from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.experiments import run_page
+from tasks.tracking.files import file_names, read_file
 from tasks.tracking.server import client_of, prepare_tracking, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
@@ -150,6 +151,12 @@ def end_abandoned_runs(storage: Storage, key: str, keep: str | None, experiments
             client_of(storage).set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
 
 
+def context_tags() -> dict[str, str]:
+    """Return MLflow's tags of a new run or model, such as its user, without those of $MLFLOW_RUN_CONTEXT."""
+    found: dict[str, str] = resolve_tags(ignore=[SystemEnvironmentContext])
+    return found
+
+
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that the result of a training run may depend on."""
     return {package: version(package) for package in LOGGED_PACKAGES}
@@ -183,16 +190,8 @@ def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
     """Return the content of a file in the run's artifacts, or None if it does not exist."""
-    client = client_of(storage)
-    with translate_outage(storage), TemporaryDirectory() as scratch:
-        if name not in artifact_names(run.run_id):
-            return None
-        return Path(client.download_artifacts(run.run_id, name, scratch)).read_bytes()
-
-
-def artifact_names(run_id: str) -> set[str]:
-    """Return the names of the files at the root of a run's artifacts."""
-    return {file.path for file in mlflow.artifacts.list_artifacts(run_id=run_id)}
+    with translate_outage(storage):
+        return read_file(storage, run.run_id, name) if name in file_names(storage, run.run_id) else None
 
 
 def run_location(storage: Storage, run: RunRef) -> str:

@@ -1,17 +1,19 @@
 """The MLflow run of a hyper-parameter search, the parent of the runs of its trials."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Run, RunStatus
+from mlflow.entities import Metric, Run, RunStatus
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from tasks.storage import Storage
+from tasks.tracking.files import log_json
 from tasks.tracking.runs import CONFIG_FILE, KEY_TAG, flat_params, runs_with_key
-from tasks.tracking.server import client_of, prepare_tracking
+from tasks.tracking.server import client_of, log_metrics, prepare_writing
 
 PRUNED_TAG = "lakevision.pruned"
 TRIAL_TAG = "lakevision.trial"
@@ -22,6 +24,7 @@ class ParentRun:
     """The running MLflow run of a hyper-parameter search."""
 
     run_id: str
+    storage: Storage
     client: MlflowClient
 
     def log_search(
@@ -36,8 +39,9 @@ class ParentRun:
             best: Metric of the best trial.
             metric: Name of the metric.
         """
-        self.client.log_dict(self.run_id, {"trials": rows}, "trials.json")
-        self.client.log_metric(self.run_id, f"best_{metric}", best, step=len(rows))
+        log_json(self.storage, self.run_id, {"trials": rows}, "trials.json")
+        now = int(time.time() * 1000)
+        log_metrics(self.storage, self.run_id, [Metric(f"best_{metric}", best, now, len(rows))])
         # Tags and not parameters, which cannot be changed.
         for name, value in {"trial": number, **values}.items():
             self.client.set_tag(self.run_id, f"lakevision.best.{name}", value)
@@ -59,7 +63,7 @@ def parent_run(
 
     It is not MLflow's active run, since the runs of the trials are created in other processes.
     """
-    experiment, client = prepare_tracking(storage), client_of(storage)
+    experiment, client = prepare_writing(storage).experiment_id, client_of(storage)
     known = runs_with_key(storage, key)
     if known:
         run = known[0]
@@ -67,11 +71,11 @@ def parent_run(
     else:
         run = client.create_run(experiment, tags={KEY_TAG: key}, run_name=name)
     run_id = str(run.info.run_id)
-    _describe(client, run, about)
+    _describe(storage, client, run, about)
     for tag, text in tags.items():
         client.set_tag(run_id, tag, text)
     try:
-        yield ParentRun(run_id, client)
+        yield ParentRun(run_id, storage, client)
     except Exception:
         client.set_terminated(run_id, RunStatus.to_string(RunStatus.FAILED))
         raise
@@ -81,12 +85,12 @@ def parent_run(
     client.set_terminated(run_id)
 
 
-def _describe(client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
+def _describe(storage: Storage, client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
     missing = {name: value for name, value in flat_params(about).items() if name not in run.data.params}
     if not missing:
         return
     # The parameters last: if the process is killed before, the next search finds them missing.
-    client.log_dict(run.info.run_id, about, CONFIG_FILE)
+    log_json(storage, run.info.run_id, about, CONFIG_FILE)
     for name, value in missing.items():
         client.log_param(run.info.run_id, name, value)
 

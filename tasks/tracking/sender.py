@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import mlflow
+from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
 from tasks.errors import RunDeleted, TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
-from tasks.tracking.server import client_of, translate_outage
+from tasks.tracking.server import client_of, log_metrics, translate_outage
 from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
@@ -42,7 +42,7 @@ class MetricSender:
 
     def __init__(self, storage: Storage, run_id: str, retry_seconds: float = RETRY_SECONDS) -> None:
         self._storage = storage
-        self._client: mlflow.MlflowClient = client_of(storage)
+        self._client: MlflowClient = client_of(storage)
         self._shown = storage.tracking_shown
         self._run_id = run_id
         self._retry_seconds = retry_seconds
@@ -110,7 +110,7 @@ class MetricSender:
                 time.sleep(min(1.0, self._retry_seconds) if self._closing.wait(self._retry_seconds) else 0.0)
             if away and not self._deleted:
                 try:
-                    resume_system_metrics(self._run_id)
+                    resume_system_metrics(self._storage, self._run_id)
                 except Exception as error:  # System metrics are not essential.
                     logger.warning("system metrics are no longer sent: %s", error)
                 logger.info("the tracking server '%s' is available again: metrics are sent", self._shown)
@@ -120,7 +120,7 @@ class MetricSender:
         tags = [RunTag(name, value) for name, value in item.tags.items()]
         try:
             try:
-                self._client.log_batch(self._run_id, metrics=metrics, tags=tags)
+                log_metrics(self._storage, self._run_id, metrics, tags)
             except MlflowException as error:
                 if not self._is_deleted(error):
                     raise

@@ -2,25 +2,28 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import mlflow
 import requests
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Metric, RunTag
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from mlflow.tracking._tracking_service.utils import _get_store
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable, WrongInput
-from tasks.paths import local_path
+from tasks.paths import is_inside, local_path
 from tasks.storage import Storage, artifacts_folder, tracking_file
 from tasks.system.home import make_home
 from tasks.tracking.database import create_database
 from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
+from tasks.tracking.moved_home import follow_home
 
 EXPERIMENT = TRAINING.name
 
@@ -35,12 +38,27 @@ FIRST_TIMEOUT_SECONDS = 10
 """Timeout of the first request."""
 
 
-def client_of(storage: Storage) -> mlflow.MlflowClient:
-    """Return an MLflow client for the tracking URI of a storage, and set this URI for MLflow's fluent API as well."""
-    # MLflow's progress bars are meant for notebooks.
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    mlflow.set_tracking_uri(storage.tracking)
-    return mlflow.MlflowClient(tracking_uri=storage.tracking)
+def client_of(storage: Storage) -> MlflowClient:
+    """Return an MLflow client of a storage, for runs and registry, after the database of a moved home was adapted.
+
+    A process may use MLflow for other work as well. So neither the URIs of MLflow's fluent API nor its active run are
+    read or changed: its functions, such as `mlflow.start_run`, are not used in this package.
+
+    Raises:
+        WrongInput: The home was moved or copied, and its database cannot be written.
+    """
+    client = MlflowClient(tracking_uri=storage.tracking, registry_uri=storage.tracking)
+    if (home := _home_of_database(storage)) is not None:
+        follow_home(home / "mlflow.db")
+    return client
+
+
+def log_metrics(storage: Storage, run_id: str, metrics: Sequence[Metric], tags: Sequence[RunTag] = ()) -> None:
+    """Log metrics and tags of a run in one transaction.
+
+    Not by MLflow's client, which adds the model that the process has set as active to each metric.
+    """
+    _get_store(storage.tracking).log_batch(run_id, metrics, [], tags)
 
 
 def database_folder(storage: Storage) -> Path | None:
@@ -51,28 +69,60 @@ def database_folder(storage: Storage) -> Path | None:
     return Path(name).absolute().parent if name else None
 
 
+def _home_of_database(storage: Storage) -> Path | None:
+    """Return the home whose database is used, that of the run or of its stack; None for a server or another one."""
+    folder = database_folder(storage)
+    return folder if folder is not None and storage.tracking == tracking_file(str(folder)) else None
+
+
 def prepare_tracking(storage: Storage) -> str:
     """Create database and experiment if they are missing, and return the experiment's id.
 
     Call it once before anything runs in parallel: processes that create the same experiment would race.
     """
     if storage.tracking.startswith("sqlite:///") and not re.search(r"[?]|:memory:", storage.tracking):
-        database = Path(storage.tracking.removeprefix("sqlite:///"))
-        is_of_home = storage.tracking == tracking_file(str(database.parent))  # the run's home or its stack's
-        if is_of_home:
-            make_home(database.parent)
-        create_database(database, private=is_of_home)
+        if (home := _home_of_database(storage)) is not None:
+            make_home(home)
+        create_database(Path(storage.tracking.removeprefix("sqlite:///")), private=home is not None)
     return prepare_experiment(client_of(storage), TRAINING, _artifact_location(storage))
+
+
+def prepare_writing(storage: Storage) -> Experiment:
+    """Prepare tracking, and return the experiment of the training runs, whose artifacts can be written.
+
+    Raises:
+        WrongInput: They are elsewhere than `storage.artifacts`, or in a folder that this machine does not have, which
+            MLflow would create.
+    """
+    client = client_of(storage)
+    experiment = client.get_experiment(prepare_tracking(storage))
+    if storage.chosen_artifacts and str(experiment.artifact_location) != _artifact_location(storage):
+        raise WrongInput(
+            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of "
+            f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}': "
+            "restore the former value of the setting, or track elsewhere"
+        )
+    folder, home = local_path(experiment.artifact_location), _home_of_database(storage)
+    if folder is None or folder.is_dir() or (home is not None and is_inside(str(folder), os.path.realpath(home))):
+        return experiment
+    is_servers = _artifact_location(storage) is None
+    if is_servers or client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1):
+        raise WrongInput(
+            f"the experiment '{experiment.name}' of '{storage.tracking_shown}' keeps its artifacts in '{folder}', "
+            f"which is no folder on this machine, whose home is '{storage.home}': bring it back to that path or mount "
+            "it there, or track elsewhere"
+        )
+    return experiment
 
 
 def prepare_data_tracking(storage: Storage) -> str:
     """Create the experiment of the data validations if it is missing, and return its id.
 
-    Its artifacts have the same location as those of the training runs.
+    Its artifacts have the same location as those of the training runs, or that of the server for a new experiment.
     """
-    client = client_of(storage)
-    training = client.get_experiment(prepare_tracking(storage))
-    return prepare_experiment(client, DATA, str(training.artifact_location))
+    training = prepare_writing(storage)
+    location = _artifact_location(storage) and str(training.artifact_location)
+    return prepare_experiment(client_of(storage), DATA, location)
 
 
 def runs_location(storage: Storage) -> str:
@@ -80,10 +130,17 @@ def runs_location(storage: Storage) -> str:
     return run_list(prepare_tracking(storage))
 
 
-def _artifact_location(storage: Storage) -> str:
-    path = local_path(storage.artifacts)
+def _artifact_location(storage: Storage) -> str | None:
+    """Return the location of a new experiment's artifacts; None for that of the tracking server."""
+    location = storage.chosen_artifacts
+    if location is None:
+        if storage.tracking.startswith("http"):
+            return None
+        # Beside the database, with which they are moved.
+        location = artifacts_folder(str(_home_of_database(storage) or storage.home))
+    path = local_path(location)
     # The store that Hadoop calls s3a is s3 for MLflow.
-    return re.sub("^s3a://", "s3://", storage.artifacts) if path is None else path.as_uri()
+    return re.sub("^s3a://", "s3://", location) if path is None else path.as_uri()
 
 
 @contextmanager
@@ -157,14 +214,14 @@ def is_available(storage: Storage) -> bool:
 
 
 def check_tracking(storage: Storage) -> None:
-    """Check that the tracking server or database answers, and that its artifact location is `storage.artifacts`.
+    """Check that the tracking server or database answers, and that artifacts can be written where it keeps them.
 
     Raises:
-        WrongInput: It does not answer, or keeps its artifacts elsewhere.
+        WrongInput: It does not answer; otherwise as `prepare_writing`.
     """
     try:
         _ping(storage)
-        experiment = client_of(storage).get_experiment(prepare_tracking(storage))
+        prepare_writing(storage)
     except MlflowException as error:
         message = without_credentials(str(error))
         # `from None`: a traceback would show the text of the original error, with its credentials.
@@ -172,10 +229,3 @@ def check_tracking(storage: Storage) -> None:
             f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message}): start the MLflow "
             "server, or leave the setting empty for a database file"
         ) from None
-    chosen = storage.artifacts != artifacts_folder(storage.home)
-    if chosen and str(experiment.artifact_location) != _artifact_location(storage):
-        raise WrongInput(
-            f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of "
-            f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}': "
-            "restore the former value of the setting, or track elsewhere"
-        )

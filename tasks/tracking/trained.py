@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlflow
 from mlflow.entities import RunStatus
 from mlflow.exceptions import MlflowException
 
@@ -14,6 +13,7 @@ from tasks.model_package.description import WEIGHTS_FILE
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
+from tasks.tracking.files import read_json, repository
 from tasks.tracking.models import whole_model
 from tasks.tracking.runs import (
     BATCH_SIZE_TAG,
@@ -23,6 +23,7 @@ from tasks.tracking.runs import (
     versions_in,
 )
 from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
+from tasks.tracking.trained_tables import TABLE_PARAM
 
 REPEAT_TAG = "lakevision.repeat_of"
 """Tag of a repeated training run with the id of the original run."""
@@ -65,7 +66,9 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         raise WrongInput(f"run_id is '{run_id}', whose model is of release 0.1.0 and cannot be compared: {way_out}")
     if "test_accuracy" not in run.data.metrics:
         raise WrongInput(f"run_id is '{run_id}', which is not a training run: {way_out}")
-    config: dict[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{CONFIG_FILE}")
+    config = read_json(storage, run_id, CONFIG_FILE)
+    if TABLE_PARAM in run.data.params and "table" in config.get("data", {}):
+        config["data"]["table"] = run.data.params[TABLE_PARAM]  # Of a moved home, the parameter has the new path.
     batch_sizes = {
         name.removeprefix(BATCH_SIZE_TAG): value
         for name, value in run.data.tags.items()
@@ -111,5 +114,7 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     model_id = whole_model(storage, run)
     if model_id is None:
         raise WrongInput(f"run_id is '{run.run_id}', which has logged no model: give another run")
-    package = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}", dst_path=str(folder / run.run_id)))
-    return next(package.rglob(WEIGHTS_FILE))
+    files = repository(storage, client_of(storage).get_logged_model(model_id).artifact_location)
+    package = folder / run.run_id
+    package.mkdir(parents=True, exist_ok=True)
+    return next(Path(files.download_artifacts("", str(package))).rglob(WEIGHTS_FILE))

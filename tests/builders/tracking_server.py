@@ -16,7 +16,7 @@ START_SECONDS = 90.0
 
 
 class TrackingServer:
-    """MLflow on a database file, in a process group of its own."""
+    """MLflow on a database file, which serves artifacts, in a process group of its own."""
 
     def __init__(self, database: str, log: Path) -> None:
         self._database, self._log, self._port = database, log, free_port()
@@ -30,9 +30,15 @@ class TrackingServer:
     def __exit__(self, *_error: object) -> None:
         self.kill()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed."""
+        return self._running is not None
+
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self._database]
+        command += ["--artifacts-destination", str(self._log.with_name("served"))]
         with self._log.open("ab") as log:
             self._running = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", str(self._port), "--workers", "1"],

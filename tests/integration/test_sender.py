@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -13,22 +14,35 @@ from mlflow.exceptions import MlflowException
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase, TrainConfig
-from tasks.errors import Diverged, RunDeleted, TrackingUnavailable
+from tasks.errors import Diverged, RunDeleted, TrackingUnavailable, WrongInput
+from tasks.model_package.description import FILE_LIMITS
+from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.tracking import MetricSender
+from tasks.tracking import MetricSender, experiments
 from tasks.tracking.runs import has_run
+from tasks.tracking.tracked_run import monitors
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.processes import free_port
+from tests.builders.tracked_homes import CARD, log_champion
 from tests.builders.tracking_server import TrackingServer
 
 
+@pytest.fixture(scope="module")
+def tracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
+    """Yield a tracking server of all tests."""
+    folder = tmp_path_factory.mktemp("server")
+    with TrackingServer(f"sqlite:///{folder}/mlflow.db", folder / "server.log") as started:
+        yield started
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """Yield the URL of a tracking server, and the functions that start and stop it."""
-    with TrackingServer(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "server.log") as running:
-        yield running.url, running.start, running.kill
+def server(tracking_server: TrackingServer) -> tuple[str, Callable[[], None], Callable[[], None]]:
+    """Return the URL of a running tracking server, and the functions that start and stop it."""
+    if not tracking_server.is_running:
+        tracking_server.start()
+    return tracking_server.url, tracking_server.start, tracking_server.kill
 
 
 def storage_of(home: Path, tracking_uri: str | None = None) -> Storage:
@@ -47,16 +61,15 @@ def test_server_gets_every_metric_once_after_an_outage(tmp_path, server, monkeyp
         sender.send({"val_loss": 3.0}, 0)
         while sender.steps_sent("val_loss") != {0}:
             time.sleep(0.05)
-        machine = mlflow.tracking.fluent.run_id_to_system_metrics_monitor
         end()
         # MLflow's own thread for system metrics stops on its first error.
-        while machine[run.run_id]._process.is_alive():
+        while monitors[run.run_id]._process.is_alive():
             time.sleep(0.05)
         for step in (1, 2, 3):
             sender.send({"val_loss": 3.0 - step, "val_accuracy": 0.1 * step}, step)
         start()
         sender.close(timeout_seconds=60)
-        assert machine[run.run_id]._process.is_alive()
+        assert monitors[run.run_id]._process.is_alive()
         history = sender._client.get_metric_history(run.run_id, "val_loss")
     assert [(metric.step, metric.value) for metric in history] == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
 
@@ -201,3 +214,39 @@ def test_error_of_the_sender_thread_is_raised_by_close(tmp_path, monkeypatch):
         sender.send({"val_loss": 1.0}, 0)
         with pytest.raises(ValueError, match="no such thing"):
             sender.close(timeout_seconds=60)
+
+
+def test_files_of_two_machines_are_where_their_server_keeps_them(tmp_path, server):
+    """Each has a home of its own, in which the other one would not see them."""
+    url, _start, _end = server
+    one, other = storage_of(tmp_path / "one", url), storage_of(tmp_path / "other", url)
+    model = log_champion(one, tmp_path / "scratch")
+
+    tracking.check_tracking(other)
+    folder = tracking.fetch_registered(other, model, FILE_LIMITS, tmp_path / "fetched")
+    assert (folder / "model.json").read_text() == "model.json of the model"
+    assert tracking.read_artifact(other, RunRef(run_id=model.run_id), CARD) == b"# the card"
+    assert tracking.find_data_checks(other, "checks") == {"leaked": 0}
+    assert log_champion(other, tmp_path / "scratch").version == model.version + 1
+    assert not list(tmp_path.glob("o*/artifacts"))
+    client = mlflow.MlflowClient(tracking_uri=url)
+    for name in ("lakevision", "lakevision-data"):
+        assert client.get_experiment_by_name(name).artifact_location.startswith("mlflow-artifacts:/")
+
+
+def test_folder_of_another_machine_is_not_made_on_this_one(tmp_path, server, monkeypatch):
+    """The experiment of an older release, or of a server that serves no artifacts, has a folder as its location."""
+    url, _start, _end = server
+    monkeypatch.setattr(experiments, "TRAINING", replace(experiments.TRAINING, name="elsewhere"))
+    monkeypatch.setattr(tracking.server, "TRAINING", experiments.TRAINING)
+    theirs = tmp_path / "their home" / "artifacts"
+    mlflow.MlflowClient(tracking_uri=url).create_experiment("elsewhere", theirs.as_uri())
+    storage = storage_of(tmp_path / "home", url)
+    text = f"the experiment 'elsewhere' of '{url}' keeps its artifacts in '{theirs}', .* whose home is '{storage.home}'"
+    with pytest.raises(WrongInput, match=text):
+        tracking.check_tracking(storage)
+    with pytest.raises(WrongInput, match=text):
+        log_champion(storage, tmp_path / "scratch")
+    assert not theirs.parent.exists()
+    theirs.mkdir(parents=True)  # a folder that both machines share
+    tracking.check_tracking(storage)

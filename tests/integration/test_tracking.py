@@ -28,6 +28,7 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
+from tasks.tracking.tracked_run import monitors
 from tests.builders.processes import ROOT
 
 
@@ -186,11 +187,11 @@ def test_run_has_system_metrics_every_two_seconds_or_as_configured(storage, monk
     """A short run would have no system metrics with MLflow's default interval of 10 s."""
     monkeypatch.setenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name, "0.5")
     with tracking.tracked_run(storage, "chosen", "one", {}, {}, None) as run:
-        assert MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() == 0.5
+        assert monitors[run.run_id].sampling_interval == 0.5
     monkeypatch.delenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name)
     wanted = {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"}
     with tracking.tracked_run(storage, "default", "two", {}, {}, None) as run:
-        assert MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() == 2.0
+        assert monitors[run.run_id].sampling_interval == 2.0
         deadline = time.monotonic() + 60
         while not wanted <= tracking.run_metrics(storage, RunRef(run_id=run.run_id)).keys():
             assert time.monotonic() < deadline, "no system metric was logged"
@@ -372,7 +373,7 @@ def test_runs_that_begin_at_once_on_the_same_data_all_have_their_datasets(storag
 
         def log(run_id: str, data=data, together=together) -> None:
             together.wait()
-            tracking.TrackedRun(run_id, None).log_data(data)
+            tracking.TrackedRun(storage, run_id).log_data(data)
 
         with ThreadPoolExecutor(len(runs)) as pool:
             list(pool.map(log, runs))

@@ -4,6 +4,7 @@ import torch
 
 from tasks import tracking
 from tasks.config.train import TrainConfig
+from tasks.storage import Storage
 from tasks.train.provenance import (
     MAX_NOTE_LENGTH,
     append_to_note,
@@ -41,11 +42,11 @@ def test_changes_have_the_old_and_the_new_value() -> None:
     assert provenance_changes({"the device": "cpu"}, now) == []
 
 
-def test_provenance_of_a_run_comes_from_its_parameters() -> None:
+def test_provenance_of_a_run_comes_from_its_parameters(storage: Storage) -> None:
     """A run has the parameters from when it was opened, and a new run has none."""
     params = {"device": "cuda:1", "num_threads": "4", "version.torch": "1.0", "train.seed": "3"}
 
-    assert recorded_provenance(tracking.TrackedRun("r", "abc", params)) == {
+    assert recorded_provenance(tracking.TrackedRun(storage, "r", "abc", params)) == {
         "the device": "cuda",
         "the number of threads": "4",
         "the code": "abc",
@@ -53,7 +54,8 @@ def test_provenance_of_a_run_comes_from_its_parameters() -> None:
     }
     assert (
         provenance_changes(
-            recorded_provenance(tracking.TrackedRun("r", tracking.code_commit())), current_provenance(CPU, None)
+            recorded_provenance(tracking.TrackedRun(storage, "r", tracking.code_commit())),
+            current_provenance(CPU, None),
         )
         == []
     )
