@@ -53,12 +53,18 @@ FILES = StructType(
         StructField("reason", StringType()),
         StructField("detail", StringType()),
         StructField("seen_at", TimestampType(), nullable=False),
+        StructField("changed_at", TimestampType()),
+        StructField("inode", LongType()),
     ]
 )
 """The ledger: one row per source file; path is relative to the source, size in bytes.
 
-An unusable file has a split only if its path or the label file assigns one.
+An unusable file has a split only if its path or the label file assigns one. Files of a store have neither changed_at,
+the time of the last change of the status (ctime), nor inode, its number as a signed integer.
 """
+
+ADDED_TO_FILES = ("changed_at", "inode")
+"""Columns that a ledger of release 0.1.0 lacks; they are added to it, and null in its rows."""
 
 IMAGES_ARROW = to_arrow_schema(IMAGES)
 FILES_ARROW = to_arrow_schema(FILES)
@@ -162,16 +168,24 @@ LISTING_ARROW = pa.schema(
         ("split", pa.string()),
         FILE_ARROW.field("size"),
         FILE_ARROW.field("modified_at"),
+        *(FILES_ARROW.field(name) for name in ADDED_TO_FILES),
     ]
 )
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""
+
+TO_READ_ARROW = pa.schema([*LISTING_ARROW, ("ledger_sha256", pa.string())])
+"""Columns of a file to read.
+
+ledger_sha256 is that of its row in the ledger, if only changed_at or inode differ from it; else null. Nothing follows
+where the content is the same.
+"""
 
 IMAGE_KEYS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
 """Columns that identify a file and a row of `images` as the same image."""
 
 READ_ARROW = pa.schema(
     [
-        *LISTING_ARROW,
+        *TO_READ_ARROW,
         ("sha256", pa.string()),
         ("part", pa.string()),
         ("reason", pa.string()),

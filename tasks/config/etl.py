@@ -8,7 +8,7 @@ from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import StageTimeout
+from tasks.config.values import DeletedFraction, StageTimeout
 from tasks.credentials import Url
 from tasks.errors import MAX_SHOWN, loggable
 from tasks.system.remote_file import check_remote_file, is_url
@@ -132,6 +132,12 @@ class EtlConfig(FrozenConfig):
         ge=0.0,
         le=1.0,
         description="Maximum fraction of quarantined files; above it the run fails and leaves the tables unchanged",
+    )
+    max_deleted_fraction: DeletedFraction = Field(
+        0.2,
+        description="Maximum fraction of images that may leave the table `images` in a run, of all and of each class. "
+        "Five may leave in any case, but never the last of a class. Above it the run fails and leaves the tables "
+        "unchanged. 1: no maximum, such as for one run after files were deleted on purpose",
     )
     min_images_per_class: int = Field(
         0,

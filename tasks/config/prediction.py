@@ -8,7 +8,7 @@ from tasks.config.form import Schema, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import StageTimeout, TableVersion
+from tasks.config.values import DeletedFraction, StageTimeout, TableVersion
 from tasks.credentials import Url
 from tasks.errors import loggable
 
@@ -53,6 +53,12 @@ class PredictConfig(FrozenConfig):
         le=1.0,
         description="Maximum fraction of images with an error instead of a label; above it, from 10 errors on, the run "
         "fails and writes nothing",
+    )
+    max_deleted_fraction: DeletedFraction = Field(
+        0.2,
+        description="Maximum fraction of the images of source that may leave the table `inputs` in a run since their "
+        "files are gone. Five may leave in any case. Above it the run fails and writes nothing. 1: no maximum. A "
+        "stream removes no rows",
     )
     retry_errors: bool = Field(
         False, description="Predict images with an error again, and replace their rows; otherwise they keep the error"

@@ -14,6 +14,9 @@ MAX_CHARACTERS = 4096
 YEAR_SECONDS = 366 * 86_400
 """Maximum of every timeout, far below the overflow of clocks and locks."""
 
+DeletedFraction = Annotated[float, Field(ge=0.0, le=1.0)]
+"""Maximum fraction of a table's images that one run removes without being asked to."""
+
 MAX_THREADS = 4096
 """Maximum number of threads and cores on one machine."""
 

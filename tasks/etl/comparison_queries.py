@@ -8,6 +8,7 @@ Views and tables, in the order of their creation:
 - known: rows of the ledger whose file was in the source at the last run.
 - differing: buckets of paths, by their hash, that have other files or other values in the source than in `known`.
 - changed: paths with a status, new, again (unchanged, but read again) or gone. The others are unchanged.
+- touched: unchanged paths with another inode or time of status change, which are read: changed if the content is.
 - unsettled: buckets of contents, by their hash, that have other rows in `images` than stored files in `known`.
 - orphans: rows of `images` without an unchanged stored file.
 - absent, kept: images of deleted files, and those of them that stay in the table.
@@ -24,16 +25,20 @@ CREATE OR REPLACE TABLE differing AS
 -- A changed file is missed with a probability of 2^-64.
 WITH listed AS (
     SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total
+        sum(hash(path, label, {split}, size, modified_at)) AS total,
+        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
     FROM listing GROUP BY bucket
 ),
 recorded AS (
     SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total
+        sum(hash(path, label, {split}, size, modified_at)) AS total,
+        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
     FROM known GROUP BY bucket
 )
 SELECT bucket FROM listed FULL OUTER JOIN recorded USING (bucket)
 WHERE listed.number IS DISTINCT FROM recorded.number OR listed.total IS DISTINCT FROM recorded.total
+    -- Not where all rows are of a release without inodes, or all files on a store: they count as unchanged.
+    OR (listed.with_inode > 0 AND recorded.with_inode > 0 AND listed.total_status <> recorded.total_status)
 UNION SELECT bucket_of(path) FROM known WHERE reason IN $read_again
 """
 
@@ -44,13 +49,24 @@ SELECT coalesce(l.path, k.path) AS path,
         NOT $replaced AND l.size = k.size AND l.modified_at = k.modified_at AND l.label IS NOT DISTINCT FROM k.label
         -- If the split follows from the content, the listing has none and the ledger's is valid.
         AND coalesce(l.split, k.split) IS NOT DISTINCT FROM k.split, false) AS is_same,
-    CASE WHEN l.path IS NULL THEN 'gone' WHEN is_same THEN 'again' ELSE 'new' END AS status
+    -- A value that one side lacks is no difference.
+    is_same AND coalesce(l.inode <> k.inode OR l.changed_at <> k.changed_at, false) AS is_touched,
+    CASE WHEN l.path IS NULL THEN 'gone' WHEN NOT is_same THEN 'new' WHEN k.read_again THEN 'again' ELSE 'touched'
+        END AS status
 FROM (FROM listing {chosen}) l FULL OUTER JOIN (
-    SELECT path, label, split, size, modified_at, coalesce(reason IN $read_again, false) AS read_again
+    SELECT path, label, split, size, modified_at, changed_at, inode,
+        coalesce(reason IN $read_again, false) AS read_again
     FROM known {chosen}
 ) k ON l.path = k.path
-WHERE NOT is_same OR k.read_again
+WHERE NOT is_same OR k.read_again OR is_touched
 """
+
+TOUCHED = (
+    "CREATE OR REPLACE TABLE all_touched AS SELECT path FROM changed WHERE status = 'touched'",
+    "DELETE FROM changed WHERE status = 'touched'",
+    # Without a file whose image is lost: it is new.
+    "CREATE OR REPLACE VIEW touched AS FROM all_touched ANTI JOIN changed USING (path)",
+)
 
 IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
 
@@ -71,7 +87,7 @@ UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE o
 """
 
 LOST = """
-INSERT INTO changed SELECT path, true, 'new' FROM (
+INSERT INTO changed (path, status) SELECT path, 'new' FROM (
     FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = $stored
 )
 ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)

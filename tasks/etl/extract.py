@@ -71,12 +71,25 @@ def _missing_label(label: str | None, split: str | None, etl: EtlConfig) -> tupl
     return None
 
 
-def read_image(file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig) -> dict[str, Any]:
-    """Read one file and return the row of `examine_image`; `root` is the source's real path."""
+def read_image(
+    file: Path, label: str | None, split: str | None, root: str, etl: EtlConfig, known: str | None = None
+) -> dict[str, Any]:
+    """Read one file and return the row of `examine_image`.
+
+    Args:
+        file: The file.
+        label: Its label.
+        split: Its predefined split.
+        root: Real path of the source.
+        etl: Settings.
+        known: sha256 of a content that need not be examined; the row has nothing but it then.
+    """
     try:
         content = read_whole(file, root)
     except OSError as error:
         return _unreadable_row(split, str(error))
+    if known is not None and hashlib.sha256(content).hexdigest() == known:
+        return _empty_row(split) | {"sha256": known}
     return examine_image(content, label, split, etl)
 
 
@@ -145,7 +158,7 @@ def make_reader(
     edges: Edges | None = None,
     ended: Accumulator[EndedParts] | None = None,
 ) -> Mapper:
-    """Return the function for `mapInArrow` that maps batches of LISTING_ARROW to batches of READ_ARROW.
+    """Return the function for `mapInArrow` that maps batches of TO_READ_ARROW to batches of READ_ARROW.
 
     The images are written into parts of `target`, those near an edge between two splits into separate parts.
     `ended` counts the tasks that end.
@@ -156,7 +169,8 @@ def make_reader(
         root = os.path.realpath(source)
 
         def examine(listed: dict[str, Any]) -> dict[str, Any]:
-            return read_image(source / listed["path"], listed["label"], listed["split"], root, etl)
+            file, known = source / listed["path"], listed["ledger_sha256"]
+            return read_image(file, listed["label"], listed["split"], root, etl, known)
 
         return _examine_all(batches, examine, target, edges, WorkerCount("etl", driver, ended))
 
@@ -168,7 +182,7 @@ def make_decoder(
 ) -> Mapper:
     """Return the function for `mapInArrow` for files that Spark has read; otherwise as `make_reader`.
 
-    It maps batches of LISTING_ARROW plus the columns content and unreadable (the reason if the content is null) to
+    It maps batches of TO_READ_ARROW plus the columns content and unreadable (the reason if the content is null) to
     batches of READ_ARROW.
     """
 

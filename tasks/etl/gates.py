@@ -13,6 +13,9 @@ from tasks.schema import QUARANTINED, SPLITS, STORED, TEST
 NUM_NAMED = 5
 """Maximum number of classes that a message names."""
 
+DELETED_FLOOR = 5
+"""Number of images that may leave a table, or a class, in one run, whatever their fraction."""
+
 MIN_TEST_IMAGES = 30
 """With fewer test images, the 95 % interval of an accuracy of 0.9 is wider than 0.2."""
 
@@ -93,6 +96,53 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
             f"{etl.min_images_per_class} ({named}): add images, remove the classes from the source, or lower "
             "the bound; the tables are unchanged"
         )
+
+
+def is_beyond(deleted: int, total: int, max_fraction: float) -> bool:
+    """Return whether so many deletions of a total are a question, and not a change of the source."""
+    return deleted > DELETED_FLOOR and deleted > max_fraction * total
+
+
+def too_many_deleted(lost: str, setting: str, max_fraction: float, unchanged: str) -> WrongInput:
+    """Return the error of deletions beyond the bound.
+
+    Args:
+        lost: The table, and what it would lose, with numbers.
+        setting: Name of the setting of the bound.
+        max_fraction: Its value.
+        unchanged: The end of the message.
+    """
+    return WrongInput(
+        f"{lost}, more than {setting} {max_fraction} allows: check that all of the source is there, such as a mounted "
+        f"class folder; if these images are to leave, set {setting} to 1 for one run; {unchanged}"
+    )
+
+
+def check_deletions(deleted: Counter[str], before: Counter[str], after: Counter[str], etl: EtlConfig) -> None:
+    """Check that a run does not remove too many images, as it would with a source of which a part is missing.
+
+    Args:
+        deleted: Number of images that would leave the table, by their class.
+        before: Number of images in the table, by class.
+        after: Number of images that the table will have, by class.
+        etl: Settings with the bound.
+
+    Raises:
+        WrongInput: More than `max_deleted_fraction` of all images or of a class would leave, and more than
+            DELETED_FLOOR of them; or a class would lose its last image.
+    """
+    bound = etl.max_deleted_fraction
+    if bound >= 1 or not deleted:
+        return
+    beyond = [label for label, number in deleted.items() if not after[label] or is_beyond(number, before[label], bound)]
+    if not beyond and not is_beyond(deleted.total(), before.total(), bound):
+        return
+    named = sorted(beyond or deleted, key=lambda label: (-deleted[label], label))
+    shown = [f"'{label}' {deleted[label]} of {before[label]}" for label in named[:NUM_NAMED]]
+    raise too_many_deleted(
+        f"the table 'images' would lose {deleted.total()} of {before.total()} images, {join_names(shown, len(named))}",
+        "etl.max_deleted_fraction", bound, "the tables are unchanged",
+    )  # fmt: skip
 
 
 def small_split_warnings(counts: FileCounts, etl: EtlConfig) -> list[str]:

@@ -2,18 +2,26 @@
 
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.commits import write_files, write_images
 from tasks.etl.edges import Edges
 from tasks.etl.extract import make_decoder, make_reader
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_split_warnings
+from tasks.etl.gates import (
+    FileCounts,
+    check_bad_fraction,
+    check_class_sizes,
+    check_deletions,
+    small_split_warnings,
+)
 from tasks.etl.outcomes import Comparison
 from tasks.etl.remote import read_remote
 from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
@@ -22,6 +30,7 @@ from tasks.etl.stratify import SplitRule
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
+    ADDED_TO_FILES,
     DUPLICATE,
     FILES,
     FILES_ARROW,
@@ -71,6 +80,7 @@ class _Tables:
         replaced: Whether the contents come from another source or other labels, and are replaced.
         etl: Settings of the run; those that existing tables determine have the tables' values.
         properties: Table properties that correspond to the settings.
+        lacking: Columns that an existing table `files` of an earlier release lacks.
     """
 
     images: str
@@ -81,6 +91,7 @@ class _Tables:
     replaced: bool
     etl: EtlConfig
     properties: dict[str, str]
+    lacking: list[StructField]
 
 
 def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
@@ -101,10 +112,12 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
         if snapshot is None:
             continue
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
-        check_columns(snapshot.schema, schema, path)
+        check_columns(snapshot.schema, schema, path, ADDED_TO_FILES if name == "files" else ())
         rows[name] = snapshots.version_rows(spark, snapshot.table, schemas[name], scratch_root(storage))
     paths = (storage.table("images"), storage.table("files"))
-    return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted)
+    ledger = found["files"]
+    lacking = [] if ledger is None else [column for column in FILES if column.name not in ledger.schema.names]
+    return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
 
 
 def _read_new(
@@ -140,10 +153,11 @@ def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
     """Check the source against the quality gates; return the numbers of files and images.
 
     Raises:
-        WrongInput: There are too many unusable files, or a class has too few images.
+        WrongInput: There are too many unusable files, too many images would leave, or a class has too few images.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
     check_bad_fraction(counts, etl)
+    check_deletions(*compared.deletions(), counts.images, etl)
     check_class_sizes(counts, etl)
     for sentence in small_split_warnings(counts, etl):
         logger.warning(sentence)
@@ -180,12 +194,12 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
     are quarantined files with a reason of READ_AGAIN, which every run reads again.
 
     `images` is committed first, then `files`; if a run is killed in between, the next run completes it. A run without
-    changes commits nothing. A file whose size, time, label and predefined split are those of the ledger is not read
-    again.
+    changes commits nothing. A file whose size, times, inode, label and predefined split are those of the ledger is not
+    read again. If it is, and has the same content, `images` is not committed.
 
     Raises:
-        WrongInput: The settings or columns differ from the tables', there are too many unusable files, or a class has
-            too few images; the tables are unchanged.
+        WrongInput: The settings or columns differ from the tables', there are too many unusable files, too many images
+            would leave, or a class has too few images; the tables are unchanged.
         DiskFull: The disk has no space for the tables or Spark's temporary files. The tables are unchanged, or `images`
             is committed and the next run commits `files`.
         TableChanged: Another program wrote to one of the tables during the run; its changes are kept, and the next run
@@ -227,6 +241,12 @@ def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage
         if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
         logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
+        if num_touched := compared.num_touched():
+            logger.info(
+                "%d of these differ in inode or time of status change alone, as after a remount: nothing follows where "
+                "the content is the same",
+                num_touched,
+            )
         if etl.split_by != requested:
             # Not an error: forms and deployments write defaults out, so the value need not be a choice of the user.
             logger.info(
@@ -281,6 +301,9 @@ def _synchronize(
         compared.resolve(_read_new(spark, compared.to_read(), etl, source, target, scratch))
         counts = _check_gates(compared, etl)
         write_images(spark, target, images_version, compared, tables.properties)
+    if files_version is not None and tables.lacking and compared.ledger_changes(datetime.now(UTC)).num_rows:
+        delta.add_columns(spark, tables.files, tables.lacking)
+        files_version += 1
     with staged_parts(tables.files, files_version) as target:
         write_files(spark, target, files_version, compared, tables.properties)
     return counts

@@ -6,9 +6,12 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tasks.etl.outcome_queries import CHANGES, COUNT_CHANGES
+from tasks.etl.outcome_queries import CHANGES, COUNT_CHANGES, FILL, FILLABLE
 from tasks.schema import DELETED, FILES_ARROW
 from tasks.tables.relations import Relations
+
+FILLED_ROWS = 1_000_000
+"""Number of rows of an earlier release that one run completes: about 300 MB in memory."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,14 @@ class LedgerChanges:
 def find_changes(relations: Relations, seen_at: datetime) -> LedgerChanges:
     """Return the new and changed rows of the ledger, once all outcomes are determined.
 
-    Files that are no longer in the source have the outcome deleted.
+    Files that are no longer in the source have the outcome deleted. If there are changes, up to FILLED_ROWS rows of an
+    earlier release get the inode and time of status change that they lack.
     """
     # Queries and not a table, since the changes of a first run are as large as the ledger.
-    ((num_changes, num_known),) = relations.rows(COUNT_CHANGES, {"deleted": DELETED, "seen_at": seen_at})
+    values = {"deleted": DELETED, "seen_at": seen_at}
+    ((num_changes, num_known),) = relations.rows(COUNT_CHANGES, values)
+    if num_changes and relations.rows("SELECT 1 FROM known WHERE inode IS NULL LIMIT 1"):
+        relations.run(FILLABLE, {"most": FILLED_ROWS})
+        relations.run(FILL)
+        ((num_changes, num_known),) = relations.rows(COUNT_CHANGES, values)
     return LedgerChanges(num_changes, num_known == 0, relations, seen_at)

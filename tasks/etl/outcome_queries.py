@@ -4,7 +4,8 @@ The right side of a join, of which DuckDB builds a hash table, is usually small,
 
 Views and tables, in the order of their creation, after those of `comparison_queries`:
 
-- staged, read: rows of the files that were read.
+- refreshed: touched files with the same content, with their new inodes and times of status change.
+- staged, read: rows of the files that were read, without those and without touched files that cannot be read.
 - affected: hashes of the contents whose files may get another outcome.
 - recalled, candidates: unchanged files with such a content, and all files with such a content.
 - repeated: hashes of the contents of several candidates.
@@ -14,6 +15,7 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - resolved: the candidates and their outcomes; is_moved if the split differs from the split in the part.
 - others, outcomes, stored: all other files and their outcomes, those of all files, and the stored images.
 - loose: rows of `images` that may be deleted.
+- fillable: buckets of paths whose rows in the ledger lack an inode; they become `refreshed` with the next changes.
 """
 
 from tasks.model_package.decode import Reason
@@ -25,6 +27,18 @@ CREATE OR REPLACE TABLE affected AS
 SELECT DISTINCT hash(sha256) AS key FROM (
     SELECT sha256 FROM staged UNION ALL SELECT sha256 FROM ledger SEMI JOIN changed USING (path)
 ) WHERE sha256 IS NOT NULL
+"""
+
+REFRESHED = """
+CREATE OR REPLACE TABLE refreshed AS
+SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256
+"""
+
+REPLACED = "INSERT INTO changed (path, status) SELECT path, 'new' FROM read_rows WHERE sha256 <> ledger_sha256"
+
+STAGED = """
+CREATE OR REPLACE TEMP VIEW staged AS
+SELECT * EXCLUDE (ledger_sha256) FROM read_rows WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256
 """
 
 READ = "CREATE OR REPLACE TEMP VIEW read AS SELECT *, split AS split_in_part FROM staged"
@@ -51,7 +65,7 @@ FROM staged s LEFT JOIN known_splits r ON s.sha256 = r.sha256
 
 RECALLED = """
 CREATE OR REPLACE TABLE recalled AS
-SELECT path, label, split, size, modified_at, sha256, reason, detail
+SELECT path, label, split, size, modified_at, changed_at, inode, sha256, reason, detail
 FROM unchanged SEMI JOIN affected ON hash(sha256) = key
 """
 
@@ -59,7 +73,7 @@ CANDIDATES = """
 CREATE OR REPLACE VIEW candidates AS
 SELECT *, NULL AS split_in_part FROM recalled
 UNION ALL
-SELECT path, label, split, size, modified_at, sha256, reason, detail, split_in_part FROM read
+SELECT path, label, split, size, modified_at, changed_at, inode, sha256, reason, detail, split_in_part FROM read
 """
 
 REPEATED = """
@@ -85,7 +99,7 @@ WHERE reason IS NULL GROUP BY sha256
 
 RESOLVING = f"""
 CREATE OR REPLACE VIEW resolving AS
-SELECT path, label, split, size, modified_at, f.sha256,
+SELECT path, label, split, size, modified_at, changed_at, inode, f.sha256,
     CASE WHEN reason IS NOT NULL OR two_labels OR two_splits THEN '{QUARANTINED}'
          WHEN first IS NULL OR path = first THEN '{STORED}'
          ELSE '{DUPLICATE}' END AS outcome,
@@ -102,7 +116,7 @@ FROM candidates f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha2
 
 OTHERS = """
 CREATE OR REPLACE VIEW others AS
-SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail
+SELECT path, label, split, size, modified_at, changed_at, inode, sha256, outcome, reason, detail
 FROM unchanged ANTI JOIN affected ON hash(sha256) = key
 """
 
@@ -163,19 +177,52 @@ SELECT sha256 FROM loose ANTI JOIN (FROM resolved_images SEMI JOIN loose USING (
 """
 """sha256 of the rows of `images` whose label or split changes."""
 
+DELETIONS = """
+SELECT label, count(*) FROM loose
+    ANTI JOIN (FROM stored SEMI JOIN loose USING (sha256)) USING (sha256) ANTI JOIN kept USING (sha256)
+GROUP BY label
+"""
+"""Number of the contents that leave `images`, by label."""
+
 CHANGES = """
-SELECT *, $seen_at::TIMESTAMPTZ AS seen_at FROM (
+WITH differing AS (
     SELECT * EXCLUDE (is_moved) FROM resolved o ANTI JOIN (FROM ledger SEMI JOIN resolved USING (path)) l
         ON o.path = l.path AND o.size = l.size AND o.modified_at = l.modified_at
         AND o.outcome = l.outcome AND o.label IS NOT DISTINCT FROM l.label AND o.split IS NOT DISTINCT FROM l.split
         AND o.sha256 IS NOT DISTINCT FROM l.sha256 AND o.reason IS NOT DISTINCT FROM l.reason
         AND o.detail IS NOT DISTINCT FROM l.detail
     UNION ALL
-    SELECT path, label, split, size, modified_at, sha256, $deleted, NULL, NULL
+    SELECT path, label, split, size, modified_at, changed_at, inode, sha256, $deleted, NULL, NULL
     FROM known SEMI JOIN (FROM changed WHERE status = 'gone') USING (path)
 )
+SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail, $seen_at::TIMESTAMPTZ AS seen_at,
+    coalesce(r.changed_at, o.changed_at) AS changed_at, coalesce(r.inode, o.inode) AS inode
+FROM (
+    FROM differing
+    UNION ALL
+    SELECT path, label, split, size, modified_at, changed_at, inode, sha256, outcome, reason, detail
+    FROM known SEMI JOIN refreshed USING (path) ANTI JOIN (FROM differing SEMI JOIN refreshed USING (path)) USING (path)
+) o LEFT JOIN refreshed r USING (path)
 """
-"""Rows to write to the ledger."""
+"""Rows to write to the ledger: other outcomes or files, and the new status of files that were only touched."""
+
+FILLABLE = """
+CREATE OR REPLACE TABLE fillable AS
+-- Whole buckets: a bucket with both kinds of rows is compared row by row.
+SELECT bucket FROM (
+    SELECT bucket, sum(number) OVER (ORDER BY bucket) AS total FROM (
+        SELECT bucket_of(path) AS bucket, count(*) AS number FROM unchanged WHERE inode IS NULL GROUP BY bucket
+    )
+) WHERE total <= $most
+"""
+
+FILL = """
+INSERT INTO refreshed
+SELECT path, l.changed_at, l.inode FROM (FROM listing WHERE inode IS NOT NULL) l JOIN (
+    FROM (FROM unchanged WHERE inode IS NULL) SEMI JOIN fillable ON bucket_of(path) = bucket
+    ANTI JOIN refreshed USING (path)
+) k USING (path)
+"""
 
 COUNT_CHANGES = f"""
 SELECT (SELECT count(*) FROM ({CHANGES})), (SELECT count(*) FROM ledger SEMI JOIN ({CHANGES}) USING (path))

@@ -3,6 +3,7 @@
 The outcomes are stored, duplicate, quarantined and deleted.
 """
 
+from collections import Counter
 from datetime import datetime
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from tasks.etl.ledger_changes import LedgerChanges, find_changes
 from tasks.etl.part_edits import Edits, find_edits
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.decode import Reason
-from tasks.schema import IMAGE_KEYS_ARROW, LISTING_ARROW, STORED
+from tasks.schema import IMAGE_KEYS_ARROW, STORED, TO_READ_ARROW
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
@@ -72,6 +73,8 @@ class Comparison:
         for macro in (comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN):
             self._relations.run(macro)
         self._find_changed()
+        for query in comparison_queries.TOUCHED:
+            self._relations.run(query)
         self._relations.run(comparison_queries.UNSETTLED, {"stored": STORED})
         self._relations.run(comparison_queries.LOST, {"stored": STORED})
         self._relations.run(comparison_queries.UNCHANGED)
@@ -91,37 +94,47 @@ class Comparison:
         self._relations.run(comparison_queries.CHANGED.format(chosen=chosen), {"replaced": self._replaced} | again)
 
     def num_new(self) -> int:
-        """Return the number of new and changed files."""
-        return int(self._relations.rows("SELECT count(*) FROM changed WHERE status = 'new'")[0][0])
+        """Return the number of new and changed files, including files that may have been only touched."""
+        return int(self._relations.rows("SELECT count(*) FROM changed WHERE status = 'new'")[0][0]) + self.num_touched()
+
+    def num_touched(self) -> int:
+        """Return the number of files of which only inode or time of status change differ from the ledger's."""
+        return int(self._relations.rows("SELECT count(*) FROM touched")[0][0])
 
     def is_up_to_date(self) -> bool:
         """Return whether all files are unchanged and `images` has exactly the rows of the stored and kept images."""
         query = """
-            SELECT (SELECT count(*) FROM changed) = 0
+            SELECT (SELECT count(*) FROM changed) + (SELECT count(*) FROM touched) = 0
                AND (SELECT count(*) FROM orphans) = (SELECT count(*) FROM kept)
         """
         return bool(self._relations.rows(query)[0][0])
 
     def to_read(self) -> pa.Table:
-        """Return the columns of LISTING_ARROW of the files to read, ordered by path."""
+        """Return the columns of TO_READ_ARROW of the files to read, ordered by path."""
         query = """
-            SELECT path, label, split, size, modified_at
-            FROM listing SEMI JOIN (FROM changed WHERE status <> 'gone') USING (path) ORDER BY path
+            SELECT path, l.label, l.split, l.size, l.modified_at, l.changed_at, l.inode, k.sha256 AS ledger_sha256
+            FROM (
+                FROM listing SEMI JOIN (
+                    SELECT path FROM changed WHERE status <> 'gone' UNION ALL FROM touched
+                ) USING (path)
+            ) l LEFT JOIN (FROM known SEMI JOIN touched USING (path)) k USING (path) ORDER BY path
         """
-        return self._relations.table(query, LISTING_ARROW)
+        return self._relations.table(query, TO_READ_ARROW)
 
     def resolve(self, read: pa.Table | ParquetRows) -> None:
         """Determine the outcome of every file of the source, independently of the order in which files were read.
 
         Among usable files with the same content, label and split, the first by path is stored and the others are
-        duplicates. If their labels or splits differ, all are quarantined.
+        duplicates. If their labels or splits differ, all are quarantined. A touched file keeps its
+        outcome if it has the ledger's content, or cannot be read now: the next run tries that again.
 
         Args:
             read: Columns of READ_ARROW of the files from `to_read`. With a split rule, the column split is only the
                 value that a worker wrote into the part, and does not affect the assignment.
         """
-        self._relations.add("staged", read)
-        self._relations.run(queries.AFFECTED)
+        self._relations.add("read_rows", read)
+        for query in (queries.REFRESHED, queries.REPLACED, queries.STAGED, queries.AFFECTED):
+            self._relations.run(query)
         if self._rule is None:
             self._relations.run(queries.READ)
         else:
@@ -164,6 +177,17 @@ class Comparison:
     def kept_groups(self) -> list[tuple[str, str, int]]:
         """Return label, split and number of images of each group of the images kept of deleted files."""
         return self._relations.rows("SELECT label, split, count(*) FROM kept GROUP BY ALL")
+
+    def deletions(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the numbers of the contents that leave `images`, and of all its images, by label.
+
+        A content that gets another path, label or split does not leave. Both are empty if none leaves, or if the source
+        is replaced.
+        """
+        deleted = Counter(dict(self._relations.rows(queries.DELETIONS))) if not self._replaced else Counter[str]()
+        if not deleted:
+            return Counter(), Counter()
+        return deleted, Counter(dict(self._relations.rows("SELECT label, count(*) FROM existing GROUP BY label")))
 
     def edits(self) -> Edits:
         """Return which parts contain exactly images to insert, and the changes to the others that have such images."""

@@ -64,6 +64,8 @@ def remote_files(
                 files.paths.append(path)
                 files.sizes.append(int(size))
                 files.times.append(int(milliseconds) * 1000)
+                files.status_times.append(None)
+                files.inodes.append(None)
         yield files
     if problem := listing.problem():
         raise SourceUnavailable(

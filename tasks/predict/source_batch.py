@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
+from tasks.etl.gates import is_beyond, too_many_deleted
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
 from tasks.predict.champion import check_promoted, model_of_images, named_model
@@ -19,7 +20,7 @@ from tasks.predict.least_confident import least_confident_files
 from tasks.predict.predictions import check_paths, predictions_setting
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import SETTING, ListedSource, list_source, read_files
-from tasks.predict.source_pending import pending_files
+from tasks.predict.source_pending import GoneFiles, pending_files
 from tasks.predict.write import check_errors, write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport
@@ -73,8 +74,8 @@ def predict_source(
         model: Model version that was promoted before; None means the version with the alias.
 
     Raises:
-        WrongInput: The source has no images or cannot be listed, the model or alias does not exist, its files differ
-            from the registered ones, or too many images have errors. The tables cannot be written.
+        WrongInput: The source has no images or cannot be listed, or too many of its images have errors or are gone. The
+            model or alias does not exist, or its files differ from the registered ones. The tables cannot be written.
         DiskFull: The disk is full; the tables are unchanged, or the next run commits `inputs`.
     """
     assert predict.source
@@ -130,17 +131,18 @@ def _predict(
         files, gone = pending.table(), pending.gone()
     logger.info(
         "%d files in %s, %d of them to predict; %d files are gone",
-        source.listing.num_rows, source.name, files.num_rows, gone.num_rows,
+        source.listing.num_rows, source.name, files.num_rows, gone.rows.num_rows,
     )  # fmt: skip
     if spark is not None and files.num_rows:
         start_workers(spark)
         check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
-        found = predict_files(spark, files, source, inputs, predictions, sent, predict, _as_frame(spark, gone))
+        found = predict_files(spark, files, source, inputs, predictions, sent, predict, gone)
         num, errors, unreadable = found.images, found.errors, found.unreadable
         seconds = time.perf_counter() - began
-    elif spark is not None and gone.num_rows:
-        record_inputs(spark.createDataFrame([], INPUTS), inputs, _as_frame(spark, gone))
+    elif spark is not None and gone.rows.num_rows:
+        _check_gone(gone, None, predict)
+        record_inputs(spark.createDataFrame([], INPUTS), inputs, spark.createDataFrame(gone.rows))
     written, recorded = snapshots.latest(spark, predictions), snapshots.newest_snapshot(spark, inputs)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing predicted"
     logger.info(
@@ -170,7 +172,7 @@ def predict_files(
     predictions: str,
     sent: SentModel,
     predict: PredictConfig,
-    gone: DataFrame | None = None,
+    gone: GoneFiles | None = None,
 ) -> PredictedFiles:
     """Read and predict files, and commit their predictions, then their rows of the table `inputs`.
 
@@ -182,10 +184,10 @@ def predict_files(
         predictions: Path or URL of the table of predictions; the caller has the right to write to it.
         sent: The model.
         predict: Settings of inference.
-        gone: As `record_inputs`.
+        gone: Files whose rows are removed from the table `inputs`; None for none, as for a part of the source.
 
     Raises:
-        WrongInput: Too many files have no label; nothing is committed.
+        WrongInput: Too many files have no label, or too many are gone; nothing is committed.
     """
     # An unreadable file has no content. The prediction of an empty one is not used.
     read = read_files(spark, files, source.location)
@@ -195,8 +197,11 @@ def predict_files(
     try:
         with counted("predict", files.num_rows):
             num_read, found = _check(predicted, predict)
+        if gone is not None:
+            _check_gone(gone, predicted, predict)
         write(_different(predicted, sent.model), predictions, sent.model, predict)
-        record_inputs(_file_rows(predicted, source), inputs, gone)
+        removed = spark.createDataFrame(gone.rows) if gone is not None and gone.rows.num_rows else None
+        record_inputs(_file_rows(predicted, source), inputs, removed)
         if num_read == files.num_rows:
             return found
         paths = predicted.select("path").toArrow()["path"]
@@ -233,5 +238,24 @@ def _file_rows(predicted: DataFrame, source: ListedSource) -> DataFrame:
     return predicted.select(F.lit(source.name).alias("source"), *FILE_ARROW.names, "sha256", "error")
 
 
-def _as_frame(spark: SparkSession, rows: pa.Table) -> DataFrame | None:
-    return spark.createDataFrame(rows) if rows.num_rows else None
+def _check_gone(gone: GoneFiles, predicted: DataFrame | None, predict: PredictConfig) -> None:
+    """Check that the source has not lost too many images, as if a part of it were not mounted.
+
+    Args:
+        gone: The files that are gone.
+        predicted: The files that were read, with their sha256: a renamed file is not gone.
+        predict: Settings with the bound.
+
+    Raises:
+        WrongInput: More than `max_deleted_fraction` of the images would leave the table `inputs`, and more than
+            DELETED_FLOOR of them.
+    """
+    bound, num_gone = predict.max_deleted_fraction, gone.contents.num_rows
+    if predicted is not None and is_beyond(num_gone, gone.num_known, bound):
+        contents = predicted.sparkSession.createDataFrame(gone.contents)
+        num_gone = contents.join(predicted.select("sha256").distinct(), on="sha256", how="left_anti").count()
+    if is_beyond(num_gone, gone.num_known, bound):
+        raise too_many_deleted(
+            f"the table 'inputs' would lose {num_gone} of {gone.num_known} images of '{predict.source}'",
+            "predict.max_deleted_fraction", bound, "nothing was written",
+        )  # fmt: skip

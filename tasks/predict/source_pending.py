@@ -44,16 +44,37 @@ ANTI JOIN (
 
 GONE = """
 CREATE TABLE gone AS
-SELECT source, path FROM (SELECT source, path, hash(path) AS one, hash(path || '~') AS two FROM known)
+SELECT source, path, sha256 FROM (SELECT *, hash(path) AS one, hash(path || '~') AS two FROM known)
 ANTI JOIN (SELECT hash(path) AS one, hash(path || '~') AS two FROM listing) USING (one, two)
 """
 
+LEAVING = """
+SELECT DISTINCT sha256 FROM gone
+ANTI JOIN (FROM known SEMI JOIN gone USING (sha256) ANTI JOIN gone USING (path)) USING (sha256)
+WHERE sha256 IS NOT NULL
+"""
+"""Contents of gone files that no other file has, as far as the table knows."""
 
 OF_PART = (
     "CREATE TABLE known AS FROM all_known SEMI JOIN listing USING (path)",
     "CREATE TABLE predictions AS FROM all_predictions SEMI JOIN known USING (sha256)",
 )
 """The rows of the listed files alone: the hash tables of the joins are those of a batch, and not of all files."""
+
+
+@dataclass(frozen=True)
+class GoneFiles:
+    """Files whose rows of the table `inputs` are removed.
+
+    Attributes:
+        rows: Their source and path (KEY_ARROW).
+        contents: sha256 of those of their contents that no other file in the table has.
+        num_known: Number of contents of the source in the table; 0 without `contents`, where nobody needs it.
+    """
+
+    rows: pa.Table
+    contents: pa.Table
+    num_known: int
 
 
 @dataclass(frozen=True)
@@ -73,9 +94,16 @@ class PendingFiles:
         """Return the files to read (FILE_ARROW) in memory, ordered by path."""
         return self._relations.table("SELECT * FROM pending ORDER BY path", FILE_ARROW)
 
-    def gone(self) -> pa.Table:
-        """Return source and path of the files that are gone, in memory."""
-        return self._relations.table("FROM gone", KEY_ARROW)
+    def gone(self) -> GoneFiles:
+        """Return the files that are gone, in memory."""
+        rows = self._relations.table("SELECT source, path FROM gone", KEY_ARROW)
+        contents = self._relations.table(LEAVING, pa.schema([INPUTS_ARROW.field("sha256")]))
+        num_known = 0
+        if contents.num_rows:
+            ((num_known,),) = self._relations.rows(
+                "SELECT count(DISTINCT hash(sha256)) FROM known WHERE sha256 IS NOT NULL"
+            )
+        return GoneFiles(rows, contents, num_known)
 
 
 @contextmanager

@@ -120,7 +120,10 @@ def _row_groups(file: Any, schema: pa.Schema) -> Iterator[pa.Table]:
     # Spark writes timestamps as INT96, the older of Parquet's two types.
     parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
     for group in range(parquet.num_row_groups):
-        yield parquet.read_row_group(group, columns=schema.names).select(schema.names).cast(schema)
+        rows = parquet.read_row_group(group, columns=schema.names)
+        for name in set(schema.names) - set(rows.column_names):  # added to the table since
+            rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
+        yield rows.select(schema.names).cast(schema)
 
 
 def cut_ledger(target: PartTarget, files: list[str], changes: pa.Table) -> Cut:

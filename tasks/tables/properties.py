@@ -1,6 +1,6 @@
 """Table properties that record the settings of the ETL, and checks of a run's settings against them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark.sql.types import StructType
@@ -110,8 +110,14 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
     return replaced
 
 
-def check_columns(found: StructType, wanted: StructType, path: str) -> None:
+def check_columns(found: StructType, wanted: StructType, path: str, added: Sequence[str] = ()) -> None:
     """Check that a table has the columns that this version of the code writes; no table is altered silently.
+
+    Args:
+        found: Columns of the table.
+        wanted: Columns that the code writes.
+        path: Path or URL of the table.
+        added: Columns that tables of earlier releases lack, which a run adds.
 
     Raises:
         WrongInput: Columns are missing, unknown or of another type; the message names them.
@@ -119,7 +125,7 @@ def check_columns(found: StructType, wanted: StructType, path: str) -> None:
     has = {field.name: field.dataType.simpleString() for field in found}
     needs = {field.name: field.dataType.simpleString() for field in wanted}
     differences = [
-        *(f"lacks {name}" for name in needs if name not in has),
+        *(f"lacks {name}" for name in needs if name not in has and name not in added),
         *(f"has {name}, which is unknown" for name in has if name not in needs),
         *(f"has {name} as {has[name]} and not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind),
     ]

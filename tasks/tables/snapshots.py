@@ -20,6 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
@@ -307,7 +308,10 @@ def _chosen_rows(spark: SparkSession, table: TableRef, schema: pa.Schema, where:
     rows = read_version(spark, table)
     for name, value in where.items():
         rows = rows.where(F.col(name) == value)
-    return rows.select(*schema.names)
+    # A column that an older table lacks is null, as it is where the files are read without Spark.
+    lacking = [field for field in schema if field.name not in rows.columns and field.nullable]
+    nulls = {field.name: F.lit(None).cast(from_arrow_type(field.type)) for field in lacking}
+    return rows.withColumns(nulls).select(*schema.names)
 
 
 def read_columns(

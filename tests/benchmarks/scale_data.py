@@ -61,7 +61,7 @@ FROM numbered
 
 FILES_QUERY = """
 SELECT path, label, split, $size AS size, modified AS modified_at, sha256, 'stored' AS outcome, NULL AS reason,
-    NULL AS detail, modified AS seen_at
+    NULL AS detail, modified AS seen_at, NULL AS changed_at, NULL AS inode
 FROM numbered
 """
 

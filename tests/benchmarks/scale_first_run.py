@@ -28,14 +28,15 @@ WITH contents AS (
 hashed AS (SELECT *, sha256(number::VARCHAR) AS sha256, sha256(concat($seed, ':', sha256)) AS draw FROM contents)
 SELECT printf('class-%03d/%08d.jpg', class, i) AS path, printf('class-%03d', class) AS label,
     CASE WHEN draw < $first_val THEN 'test' WHEN draw < $first_train THEN 'val' ELSE 'train' END AS split,
-    3 AS size, $modified::TIMESTAMPTZ AS modified_at, sha256,
+    3 AS size, $modified::TIMESTAMPTZ AS modified_at, $modified::TIMESTAMPTZ AS changed_at, i AS inode,
+    NULL AS ledger_sha256, sha256,
     printf('part-%05d-0123456789abcdef0123456789abcdef-0123456789ab.parquet', i // 1024) AS part,
     NULL AS reason, NULL AS detail
 FROM hashed
 """
 """One per cent are copies of images in other parts, and one of ten thousand has the content of another class."""
 
-LISTING = "SELECT path, label, NULL AS split, size, modified_at FROM read"
+LISTING = "SELECT path, label, NULL AS split, size, modified_at, changed_at, inode FROM read"
 
 
 def write_rows(folder: Path, count: int) -> None:

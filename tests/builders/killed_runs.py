@@ -90,7 +90,10 @@ def read_contents(storage: Storage, ref: CacheRef) -> Contents:
         images, files = (
             snapshots.read_version(spark, snapshots.latest(spark, storage.table(n))) for n in ("images", "files")
         )
-        image_rows, paths = images.drop("ingested_at").collect(), files.drop("seen_at", "modified_at").collect()
+        image_rows, paths = (
+            images.drop("ingested_at").collect(),
+            files.drop("seen_at", "modified_at", "changed_at", "inode").collect(),
+        )
     stored = [
         (*map(str, (row | {"content": hashlib.sha256(row["content"]).hexdigest()}).values()),)
         for row in (image.asDict() for image in image_rows)

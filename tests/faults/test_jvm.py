@@ -43,7 +43,7 @@ def rows(storage: Storage) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
         files = snapshots.read_version(spark, snapshots.latest(spark, storage.table("files")))
         return (
             {tuple(map(str, row)) for row in images.drop("ingested_at").collect()},
-            {tuple(map(str, row)) for row in files.drop("seen_at").collect()},
+            {tuple(map(str, row)) for row in files.drop("seen_at", "changed_at", "inode").collect()},
         )
 
 

@@ -173,6 +173,22 @@ def test_changed_moved_and_deleted_files_reach_the_table(spark, source, storage)
     assert incremental == stored(spark, fresh)
 
 
+def test_class_folder_that_is_not_mounted_ends_the_run_before_a_table_changes(spark, source, storage):
+    """Its images do not count as deleted; once the user says so, they leave."""
+    ingest(source, storage)
+    before = ledger(spark, storage)
+    (source / "red").rename(source.parent / "not mounted")
+    (source / "red").mkdir()
+    with pytest.raises(
+        WrongInput, match=r"^the table 'images' would lose 20 of 60 images, 'red' 20 of 20, more than etl"
+    ):
+        ingest(source, storage)
+    assert (versions(spark, storage), ledger(spark, storage)) == ((0, 0), before)
+    report = ingest(source, storage, max_deleted_fraction=1)
+    assert (report.stored, set(report.classes)) == (40, {"blue", "green"})
+    assert versions(spark, storage) == (1, 1)
+
+
 def test_run_killed_between_its_commits_is_completed_by_the_next(spark, source, storage):
     """With images but no ledger, the next run writes the ledger and duplicates no image."""
     ingest(source, storage)

@@ -48,6 +48,12 @@ def part_target(folder: Path) -> PartTarget:
     return PartTarget(str(folder), "5eed", datetime(2026, 1, 2, tzinfo=UTC))
 
 
+def to_read(source: Path) -> pa.Table:
+    """Return the files of a source as new files to read."""
+    listing = list_images(source).table()
+    return listing.append_column("ledger_sha256", pa.nulls(listing.num_rows, pa.string()))
+
+
 def test_small_image_is_stored_byte_for_byte(tmp_path: Path) -> None:
     """An image within stored_side is stored as the original file."""
     content = save(tmp_path / "cat" / "1.jpg", (60, 40))
@@ -221,7 +227,7 @@ def test_reader_returns_one_row_per_file(tmp_path: Path, capsys: pytest.CaptureF
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (9, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
-    listing = list_images(tmp_path).table()
+    listing = to_read(tmp_path)
     reader = make_reader(tmp_path, EtlConfig(val_fraction=0.0, test_fraction=0.0), part_target(tmp_path / "table"))
 
     batches = list(reader(iter(listing.to_batches(max_chunksize=2))))
@@ -243,6 +249,30 @@ def test_reader_returns_one_row_per_file(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err == f"{counted}{WORKER_MARK}read 3 files, 1 of them unusable\n"
 
 
+def test_touched_file_with_the_content_of_the_ledger_is_not_decoded(tmp_path: Path) -> None:
+    """Its row has the digest alone, and no part; with another content, or unreadable, it is a file like any other."""
+    for name in ("changed", "gone", "same"):
+        save(tmp_path / "cat" / f"{name}.png", (8, 8 + len(name)))
+    (tmp_path / "cat" / "broken.png").write_bytes(b"no image")
+    known = [
+        hashlib.sha256((tmp_path / path).read_bytes()).hexdigest() for path in to_read(tmp_path)["path"].to_pylist()
+    ]
+    known[1] = "0" * 64  # of changed.png
+    listing = to_read(tmp_path).set_column(7, "ledger_sha256", pa.array(known))
+    (tmp_path / "cat" / "gone.png").unlink()
+
+    batches = make_reader(tmp_path, EtlConfig(), part_target(tmp_path / "table"))(iter(listing.to_batches()))
+
+    rows = {row["path"]: row for row in pa.Table.from_batches(batches).to_pylist()}
+    found = {path: (row["sha256"], row["reason"], row["part"] is not None) for path, row in rows.items()}
+    assert found == {
+        "cat/broken.png": (known[0], None, False),
+        "cat/changed.png": (hashlib.sha256((tmp_path / "cat/changed.png").read_bytes()).hexdigest(), None, True),
+        "cat/gone.png": (None, "unreadable", False),
+        "cat/same.png": (known[3], None, False),
+    }
+
+
 def test_reader_without_files_returns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty partition gives no rows, log lines or files."""
     target = part_target(tmp_path / "table")
@@ -257,7 +287,7 @@ def test_images_near_an_edge_between_two_splits_are_in_a_separate_part(tmp_path:
     """Images whose split the driver may change are in a separate part; without edges there is a single part."""
     for number in range(40):
         save(tmp_path / "cat" / f"{number}.png", (8 + number, 8))
-    listing, etl, target = list_images(tmp_path).table(), EtlConfig(), part_target(tmp_path / "table")
+    listing, etl, target = to_read(tmp_path), EtlConfig(), part_target(tmp_path / "table")
     edges = Edges(etl.split_seed, (0.1, 0.2), {"cat": 3000})
     rows = pa.Table.from_batches(make_reader(tmp_path, etl, target, edges)(iter(listing.to_batches()))).to_pylist()
 
@@ -277,7 +307,7 @@ def test_decoder_returns_the_same_rows_as_the_reader(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (90, 9))
     (tmp_path / "dog" / "3.png").write_bytes(b"")
-    listing, etl = list_images(tmp_path).table(), EtlConfig(stored_side=64)
+    listing, etl = to_read(tmp_path), EtlConfig(stored_side=64)
     contents = [(tmp_path / path).read_bytes() for path in listing["path"].to_pylist()]
     loaded = listing.append_column("content", pa.array(contents, pa.binary()))
     loaded = loaded.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))

@@ -1,10 +1,18 @@
 """Quality gates on the files of a source, as functions of counts."""
 
+from collections import Counter
+
 import pytest
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, small_split_warnings
+from tasks.etl.gates import (
+    FileCounts,
+    check_bad_fraction,
+    check_class_sizes,
+    check_deletions,
+    small_split_warnings,
+)
 
 
 def counts(*groups: tuple[str | None, str, str | None, int], kept: tuple[tuple[str, int], ...] = ()) -> FileCounts:
@@ -95,3 +103,59 @@ def test_warning_of_small_classes_has_the_interval_of_the_smallest() -> None:
         "2 of 3 classes have fewer images than etl.min_images_per_class 10 for each of the 3 splits ('eel' 21, "
         "'cat' 25), and one of them has 5 test images: the 95 % interval (Wilson) of a recall of 0.90"
     )
+
+
+def delete(before: dict[str, int], deleted: dict[str, int], **settings: float) -> None:
+    """Check the deletion of so many images of each class."""
+    after = Counter(before)
+    after.subtract(deleted)
+    check_deletions(Counter(deleted), Counter(before), after, EtlConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("before", "deleted"),
+    [
+        ({"cat": 100, "dog": 100}, {}),
+        ({"cat": 100, "dog": 100}, {"cat": 20, "dog": 20}),
+        ({"cat": 6, "dog": 8}, {"cat": 5}),
+        ({"cat": 25, "dog": 1000}, {"cat": 5, "dog": 200}),
+    ],
+    ids=["none", "the fraction itself", "five images", "each within its bound"],
+)
+def test_deletions_within_the_bound_pass(before: dict[str, int], deleted: dict[str, int]) -> None:
+    """The fraction is inclusive, and five images may leave in any case."""
+    assert delete(before, deleted) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "deleted", "named"),
+    [
+        ({"cat": 100, "dog": 1000}, {"cat": 21, "dog": 1}, "22 of 1100 images, 'cat' 21 of 100"),
+        ({"cat": 8, "dog": 1000}, {"cat": 6}, "6 of 1008 images, 'cat' 6 of 8"),
+        ({"cat": 1, "dog": 1000}, {"cat": 1}, "1 of 1001 images, 'cat' 1 of 1"),
+        ({"cat": 5, "dog": 50}, {"cat": 5}, "5 of 55 images, 'cat' 5 of 5"),
+        ({"a": 9, "b": 9, "c": 9}, {"a": 3, "b": 2, "c": 2}, "7 of 27 images, 'a' 3 of 9, 'b' 2 of 9, 'c' 2 of 9"),
+        (
+            dict.fromkeys(map(str, range(8)), 10),
+            dict.fromkeys(map(str, range(8)), 10),
+            "80 of 80 images, '0' 10 of 10, '1' 10 of 10, '2' 10 of 10, '3' 10 of 10, '4' 10 of 10 and 3 more",
+        ),
+    ],
+    ids=["a class", "a small class", "the only image", "five of five images", "the whole", "everything"],
+)
+def test_deletions_beyond_the_bound_are_a_question(before: dict[str, int], deleted: dict[str, int], named: str) -> None:
+    """The message has classes, numbers, the setting and the way out; with 1 the same deletions pass."""
+    with pytest.raises(WrongInput) as error:
+        delete(before, deleted)
+
+    assert str(error.value) == (
+        f"the table 'images' would lose {named}, more than etl.max_deleted_fraction 0.2 allows: check that all of the "
+        "source is there, such as a mounted class folder; if these images are to leave, set etl.max_deleted_fraction "
+        "to 1 for one run; the tables are unchanged"
+    )
+    delete(before, deleted, max_deleted_fraction=1)
+
+
+def test_a_class_that_moves_to_another_name_loses_no_image() -> None:
+    """A class without any image left is accepted if none of its images leaves the table."""
+    assert check_deletions(Counter(), Counter(cat=50, dog=50), Counter(feline=50, dog=50), EtlConfig()) is None

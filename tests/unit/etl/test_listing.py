@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
-from tasks.etl.listing import check_source, is_image_path, list_images
+from tasks.etl.listing import ListedFiles, check_source, is_image_path, list_images, make_listing
 from tasks.schema import LISTING_ARROW
 
 
@@ -27,7 +28,7 @@ def paths_of(source: Path) -> list[str]:
 
 
 def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
-    """A listing has path, label, size in bytes and modification time of each file."""
+    """A listing has path, label, size in bytes, modification time, time of status change and inode of each file."""
     put(tmp_path, "cat/1.jpg", "dog/2.png")
 
     listing = list_images(tmp_path).table()
@@ -37,7 +38,10 @@ def test_files_are_listed_with_folder_size_and_time(tmp_path: Path) -> None:
     assert listing["label"].to_pylist() == ["cat", "dog"]
     assert listing["size"].to_pylist() == [7, 7]
     modified = listing["modified_at"].cast("int64").to_pylist()
-    assert modified[0] == (tmp_path / "cat/1.jpg").stat().st_mtime_ns // 1000
+    status = (tmp_path / "cat/1.jpg").stat()
+    assert modified[0] == status.st_mtime_ns // 1000
+    assert listing["changed_at"].cast("int64").to_pylist()[0] == status.st_ctime_ns // 1000
+    assert listing["inode"].to_pylist()[0] == status.st_ino
 
 
 def test_label_is_the_folder_next_to_the_file(tmp_path: Path) -> None:
@@ -418,3 +422,12 @@ def test_source_that_is_unmounted_while_it_is_listed_is_an_error(
 
     with pytest.raises(SourceUnavailable, match=r"source is '.*/source', which was unmounted, moved or replaced while"):
         list_images(source)
+
+
+def test_inode_of_64_bits_fits_into_the_ledger() -> None:
+    """Network file systems use all bits, and tables have signed integers only."""
+    files = ListedFiles(["cat/1.jpg"], [1], [1], [1], [2**64 - 2])
+
+    listing = make_listing([files], "source", EtlConfig()).table()
+
+    assert listing["inode"].to_pylist() == [-2]

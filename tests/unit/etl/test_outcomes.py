@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.etl import comparison_queries
+from tasks.etl import comparison_queries, ledger_changes
 from tasks.etl.outcomes import Comparison
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
@@ -28,7 +28,14 @@ def listed(path: str, **values: Any) -> Row:
         "split": None,
         "size": 10,
         "modified_at": THEN,
+        "changed_at": None,
+        "inode": None,
     } | values
+
+
+LATER = THEN + timedelta(hours=1)
+STATUS = {"changed_at": THEN, "inode": 7}
+"""Time of status change and inode of a file of a local source."""
 
 
 def known(path: str, sha256: str, outcome: str = "stored", **values: Any) -> Row:
@@ -84,7 +91,7 @@ def resolve(comparison: Comparison, *rows: Row) -> dict[str, tuple[str, str | No
 
 def to_read(comparison: Comparison) -> list[Row]:
     """Return the rows of the files to read."""
-    return comparison.to_read().to_pylist()
+    return [{name: row[name] for name in LISTING_ARROW.names} for row in comparison.to_read().to_pylist()]
 
 
 def test_first_run_reads_all_files_ordered_by_path(compare) -> None:
@@ -271,3 +278,178 @@ def test_ledger_changes_report_whether_all_paths_are_new(compare) -> None:
             assert changes.table().column("path").to_pylist() == [path]
             assert (changes.num_rows, changes.all_new) == (1, adds)
             assert changes.table().schema.equals(FILES_ARROW)
+
+
+def test_deletions_are_the_contents_that_leave_the_table(compare) -> None:
+    """Neither a renamed file or class, nor a copy, nor a kept image: deleted, changed and quarantined contents do."""
+    ledger = [
+        known("cat/renamed.jpg", "1"),
+        known("cat/a.jpg", "2"),
+        known("cat/b.jpg", "2", "duplicate"),
+        known("cat/deleted.jpg", "3"),
+        known("dog/changed.jpg", "4"),
+        known("dog/moved.jpg", "5"),
+        known("dog/conflict.jpg", "6"),
+        known("dog/stays.jpg", "7"),
+    ]
+    images = [existing(row["sha256"], row["label"]) for row in ledger if row["outcome"] == "stored"]
+    rows = [
+        read("cat/new name.jpg", "1"),
+        read("dog/changed.jpg", "8", size=11),
+        read("wolf/moved.jpg", "5"),
+        read("wolf/conflict.jpg", "6"),
+    ]
+    listing = [listed("cat/b.jpg"), listed("dog/stays.jpg"), listed("dog/conflict.jpg")]
+    listing += [listed(row["path"], size=row["size"]) for row in rows]
+    for keep, expected in ((False, {"cat": 1, "dog": 2}), (True, {"dog": 2})):
+        with compare(listing, ledger, images, keep_deleted=keep) as comparison:
+            resolve(comparison, *rows)
+            assert comparison.deletions() == (expected, {"cat": 3, "dog": 4})
+
+
+def test_a_replaced_source_has_no_deletions(compare) -> None:
+    """With etl.replace_source, the images of the other source leave on purpose."""
+    ledger = [known(f"cat/{number}.jpg", str(number)) for number in range(20)]
+    images = [existing(row["sha256"], "cat") for row in ledger]
+    with compare([listed("dog/a.jpg")], ledger, images, replaced=True) as comparison:
+        resolve(comparison, read("dog/a.jpg", "a"))
+        assert comparison.surplus().num_rows == 20
+        assert comparison.deletions() == ({}, {})
+
+
+TOUCHED = pytest.mark.parametrize(
+    "status", [{"changed_at": LATER, "inode": 7}, {"changed_at": THEN, "inode": 8}], ids=["status time", "inode"]
+)
+
+
+@TOUCHED
+def test_touched_file_with_the_same_content_changes_the_ledger_alone(compare, status: Row) -> None:
+    """After a remount or chmod a file is read again once; outcome, time of its check and image stay."""
+    ledger = [known("cat/a.jpg", "1", **STATUS), known("cat/b.jpg", "1", "duplicate", **STATUS)]
+    listing = [listed("cat/a.jpg", **status), listed("cat/b.jpg", **STATUS)]
+    with compare(listing, ledger, [existing("1", "cat")]) as comparison:
+        assert not comparison.is_up_to_date()
+        assert (comparison.num_new(), comparison.num_touched()) == (1, 1)
+        (row,) = comparison.to_read().to_pylist()
+        assert (row["path"], row["ledger_sha256"]) == ("cat/a.jpg", "1")
+
+        found = resolve(comparison, read("cat/a.jpg", "1", None, ledger_sha256="1", split=None, **status))
+
+        assert found == {"cat/a.jpg": ("stored", None)}
+        (changed,) = comparison.ledger_changes(NOW).table().to_pylist()
+        assert changed == ledger[0] | status | {"seen_at": NOW}
+        assert comparison.surplus().num_rows == 0
+        assert comparison.edits().whole == {}
+        assert comparison.groups() == [("cat", "train", "stored", None, 1), ("cat", "train", "duplicate", None, 1)]
+    with compare(listing, [changed, ledger[1]], [existing("1", "cat")]) as comparison:
+        assert comparison.is_up_to_date()
+
+
+@TOUCHED
+def test_file_replaced_in_place_with_its_size_and_time_is_a_changed_file(compare, status: Row) -> None:
+    """Its old content leaves `images`, and the new one is inserted."""
+    ledger = [known("cat/a.jpg", "1", **STATUS), known("dog/a.jpg", "3", **STATUS)]
+    listing = [listed("cat/a.jpg", **status), listed("dog/a.jpg", **STATUS)]
+    with compare(listing, ledger, [existing("1", "cat"), existing("3", "dog")]) as comparison:
+        found = resolve(comparison, read("cat/a.jpg", "2", ledger_sha256="1", **status))
+
+        assert found == {"cat/a.jpg": ("stored", None)}
+        (changed,) = comparison.ledger_changes(NOW).table().to_pylist()
+        assert (changed["sha256"], changed["inode"], changed["changed_at"]) == (
+            "2",
+            status["inode"],
+            status["changed_at"],
+        )
+        assert comparison.surplus().to_pylist() == [{"sha256": "1"}]
+        assert comparison.edits().whole == {"a": 1}
+
+
+def test_touched_file_that_cannot_be_read_keeps_its_image(compare) -> None:
+    """A file whose permissions were taken away is not deleted: the next run tries it again."""
+    ledger, images = [known("cat/a.jpg", "1", **STATUS)], [existing("1", "cat")]
+    listing = [listed("cat/a.jpg", **STATUS | {"changed_at": LATER})]
+    with compare(listing, ledger, images) as comparison:
+        row = read("cat/a.jpg", None, None, ledger_sha256="1", reason="unreadable", detail="no", split=None)
+
+        assert resolve(comparison, row) == {}
+        assert comparison.surplus().num_rows == 0
+        assert comparison.groups() == [("cat", "train", "stored", None, 1)]
+    with compare(listing, ledger, images) as comparison:
+        assert comparison.num_touched() == 1
+
+
+def test_touched_file_that_takes_over_an_image_has_one_row(compare) -> None:
+    """Its outcome changes, since the stored copy is deleted, and its status with it."""
+    ledger = [known("cat/a.jpg", "1", **STATUS), known("cat/b.jpg", "1", "duplicate", **STATUS)]
+    status = {"changed_at": LATER, "inode": 9}
+    with compare([listed("cat/b.jpg", **status)], ledger, [existing("1", "cat")]) as comparison:
+        found = resolve(comparison, read("cat/b.jpg", "1", None, ledger_sha256="1", split=None, **status))
+
+        assert found == {"cat/a.jpg": ("deleted", None), "cat/b.jpg": ("stored", None)}
+        rows = {row["path"]: row for row in comparison.ledger_changes(NOW).table().to_pylist()}
+        assert (rows["cat/b.jpg"]["inode"], rows["cat/b.jpg"]["changed_at"]) == (9, LATER)
+        assert comparison.surplus().num_rows == 0
+
+
+def test_touched_file_whose_image_is_lost_is_new(compare) -> None:
+    """It is decoded again, although its content is that of the ledger."""
+    with compare([listed("cat/a.jpg", inode=8, changed_at=THEN)], [known("cat/a.jpg", "1", **STATUS)]) as comparison:
+        (row,) = comparison.to_read().to_pylist()
+        assert (row["path"], row["ledger_sha256"]) == ("cat/a.jpg", None)
+        assert (comparison.num_new(), comparison.num_touched()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("known_status", "listed_status"),
+    [({}, STATUS), (STATUS, {}), ({}, {})],
+    ids=["ledger of an earlier release", "store in place of a folder", "store"],
+)
+def test_missing_inode_counts_as_unchanged(compare, known_status: Row, listed_status: Row) -> None:
+    """An upgrade does not read a source again; nor do mixed buckets, with rows of both kinds."""
+    paths = [f"cat/{number}.jpg" for number in range(20)]
+    listing = [listed(path, **listed_status) for path in paths]
+    ledger = [known(path, path, **known_status) for path in paths]
+    images = [existing(path, "cat") for path in paths]
+    with compare(listing, ledger, images) as comparison:
+        assert comparison.is_up_to_date()
+    ledger[3] |= STATUS
+    listing[3] |= STATUS
+    with compare(listing, ledger, images) as comparison:
+        assert comparison.is_up_to_date()
+
+
+def test_touched_file_is_found_among_rows_of_an_earlier_release(compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket of paths may have rows with inodes and rows without."""
+    monkeypatch.setattr(comparison_queries, "BUCKET_OF", "CREATE OR REPLACE MACRO bucket_of(text) AS 0")
+    paths = [f"cat/{number}.jpg" for number in range(20)]
+    listing = [listed(path, **STATUS | {"inode": number}) for number, path in enumerate(paths)]
+    ledger = [known(path, path) for path in paths]
+    ledger[3] |= STATUS | {"inode": 300}
+    ledger[4] |= STATUS | {"inode": 4}
+    with compare(listing, ledger, [existing(path, "cat") for path in paths]) as comparison:
+        assert [row["path"] for row in comparison.to_read().to_pylist()] == ["cat/3.jpg"]
+
+
+def test_rows_of_an_earlier_release_are_completed_with_the_next_changes(
+    compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without other changes none is written; with them, a bounded number gets inode and time of status change."""
+    paths = [f"cat/{number}.jpg" for number in range(20)]
+    listing = [listed(path, **STATUS) for path in paths]
+    ledger = [known(path, path) for path in paths]
+    images = [existing(path, "cat") for path in paths]
+    with compare(listing, ledger, images) as comparison:
+        assert resolve(comparison) == {}
+    new = listed("dog/a.jpg", **STATUS)
+    for most, completed in ((1_000_000, 20), (7, 7)):
+        monkeypatch.setattr(ledger_changes, "FILLED_ROWS", most)
+        with compare([*listing, new], ledger, images) as comparison:
+            found = resolve(comparison, read("dog/a.jpg", "d", **STATUS))
+            rows = {row["path"]: row for row in comparison.ledger_changes(NOW).table().to_pylist()}
+            assert set(found) == set(rows)
+            assert len(rows) == completed + 1
+            assert all(rows[row["path"]] == row | STATUS | {"seen_at": NOW} for row in ledger if row["path"] in rows)
+            assert not comparison.ledger_changes(NOW).all_new
+    ledger = [rows.get(row["path"], row) for row in [*ledger, rows["dog/a.jpg"]]]
+    with compare([*listing, new], ledger, [*images, existing("d", "dog")]) as comparison:
+        assert comparison.is_up_to_date()

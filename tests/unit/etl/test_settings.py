@@ -8,7 +8,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.schema import FILES, IMAGES
+from tasks.schema import ADDED_TO_FILES, FILES, IMAGES
 from tasks.tables.properties import (
     check_columns,
     check_properties,
@@ -82,6 +82,16 @@ def test_messages_advise_other_tables_first() -> None:
         check(stored_side=64)
     with pytest.raises(WrongInput, match=f"ingest again into {elsewhere}"):
         check_columns(StructType([]), FILES, "/t")
+
+
+def test_ledger_of_an_earlier_release_is_accepted() -> None:
+    """It lacks columns that the next run with changes adds; any other column must be there."""
+    old = StructType([column for column in FILES if column.name not in ADDED_TO_FILES])
+    assert check_columns(old, FILES, "/t", ADDED_TO_FILES) is None
+    with pytest.raises(WrongInput, match="lacks changed_at, lacks inode: it was made"):
+        check_columns(old, FILES, "/t")
+    with pytest.raises(WrongInput, match="lacks detail: it was made"):
+        check_columns(StructType([column for column in old if column.name != "detail"]), FILES, "/t", ADDED_TO_FILES)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, IMAGES_ARROW
+from tasks.schema import ADDED_TO_FILES, FILES_ARROW, IMAGES_ARROW
 from tasks.tables import parts
 from tasks.tables.cut import CHANGES_ARROW, cut_ledger, make_cutter
 from tasks.tables.parts import PartTarget, PartWriter
@@ -122,17 +122,22 @@ def test_rows_of_the_ledger_are_replaced_by_path(target: PartTarget) -> None:
             schema=FILES_ARROW,
         )
 
-    for number, table in enumerate((rows(a="stored", b="stored"), rows(c="stored"))):
+    # The second file is of an earlier release, without columns that were added to the table since.
+    for number, table in enumerate(
+        (rows(a="stored", b="stored"), rows(c="stored", e="stored").drop(list(ADDED_TO_FILES)))
+    ):
         pq.write_table(table, f"{target.folder}/{number}.parquet")
     done = cut_ledger(target, ["0.parquet", "1.parquet"], rows(b="deleted", c="quarantined", d="stored"))
 
     ((name, num_rows),) = done.added.items()
     assert done.removed == ["0.parquet", "1.parquet"]
     found = pq.read_table(f"{target.folder}/{name}")
-    assert found.num_rows == num_rows == 4
+    assert found.schema.equals(FILES_ARROW)
+    assert found.num_rows == num_rows == 5
     assert dict(zip(found["path"].to_pylist(), found["outcome"].to_pylist(), strict=True)) == {
         "a": "stored",
         "b": "deleted",
         "c": "quarantined",
         "d": "stored",
+        "e": "stored",
     }
