@@ -1,5 +1,6 @@
 """ETL with Spark on Delta tables."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
 from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_images, ingest_source, prepare_ingest
+from tasks.schema import ADDED_TO_FILES
 from tasks.storage import resolve_storage
 from tests.builders.etl_tables import SETTINGS, etl_settings, ingest, ledger, stored, versions
 from tests.conftest import write_images
@@ -187,6 +189,56 @@ def test_class_folder_that_is_not_mounted_ends_the_run_before_a_table_changes(sp
     report = ingest(source, storage, max_deleted_fraction=1)
     assert (report.stored, set(report.classes)) == (40, {"blue", "green"})
     assert versions(spark, storage) == (1, 1)
+
+
+def drop_added_columns(spark, storage):
+    """Give the ledger the columns of an earlier release."""
+    old = spark.read.format("delta").load(storage.table("files")).drop(*ADDED_TO_FILES)
+    old.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(storage.table("files"))
+
+
+def without_inode(spark, storage):
+    """Return the paths of the ledger whose rows have no inode."""
+    rows = spark.read.format("delta").load(storage.table("files"))
+    return {row["path"] for row in rows.collect() if row.asDict().get("inode") is None}
+
+
+def test_file_replaced_in_place_is_seen_and_touched_files_change_no_image(spark, source, storage):
+    """Also in the home of an earlier release, whose ledger is completed with the first change, and not before."""
+    ingest(source, storage)
+    drop_added_columns(spark, storage)
+    assert (ingest(source, storage).changed, versions(spark, storage)) == (False, (0, 1))
+    file, size = source / "red" / "new.png", []
+    for colour in ((1, 2, 3), (4, 5, 6)):
+        before = file.stat() if file.exists() else None
+        Image.new("RGB", (30, 30), colour).save(file, compress_level=0)
+        size.append(file.stat().st_size)
+        if before is not None:
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        report = ingest(source, storage)
+        assert (report.read, report.stored) == (1, 61)
+    assert size[0] == size[1]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in stored(spark, storage)
+    assert len(stored(spark, storage)) == 61
+    assert without_inode(spark, storage) == set()
+    images, files = versions(spark, storage)
+    for path in (source / "blue").iterdir():
+        path.chmod(0o640)
+    assert ingest(source, storage).read == 20
+    assert versions(spark, storage) == (images, files + 1)
+    assert ingest(source, storage).changed is False
+
+
+def test_ledger_of_an_earlier_release_that_only_spark_reads_is_continued(spark, source, storage):
+    """As on a store: delta-rs does not read tables with a percent sign in their path."""
+    storage = storage.model_copy(update={"tables": f"{storage.tables} 100%"})
+    ingest(source, storage)
+    drop_added_columns(spark, storage)
+    assert (ingest(source, storage).changed, versions(spark, storage)) == (False, (0, 1))
+    write_images(source, per_class=1, first=100)
+    assert ingest(source, storage).stored == 63
+    assert without_inode(spark, storage) == set()
+    assert versions(spark, storage) == (1, 3)
 
 
 def test_run_killed_between_its_commits_is_completed_by_the_next(spark, source, storage):

@@ -61,7 +61,7 @@ LINES = (
     Line("a BMP with run lengths", "quarantined", "too_many_parts", ("train/red/runs.png", "train/red/tile.png")),
     Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
     Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
-    Line("no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
+    Line("new or changed, and no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
     Line("no label", "quarantined", "label_missing", ("train/lone.png", "lone.png")),
     Line("in none of", "quarantined", "split_missing", ("red/nowhere.png",)),
     Line(

@@ -26,6 +26,7 @@ from tasks.tables.snapshots import latest
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.photo_folder import BROKEN, GOOD, PATHS, UNREADABLE, write_folder
 from tests.builders.untrained_model import log_run, predict
+from tests.conftest import write_images
 
 
 def predict_files(source, storage, model_name="photos", **settings):
@@ -145,7 +146,10 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
 
 
 def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, source, storage, tmp_path, monkeypatch):
-    """Between the two commits nothing is lost: the next run commits the files, and predicts nothing twice."""
+    """Between the two commits nothing is lost: the next run commits the files, and predicts nothing twice.
+
+    Nor are rows of files that are not there because a part of the source is not mounted.
+    """
     promote(storage, tmp_path)
     record = source_batch.record_inputs
     monkeypatch.setattr(source_batch, "record_inputs", None)
@@ -166,6 +170,20 @@ def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, sou
     # The same file below another folder is a file of another source.
     assert predict_files(source / "red", storage).predicted == 20
     assert (table.count(), len(answers_of(source / "red", storage))) == (120, 20)
+
+    # Files with another path are not gone; many that are gone are a question, before anything is written.
+    (source / "red").rename(source / "scarlet")
+    assert predict_files(source, storage).predicted == 20
+    (source / "scarlet").rename(tmp_path / "not mounted")
+    write_images(source, per_class=1, first=100)
+    before = versions(storage)
+    with pytest.raises(
+        WrongInput, match=r"^the table 'inputs' would lose 20 of 60 images of '.*', more than predict.max_"
+    ):
+        predict_files(source, storage)
+    assert (versions(storage), len(answers_of(source, storage))) == (before, 60)
+    assert predict_files(source, storage, max_deleted_fraction=1).predicted == 3
+    assert len(answers_of(source, storage)) == 43
 
 
 def test_model_of_the_table_predicts_files_and_too_many_errors_write_nothing(spark, source, storage, tmp_path):
