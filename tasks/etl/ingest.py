@@ -22,6 +22,7 @@ from tasks.etl.gates import (
     check_deletions,
     small_split_warnings,
 )
+from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.remote import read_remote
 from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
@@ -60,6 +61,7 @@ from tasks.tables.properties import (
 )
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
+from tasks.text.forms import shown
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -235,6 +237,12 @@ def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage
             keep_deleted=etl.deleted == "keep",
             rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
         )
+        if compared.decomposed:
+            logger.warning(
+                "'%s' keeps the labels %s of an older release, with their models. New tables have labels in Unicode's "
+                "composed form (NFC): for them ingest again into %s",
+                tables.images, shown(compared.decomposed[:MAX_GROUPS]), OTHER_TABLES,
+            )  # fmt: skip
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
         # The JVM of a killed run may still write. `write_access` waits for it only if this run has a JVM, too.

@@ -1,7 +1,7 @@
 """Labels and predefined splits of paths, from folders, a regular expression, or a label file."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,8 +16,12 @@ from tasks.errors import WrongInput
 from tasks.paths import expand_user, local_path
 from tasks.schema import SPLITS
 from tasks.system.remote_file import check_remote_file, check_resolved, is_url, open_http
+from tasks.text.forms import as_known, composed, look_alikes, shown
 
 logger = logging.getLogger("lakevision.etl")
+
+MAX_GROUPS = 5
+"""Maximum number of groups of similar labels that a warning names."""
 
 Named = tuple[str | None, str | None]
 """Label and predefined split of a path, None if it has none."""
@@ -53,6 +57,9 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
     setting = f"etl.labels.file is '{file}'"
     wanted = ["path", "label", "split"] if with_split else ["path", "label"]
     table = _read_table(file, setting)
+    for name in wanted:
+        if (count := table.column_names.count(name)) > 1:
+            raise WrongInput(f"{setting}, which has the column {name} {count} times: keep one of them")
     lacking = [name for name in wanted if name not in table.column_names]
     if lacking:
         raise WrongInput(
@@ -94,7 +101,7 @@ def _read_table(file: str, setting: str) -> pa.Table:
     try:
         with _open(file, path) as opened:
             if file.lower().endswith(".parquet"):
-                return pyarrow.parquet.read_table(opened)
+                return pyarrow.parquet.ParquetFile(opened).read()  # read_table refuses a column that is there twice
             # Read as text: class 007 differs from class 7, and NA and null are valid class names.
             names = ("path", "label", "split")
             options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
@@ -105,11 +112,33 @@ def _read_table(file: str, setting: str) -> pa.Table:
         raise WrongInput(f"{setting}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
 
 
-def _label_rule(etl: EtlConfig) -> Callable[[str], str | None]:
-    assert etl.labels.pattern is not None, "the form refuses it"
-    pattern = compile_pattern(etl.labels.pattern)
-    group = pattern.groupindex.get("label", 1)
-    return lambda path: find_group(pattern, path, group) or None
+class _PatternLabels:
+    """Labels by a pattern, which is matched with paths in their composed form.
+
+    Attributes:
+        changed: Number of paths with another label than the pattern finds in the path as it is.
+        example: Labels of one of these paths: in its composed form, and as it is.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.changed = 0
+        self.example = ("", "")
+        self._is_composed = composed(pattern) == pattern
+        self._exact, self._composed = compile_pattern(pattern), compile_pattern(composed(pattern))
+        self._group = self._exact.groupindex.get("label", 1)
+
+    def of(self, path: str) -> str | None:
+        """Return the label of a path, or None."""
+        exact = find_group(self._exact, path, self._group) or None
+        if self._is_composed and composed(path) == path:
+            return exact
+        found = find_group(self._composed, composed(path), self._group) or None
+        # A label that differs only in its form stays as it is: the table may have that form.
+        if found is None or (exact is not None and composed(exact) == found):
+            return exact
+        if exact is not None:
+            self.changed, self.example = self.changed + 1, (found, exact)
+        return found
 
 
 class PathLabels:
@@ -123,17 +152,33 @@ class PathLabels:
         """
         self._etl = etl
         self._named: dict[str, Named] = {}
+        self._pattern: _PatternLabels | None = None
+        self._found: set[str | None] = set()
         if etl.labels.by == "file":
             assert etl.labels.file is not None, "the form refuses it"
             self._named = read_label_file(etl.labels.file, with_split=etl.split_by == "file")
-        self._absent = set(self._named)
+        elif etl.labels.by == "pattern":
+            assert etl.labels.pattern is not None, "the form refuses it"
+            self._pattern = _PatternLabels(etl.labels.pattern)
+        self.absent = set(self._named)
+        """Paths of the label file that were not asked for."""
+        self._row_of = as_known(self._named.keys())
 
     def of(self, paths: Sequence[str]) -> list[Named]:
-        """Return label and predefined split of each path, which is relative to the source."""
+        """Return label and predefined split of each path, which is relative to the source.
+
+        Labels have the form of the source: `Comparison` gives them the form of the table.
+        """
+        found = self._of(paths)
+        self._found.update({label for label, _ in found})
+        return found
+
+    def _of(self, paths: Sequence[str]) -> list[Named]:
         by_folder = self._etl.split_by == "folder"
         if self._etl.labels.by == "file":
-            self._absent.difference_update(paths)
-            found = [self._named.get(path, (None, None)) for path in paths]
+            rows = [self._row_of(path) for path in paths]
+            self.absent.difference_update(rows)
+            found = [self._named.get(row, (None, None)) for row in rows]
             if not by_folder:
                 return found
             return [(label, split_from_folders(path)) for path, (label, _) in zip(paths, found, strict=True)]
@@ -145,16 +190,30 @@ class PathLabels:
                 split = split_from_folders(folder) if by_folder else None
                 of_folder[folder] = (label_from_folder(folder, split), split)
             return [of_folder[folder] for folder in folders]
-        rule = _label_rule(self._etl)
-        return [(rule(path), split_from_folders(path) if by_folder else None) for path in paths]
+        assert self._pattern is not None, "labels are by folder, file or pattern"
+        return [(self._pattern.of(path), split_from_folders(path) if by_folder else None) for path in paths]
 
-    def warn_of_absent(self) -> None:
-        """Log a warning if the label file has paths that none of the given paths is."""
-        if self._absent:
+    def warn(self) -> None:
+        """Log a warning of paths that only the label file has, of labels that look alike, and of those that changed."""
+        if self.absent:
             logger.warning(
                 "%d of %d paths in %s are not in the source, e.g. '%s'",
-                len(self._absent),
+                len(self.absent),
                 len(self._named),
                 self._etl.labels.file,
-                min(self._absent),
+                min(self.absent),
+            )
+        if groups := look_alikes(label for label in self._found if label is not None):
+            logger.warning(
+                "labels that look alike: %s%s. Forms of Unicode are one class, unless the table has several. Spaces "
+                "around a label make another class: give images of one class one label",
+                "; ".join(map(shown, groups[:MAX_GROUPS])),
+                f"; and {len(groups) - MAX_GROUPS} more groups" if len(groups) > MAX_GROUPS else "",
+            )
+        if self._pattern is not None and self._pattern.changed:
+            logger.warning(
+                "etl.labels.pattern finds other labels in %d paths since they are compared in their composed form "
+                "(NFC): %s in place of %s",
+                self._pattern.changed,
+                *map(ascii, self._pattern.example),
             )

@@ -15,6 +15,7 @@ from tasks.etl.labels import PathLabels
 from tasks.etl.own_folders import OwnFolders
 from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
+from tasks.text.forms import composed
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
@@ -271,7 +272,7 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
 
     listing = spool_rows(labelled(), LISTING_ARROW, scratch)
     check_not_empty(listing, source)
-    labels.warn_of_absent()
+    labels.warn()
     return listing
 
 
@@ -307,7 +308,7 @@ def check_labels(listing: SpooledRows, source: str, etl: EtlConfig) -> None:
     Raises:
         WrongInput: There are fewer than two labels, or no path has a split folder.
     """
-    labels = sorted(set(listing.values("label").to_pylist()) - {None})
+    labels = sorted({composed(label) for label in listing.values("label").to_pylist() if label is not None})
     if len(labels) < 2:
         thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
         named = f"only the {thing} '{labels[0]}'" if labels else f"no {thing}"

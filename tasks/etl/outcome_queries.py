@@ -21,6 +21,21 @@ Views and tables, in the order of their creation, after those of `comparison_que
 from tasks.model_package.decode import Reason
 from tasks.schema import DUPLICATE, QUARANTINED, STORED
 
+KNOWN_LABELS = """
+SELECT label FROM ledger WHERE label <> '' UNION SELECT label FROM existing WHERE label <> ''
+"""
+
+DECOMPOSED = f"""
+SELECT label FROM (SELECT DISTINCT label FROM listing WHERE label <> '' UNION {KNOWN_LABELS})
+WHERE label <> nfc_normalize(label)
+"""  # noqa: S608  # text of this module
+"""Labels that are not in the composed form of Unicode."""
+
+LISTING_WITH_FORMS = """
+CREATE OR REPLACE TEMP VIEW listing AS
+SELECT listed.* REPLACE (coalesce(forms.form, listed.label) AS label) FROM listed LEFT JOIN forms USING (label)
+"""
+
 AFFECTED = """
 CREATE OR REPLACE TABLE affected AS
 -- A 64-bit hash in place of sha256: another content with an equal hash is resolved again, with the same outcome.

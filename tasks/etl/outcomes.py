@@ -17,6 +17,7 @@ from tasks.model_package.decode import Reason
 from tasks.schema import IMAGE_KEYS_ARROW, STORED, TO_READ_ARROW
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
+from tasks.text.forms import as_known
 
 READ_AGAIN = (
     Reason.LABEL_CONFLICT.value,
@@ -33,11 +34,18 @@ ASSIGNED_ARROW = pa.schema(
 """Assignment of a class's images to splits, by the rank of the first image and of the last (excluded)."""
 
 
+FORMS_ARROW = pa.schema([("label", pa.string()), ("form", pa.string())])
+"""Labels of a listing that the table has, or gets, in another form of Unicode."""
+
+
 class Comparison:
     """Comparison of a source's listing with the tables: the outcome of each file, and the changes to write.
 
     Only the files that changed, and those with the same content, get an outcome anew. That of all others is the
     ledger's: memory and time of most queries depend on the changes, not on the size of the tables.
+
+    Attributes:
+        decomposed: Labels of the tables that are not in the composed form of Unicode, as older releases wrote them.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class Comparison:
         self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
             self._relations.add(name, rows)
+        self.decomposed = self._use_forms_of_table(listing)
         for macro in (comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN):
             self._relations.run(macro)
         self._find_changed()
@@ -82,6 +91,22 @@ class Comparison:
         self._relations.run(comparison_queries.ABSENT, {"keep": keep_deleted and not replaced})
         self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged")
         self._relations.run(comparison_queries.KEPT)
+
+    def _use_forms_of_table(self, listing: pa.Table | ParquetRows) -> list[str]:
+        """Give labels the form of Unicode that the table has, else the composed form; return the table's other forms.
+
+        Tables of older releases have the forms of the source. Their images keep their labels.
+        """
+        if not (uncommon := {label for (label,) in self._relations.rows(queries.DECOMPOSED)}):
+            return []
+        known = set() if self._replaced else {label for (label,) in self._relations.rows(queries.KNOWN_LABELS)}
+        form_of = as_known(known)
+        listed = [label for (label,) in self._relations.rows("SELECT DISTINCT label FROM listing WHERE label <> ''")]
+        forms = [{"label": label, "form": form} for label in listed if (form := form_of(label)) != label]
+        self._relations.add("forms", pa.Table.from_pylist(forms, schema=FORMS_ARROW))
+        self._relations.add("listed", listing)
+        self._relations.run(queries.LISTING_WITH_FORMS)
+        return sorted(uncommon & known)
 
     def _find_changed(self) -> None:
         again = {"read_again": list(READ_AGAIN)}

@@ -14,6 +14,7 @@ from tasks.predict.invalid_package import translate_invalid
 from tasks.refs import CacheRef, ModelRef
 from tasks.schema import TEST
 from tasks.storage import Storage
+from tasks.text.forms import as_known
 
 BATCH = 64
 
@@ -29,7 +30,9 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
 
 
 def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
-    """Return the accuracy (0-1) of a classifier on the test images of a cache; classes are compared by name.
+    """Return the accuracy (0-1) of a classifier on the test images of a cache.
+
+    Classes are compared by name, in any form of Unicode.
 
     Raises:
         WrongInput: The classifier takes images of another size.
@@ -42,7 +45,8 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
         )
     # A class of the cache that the classifier does not have is -1, which is never predicted.
     indices = {label: index for index, label in enumerate(classifier.classes)}
-    expected = torch.tensor([indices.get(label, -1) for label in manifest.classes])
+    form_of = as_known(indices.keys())
+    expected = torch.tensor([indices.get(form_of(label), -1) for label in manifest.classes])
     loader = CacheLoader(cache.url, manifest, TEST, BATCH, pin_memory=False)
     right = 0
     with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection, Iterable
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,6 +25,7 @@ from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.writer import write_access
+from tasks.text.forms import as_known
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -100,7 +102,7 @@ def _predict(
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
         check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
-        unlearned = tuple(sorted(set(labels) - set(sent.classes)))
+        unlearned = tuple(sorted(unlearned_labels(labels, sent.classes)))
         warn_of_unlearned(unlearned, table, model)
         with counted("predict", num):
             errors = write(score(contents, sent, predict), predictions, model, predict)
@@ -133,6 +135,12 @@ def _pending_contents(spark: SparkSession, table: TableRef, pending: PendingImag
         # An image with the same key as a pending one is predicted again, and not inserted twice.
         contents = contents_of(contents, pending.keys())
     return spread(contents, pending.count)
+
+
+def unlearned_labels(labels: Iterable[str], classes: Collection[str]) -> set[str]:
+    """Return the labels that are not classes of a model; a label in another form of Unicode is the same."""
+    form_of = as_known(set(classes))
+    return {label for label in labels if form_of(label) not in classes}
 
 
 def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:

@@ -22,7 +22,7 @@ LABELS_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (
 
 COUNTED = """
 CREATE TABLE counted AS
-WITH labelled AS (SELECT sha256, min(label) AS label FROM tested GROUP BY sha256)
+WITH labelled AS (SELECT sha256, nfc_normalize(min(label)) AS label FROM tested GROUP BY sha256)
 SELECT sha256, label,
     sha256 IN (FROM (FROM challenger_saw SEMI JOIN tested USING (sha256)) SELECT sha256 WHERE split <> $test)
         AS by_challenger,
@@ -33,13 +33,15 @@ FROM labelled
 """The test images, and which model was trained or tuned on them; of other images no hash table is made."""
 
 PAIRS = """
-SELECT counted.label, coalesce(challenger.top_labels[1], challenger.label) AS ours,
-    coalesce(champion.top_labels[1], champion.label) AS theirs, count(*)
+SELECT counted.label, nfc_normalize(coalesce(challenger.top_labels[1], challenger.label)) AS ours,
+    nfc_normalize(coalesce(champion.top_labels[1], champion.label)) AS theirs, count(*)
 FROM counted JOIN challenger USING (sha256) JOIN champion USING (sha256)
 WHERE NOT by_challenger AND NOT by_champion
 GROUP BY ALL ORDER BY ALL
 """
-"""Numbers of test images by label and by the most probable class, which `unsure` in the column `label` may hide."""
+"""Numbers of test images by label and by the most probable class, which `unsure` in the column `label` may hide.
+
+Names of classes are compared in the composed form of Unicode: models of older releases have that of their source."""
 
 NUM_TESTED = "SELECT count(*), count(*) FILTER (NOT by_challenger) FROM counted"
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config.prediction import PredictConfig
-from tasks.predict.batch import warn_of_unlearned
+from tasks.predict.batch import unlearned_labels, warn_of_unlearned
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import PREDICTED_ARROW
 from tasks.predict.predictions import predicted_by
@@ -148,7 +148,7 @@ class BatchPredictor:
 
     def _predict_images(self, changes: DataFrame, pending: _Pending, table: TableRef, model: ModelRef) -> None:
         sent = self._model.send(changes.sparkSession, self._storage, model, self._predict)
-        unlearned = pending.labels - set(sent.classes)
+        unlearned = unlearned_labels(pending.labels, sent.classes)
         warn_of_unlearned(tuple(sorted(unlearned - self.counts.unlearned)), table, model)
         self.counts.unlearned |= unlearned
         with counted("predict", pending.images.num_rows):

@@ -7,6 +7,7 @@ from pyspark.sql.types import StructType
 
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.errors import WrongInput
+from tasks.text.forms import composed
 
 PREFIX = "lakevision."
 
@@ -15,6 +16,9 @@ SOURCE_PROPERTY = f"{PREFIX}source"
 
 STORED_SIDE_PROPERTY = f"{PREFIX}stored_side"
 """Table property with the longest side of an image that is stored unchanged, in pixels."""
+
+PATTERN_PROPERTY = f"{PREFIX}labels.pattern"
+"""Table property with the pattern of labels, which has one meaning in all forms of Unicode."""
 
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, if `replace_source` is true."""
@@ -92,7 +96,9 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
     """
     replaced = False
     for name, value in wanted.items():
-        if found.get(name) == value:
+        if found.get(name) == value or (
+            name == PATTERN_PROPERTY and composed(found.get(name) or "") == composed(value)
+        ):
             continue
         setting, made_with = name.removeprefix(PREFIX), found.get(name) or "nothing"
         if setting in ORIGIN and replace_source:

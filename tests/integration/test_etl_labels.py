@@ -60,13 +60,18 @@ def test_pattern_labels_the_folders_of_caltech(spark, source, storage):
 
 def test_label_file_sets_labels_and_its_changes_reach_the_tables(spark, source, storage):
     """A file without a row is quarantined until it has one, and a corrected label changes the class of the image."""
-    file = label_file(source, **{"red/000.png": None, "red/001.png": "crimson"})
+    # Composed in the label file, and decomposed on the disk; labels of both forms are one class.
+    os.replace(source / "red" / "003.png", source / "red" / "e\u0301.png")
+    forms = {"red/e\u0301.png": None, "red/\u00e9.png": "ros\u00e9", "red/004.png": "rose\u0301"}
+    file = label_file(source, **{"red/000.png": None, "red/001.png": "crimson"} | forms)
     labels = {"by": "file", "file": file}
     report = ingest(source, storage, labels=labels)
     assert (report.stored, report.quarantined) == (59, 1)
     assert ledger(spark, storage)["red/000.png"] == ("quarantined", "label_missing")
     assert report.classes["crimson"]
-    label_file(source, **{"red/002.png": "crimson"})
+    assert sum(report.classes["ros\u00e9"].values()) == 2
+    assert ledger(spark, storage)["red/e\u0301.png"] == ("stored", None)
+    label_file(source, **{"red/002.png": "crimson"} | forms)
     report = ingest(source, storage, labels=labels)
     assert (report.stored, report.quarantined, report.read) == (60, 0, 3)
     assert sorted(stored(spark, storage).values()).count("crimson") == 1

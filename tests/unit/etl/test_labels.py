@@ -7,8 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unicodedata import normalize
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
@@ -50,7 +54,7 @@ def named(*paths: str, **settings: Any) -> list[tuple[str | None, str | None]]:
     """Return label and split of each path under the settings."""
     labels = PathLabels(EtlConfig.model_validate(settings))
     found = labels.of(paths)
-    labels.warn_of_absent()
+    labels.warn()
     return found
 
 
@@ -88,6 +92,93 @@ def test_parent_folder_is_the_label() -> None:
 def test_pattern_finds_the_label_anywhere_in_the_path(pattern: str, path: str, label: str | None) -> None:
     """The label is the group named label or the only group; without a match, or with an empty one, it is None."""
     assert named(path, labels=by_pattern(pattern)) == [(label, None)]
+
+
+NFC, NFD = "Caf\u00e9", "Cafe\u0301"
+
+
+@pytest.mark.parametrize(("of_file", "on_disk"), [(NFC, NFD), (NFD, NFC), (NFC, NFC), (NFD, NFD)])
+def test_label_file_matches_paths_in_another_form_of_unicode(tmp_path: Path, of_file: str, on_disk: str) -> None:
+    """A file name from macOS is decomposed, one typed into a table is composed; both name the same file."""
+    file = write(tmp_path / "labels.csv", path=[f"{of_file}/1.jpg", "b/1.jpg"], label=["one", "two"])
+    labels = PathLabels(EtlConfig.model_validate({"labels": {"by": "file", "file": file}}))
+
+    assert labels.of([f"{on_disk}/1.jpg", "b/1.jpg"]) == [("one", None), ("two", None)]
+    assert labels.absent == set()
+
+
+def test_label_file_names_files_exactly_where_both_forms_exist(tmp_path: Path) -> None:
+    """Paths stay as they are byte for byte, so that two files may have labels of their own."""
+    paths = [f"{NFC}/1.jpg", f"{NFD}/1.jpg"]
+    file = write(tmp_path / "labels.csv", path=paths, label=["one", "two"])
+
+    assert named(*paths, labels={"by": "file", "file": file}) == [("one", None), ("two", None)]
+
+
+@pytest.mark.parametrize("pattern", [f"({NFC})", f"({NFD})", r"^(\w+)/", r"(\w+)"])
+def test_pattern_matches_paths_in_any_form_of_unicode(pattern: str) -> None:
+    """Pattern and path are compared in their composed form, in which an accent is a part of its letter."""
+    found = named(f"{NFC}/1.jpg", f"{NFD}/1.jpg", labels=by_pattern(pattern))
+
+    assert [normalize("NFC", str(label)) for label, _split in found] == [NFC, NFC]
+
+
+def test_label_that_a_pattern_finds_only_in_the_composed_form_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier releases have ended such a label before the accent."""
+    named(f"{NFD}/1.jpg", f"{NFD}/2.jpg", "b/1.jpg", labels=by_pattern(r"^(\w+)|^(?:x)"))
+    assert caplog.messages == [
+        "etl.labels.pattern finds other labels in 2 paths since they are compared in their composed form (NFC): "
+        "'Caf\\xe9' in place of 'Cafe'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folders", "groups"),
+    [
+        ((NFC, NFD, "b"), ["'Cafe\\u0301' and 'Caf\\xe9'"]),
+        (("cat", "cat ", " cat", "dog"), ["' cat', 'cat' and 'cat '"]),
+        ((NFC, f"{NFD} ", "b", "b\u00a0"), ["'Cafe\\u0301 ' and 'Caf\\xe9'", "'b' and 'b\\xa0'"]),
+        ((NFD, "b"), []),
+        (("cat ", "Cat"), []),
+    ],
+)
+def test_labels_that_look_alike_are_one_warning(
+    tmp_path: Path, folders: tuple[str, ...], groups: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are equal after normalizing and stripping; the warning shows the characters in which they differ."""
+    for folder in folders:
+        (tmp_path / "source" / folder).mkdir(parents=True)
+        (tmp_path / "source" / folder / "1.jpg").write_bytes(b"")
+    check_source(tmp_path / "source")
+
+    assert len(caplog.messages) == bool(groups)
+    for group in groups:
+        assert group in caplog.text
+
+
+def test_source_with_one_label_in_two_forms_is_refused(tmp_path: Path) -> None:
+    """A classifier needs two classes, and the forms of a label are a single one."""
+    for folder in (NFC, NFD):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.jpg").write_bytes(b"")
+    with pytest.raises(WrongInput, match="has only the class folder 'Caf\u00e9': a classifier needs at least two"):
+        check_source(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("twice", ["path", "label"])
+def test_label_file_with_a_column_twice_is_refused(tmp_path: Path, suffix: str, twice: str) -> None:
+    """The sentence names the column; another column may be there twice."""
+    names = ["path", "label", "note", "note", twice]
+    table = pa.table([pa.array(["a/1.jpg"])] * 5, names=names)
+    file = tmp_path / f"labels{suffix}"
+    (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(file))
+
+    with pytest.raises(WrongInput, match=f"etl.labels.file is '.*', which has the column {twice} 2 times: keep one"):
+        read_label_file(str(file), with_split=False)
+    table = table.select([0, 1, 2, 3])
+    (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(file))
+    assert read_label_file(str(file), with_split=False) == {"a/1.jpg": ("a/1.jpg", None)}
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,42 @@ def test_first_run_reads_all_files_ordered_by_path(compare) -> None:
         assert not comparison.is_up_to_date()
 
 
+NFC, NFD = "Caf\u00e9", "Cafe\u0301"
+
+
+def test_labels_of_a_new_table_are_in_the_composed_form(compare) -> None:
+    """Two forms of a label are one class, and paths stay as they are."""
+    rows = [listed(f"{NFD}/a.jpg"), listed(f"{NFC}/a.jpg"), listed("bar/a.jpg"), listed("a.jpg", label=None)]
+    for replaced in (False, True):
+        ledger = [known(f"{NFD}/a.jpg", "1")] if replaced else []
+        with compare(rows, ledger, replaced=replaced) as comparison:
+            found = {row["path"]: row["label"] for row in to_read(comparison)}
+            assert found == {f"{NFD}/a.jpg": NFC, f"{NFC}/a.jpg": NFC, "bar/a.jpg": "bar", "a.jpg": None}
+            assert comparison.decomposed == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "new", "expected"),
+    [
+        ((NFD,), NFD, NFD),
+        ((NFD,), NFC, NFD),
+        ((NFC, NFD), NFC, NFC),
+        ((NFC, NFD), NFD, NFD),
+        ((NFC,), NFD, NFC),
+    ],
+)
+def test_labels_of_an_older_table_keep_their_forms(compare, recorded: tuple[str, ...], new: str, expected: str) -> None:
+    """Its images are not relabelled, a new file joins a class that it has, and the forms are named."""
+    ledger = [known(f"{label}/a.jpg", label) for label in recorded]
+    images = [existing(label, label) for label in recorded]
+    before = [listed(f"{label}/a.jpg") for label in recorded]
+    with compare(before, ledger, images) as comparison:
+        assert comparison.is_up_to_date()
+        assert comparison.decomposed == [label for label in recorded if label == NFD]
+    with compare([*before, listed("new.jpg", label=new)], ledger, images) as comparison:
+        assert [(row["path"], row["label"]) for row in to_read(comparison)] == [("new.jpg", expected)]
+
+
 @pytest.mark.parametrize(
     "change",
     [

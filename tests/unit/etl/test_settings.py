@@ -35,6 +35,17 @@ def test_same_settings_pass() -> None:
     assert check(max_bad_fraction=0.5, min_images_per_class=3, deleted="keep", replace_source=True) is False
 
 
+def test_pattern_in_another_form_of_unicode_is_the_same() -> None:
+    """It finds the same labels; a path in another form is another folder."""
+    composed, decomposed = ({"labels": {"by": "pattern", "pattern": f"({text})"}} for text in ("\u00e9", "e\u0301"))
+    made_with = table_properties(EtlConfig.model_validate(composed), SOURCE)
+
+    same = table_properties(EtlConfig.model_validate(decomposed), SOURCE)
+    assert check_properties(made_with, same, "/tables/images", replace_source=True) is False
+    folders = [table_properties(EtlConfig(), Path(f"/{text}")) for text in ("\u00e9", "e\u0301")]
+    assert check_properties(*folders, "/tables/images", replace_source=True) is True
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

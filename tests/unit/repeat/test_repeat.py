@@ -199,7 +199,7 @@ def test_ranks_of_a_repetition_start_on_this_machine_wherever_they_were(
 def test_settings_that_a_run_did_not_record_have_the_value_that_means_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are no difference to the original, while those without such a value have their default and are named."""
+    """They do not differ from the original; those without such a value have their default and are named."""
 
     class Later(TrainConfig):
         marked: Annotated[str, AsBefore("off")] = "on"
