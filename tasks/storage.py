@@ -38,6 +38,11 @@ class Storage(BaseModel):
         return None if self.artifacts == artifacts_folder(self.home) else self.artifacts
 
     @property
+    def server_keeps_artifacts(self) -> bool:
+        """Whether artifacts are where the tracking server keeps them, since no location was chosen."""
+        return self.tracking.startswith("http") and self.chosen_artifacts is None
+
+    @property
     def digits(self) -> Path:
         """Folder of the built-in digits; always local."""
         return Path(self.home) / "digits"

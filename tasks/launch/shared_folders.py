@@ -30,7 +30,7 @@ def shared_folders(storage: Storage, cache_url: str) -> dict[str, str]:
         "storage.home": str(storage.checkpoints),
         "storage.cache": storage.cache,
         "cache_ref": None if cache_url.startswith(f"{storage.cache.rstrip('/')}/") else cache_url,
-        "storage.artifacts": storage.artifacts,
+        "storage.artifacts": None if storage.server_keeps_artifacts else storage.artifacts,
         "storage.tracking": database,
     }
     found = {setting: local_path(url) for setting, url in named.items() if url is not None}

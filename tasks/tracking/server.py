@@ -105,8 +105,9 @@ def prepare_writing(storage: Storage) -> Experiment:
     folder, home = local_path(experiment.artifact_location), _home_of_database(storage)
     if folder is None or folder.is_dir() or (home is not None and is_inside(str(folder), os.path.realpath(home))):
         return experiment
-    is_servers = _artifact_location(storage) is None
-    if is_servers or client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1):
+    if storage.server_keeps_artifacts or client.search_runs(
+        [experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1
+    ):
         raise WrongInput(
             f"the experiment '{experiment.name}' of '{storage.tracking_shown}' keeps its artifacts in '{folder}', "
             f"which is no folder on this machine, whose home is '{storage.home}': bring it back to that path or mount "
@@ -132,12 +133,11 @@ def runs_location(storage: Storage) -> str:
 
 def _artifact_location(storage: Storage) -> str | None:
     """Return the location of a new experiment's artifacts; None for that of the tracking server."""
-    location = storage.chosen_artifacts
-    if location is None:
-        if storage.tracking.startswith("http"):
-            return None
-        # Beside the database, with which they are moved.
-        location = artifacts_folder(str(_home_of_database(storage) or storage.home))
+    if storage.server_keeps_artifacts:
+        return None
+    # By default beside the database, with which they are moved.
+    beside = artifacts_folder(str(_home_of_database(storage) or storage.home))
+    location = storage.chosen_artifacts or beside
     path = local_path(location)
     # The store that Hadoop calls s3a is s3 for MLflow.
     return re.sub("^s3a://", "s3://", location) if path is None else path.as_uri()

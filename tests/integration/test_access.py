@@ -20,17 +20,28 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from deployments.login import auth_file, authorization
+from tasks.refs import ModelRef
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
+from tests.builders.homes import home_with_tracking
 from tests.builders.processes import plain_environment, run_python, server_errors
 from tests.builders.stack import Up, running_up
+from tests.builders.tracked_homes import CARD, log_champion
 
 FOREIGN = "http://page.example"
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def champion(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> tuple[Path, ModelRef]:
+    """Return a home that was moved, and its champion."""
+    folder = tmp_path_factory.mktemp("up")
+    model = log_champion(home_with_tracking(folder / "former", empty_tracking), folder / "scratch")
+    return (folder / "former").rename(folder / "home"), model
+
+
+@pytest.fixture(scope="module")
+def up(champion: tuple[Path, ModelRef]) -> Iterator[Up]:
     """Run `make up` until the last test, then check for leaks of the login and for errors in the server's log."""
-    with running_up(tmp_path_factory.mktemp("up") / "home") as started:
+    with running_up(champion[0]) as started:
         yield started
         check_for_leaks(started)
     assert server_errors(started.home) == []
@@ -194,6 +205,17 @@ def test_mlflow_ui_requires_the_login(up: Up, guess: str | None, method: str, pa
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"].startswith("Basic ")
     assert httpx.get(f"{up.mlflow}/health").status_code == 200
+
+
+def test_mlflow_ui_shows_the_files_of_a_moved_home(up: Up, champion: tuple[Path, ModelRef]) -> None:
+    """Artifacts of a run, and the location of a registered model."""
+    _home, model = champion
+    headers = authorization(up.auth)
+    card = httpx.get(f"{up.mlflow}/get-artifact?run_id={model.run_id}&path={CARD}", headers=headers)
+    assert card.raise_for_status().text == "# the card"
+    version = f"{up.mlflow}/ajax-api/2.0/mlflow/model-versions/get-download-uri?name={model.name}&version=1"
+    location = httpx.get(version, headers=headers).raise_for_status().json()["artifact_uri"]
+    assert location.startswith(f"{up.home.as_uri()}/artifacts/models/")
 
 
 def test_another_user_cannot_create_an_experiment(up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from flows.pipeline import pipeline
 from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput
 from tasks.preflight.check import check_pipeline
+from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
 
 SETTINGS = {
     "model": "squeezenet1_1",
@@ -30,12 +31,20 @@ def settings(storage, source, **others):
     )
 
 
-def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source):
-    """By default the DAG trains once; a pool for ranks that the server does not have is not asked for."""
+def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tmp_path, empty_tracking, monkeypatch):
+    """By default the DAG trains once; a pool for ranks that the server does not have is not asked for.
+
+    The caller has an open MLflow run, which is in no way part of the DAG.
+    """
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
+    with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
+        monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+        before, logged = state_of_mlflow(), logged_by_others(run)
 
-    summary = pipeline(config)
+        summary = pipeline(config)
 
+        assert state_of_mlflow() == before
+        assert logged_by_others(run) == logged
     assert summary.single is not None
     assert summary.distributed is None
     assert summary.test_accuracy == summary.single.test_accuracy

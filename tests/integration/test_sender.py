@@ -210,7 +210,7 @@ def test_error_of_the_sender_thread_is_raised_by_close(tmp_path, monkeypatch):
         def fail(*_given, **_named):
             raise ValueError("no such thing")
 
-        monkeypatch.setattr(sender._client, "log_batch", fail)
+        monkeypatch.setattr("tasks.tracking.sender.log_metrics", fail)
         sender.send({"val_loss": 1.0}, 0)
         with pytest.raises(ValueError, match="no such thing"):
             sender.close(timeout_seconds=60)

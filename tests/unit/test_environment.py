@@ -123,6 +123,16 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
         "HF_TOKEN": "secret",
         "NVIDIA_API_KEY": "secret",
         "MY_PATH": "x",
+        # Of other work with MLflow, such as `mlflow run`.
+        "MLFLOW_RUN_ID": "1f",
+        "MLFLOW_EXPERIMENT_ID": "7",
+        "MLFLOW_EXPERIMENT_NAME": "theirs",
+        "MLFLOW_TRACKING_URI": "sqlite:////theirs.db",
+        "MLFLOW_REGISTRY_URI": "sqlite:////theirs.db",
+        "MLFLOW_RUN_CONTEXT": "{}",
+        "MLFLOW_PARENT_RUN_ID": "1f",
+        "MLFLOW_ACTIVE_MODEL_ID": "m-1f",
+        "MLFLOW_TRACING_DESTINATION": "7",
     }
     for name, value in (passed | withheld).items():
         monkeypatch.setenv(name, value)
@@ -133,6 +143,7 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
     for name, given, own in (
         ("GLIBC_TUNABLES", MALLOC, "glibc.malloc.arena_max=1"),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", ":16:8"),
+        ("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false", "true"),
     ):
         assert environment[name] == given
         monkeypatch.setenv(name, own)
@@ -140,6 +151,7 @@ def test_rank_gets_only_the_variables_that_it_needs(monkeypatch: pytest.MonkeyPa
     assert not withheld.keys() & environment.keys()
     assert "secret" not in environment.values()
     assert rank_environment(["MY_PATH", "NOT_SET"]) == rank_environment() | {"MY_PATH": "x"}
+    assert rank_environment(["MLFLOW_RUN_ID"]) == rank_environment()
 
 
 def test_rank_on_another_host_has_that_hosts_files(monkeypatch: pytest.MonkeyPatch) -> None:
