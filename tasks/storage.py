@@ -39,7 +39,7 @@ class Storage(BaseModel):
 
     @property
     def server_keeps_artifacts(self) -> bool:
-        """Whether artifacts are where the tracking server keeps them, since no location was chosen."""
+        """Return whether artifacts are where the tracking server keeps them, since no location was chosen."""
         return self.tracking.startswith("http") and self.chosen_artifacts is None
 
     @property

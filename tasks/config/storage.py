@@ -21,7 +21,8 @@ class StorageConfig(FrozenConfig):
     cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
     artifacts: Url | None = Field(
         None,
-        description="Folder or URL of MLflow's artifacts; empty: $LAKEVISION_ARTIFACTS, else `artifacts` under home",
+        description="Folder or URL of MLflow's artifacts; empty: $LAKEVISION_ARTIFACTS, else where a tracking server "
+        "keeps them, else `artifacts` under home",
     )
     tracking: Url | None = Field(
         None,

@@ -68,7 +68,7 @@ def _fetch(storage: Storage, location: str, named: str, limits: Mapping[str, int
     files = repository(storage, location)
     if isinstance(files, LocalArtifactRepository) and not Path(files.artifact_dir).is_dir():
         raise WrongInput(
-            f"{named} has its files in '{files.artifact_dir}', which is no folder on this machine, whose home is "
+            f"{named} has its files in '{files.artifact_dir}', which is not a folder on this machine, whose home is "
             f"'{storage.home}': bring it back to that path or mount it there, or promote another run"
         )
     folders = [found.path for found in files.list_artifacts(ARTIFACTS) if found.is_dir]

@@ -120,7 +120,7 @@ def _logged_model(storage: Storage, run_id: str) -> Iterator[LoggedModel]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Leave out MLflow's warnings about what is left out on purpose."""
+    """Silence MLflow's warnings about parts that a package leaves out on purpose."""
     # Environments created by uv have no pip, about which MLflow warns for every model.
     environment = logging.getLogger("mlflow.utils.environment")
     level = environment.level

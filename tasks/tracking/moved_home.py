@@ -76,7 +76,7 @@ def follow_home(database: Path) -> None:
 
 
 def _read_former(connection: sqlite3.Connection, home: Path) -> Path | None:
-    """Return the home's path in its database; None if that is recorded and still valid, or there is no experiment."""
+    """Return the home's path in its database; None if that is still valid or the experiment is missing."""
     found = connection.execute(RECORDED, (HOME_TAG, TRAINING.name)).fetchone()
     if found is None:
         return None

@@ -32,7 +32,7 @@ class TrackingServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not killed."""
+        """Return whether it was started and not killed."""
         return self._running is not None
 
     def start(self) -> None:

@@ -26,13 +26,14 @@ from tests.builders.untrained_model import predict
 from tests.fakes.interrupted_training import CountingRank
 
 
-@pytest.mark.parametrize("place", ["where it was made"])
+@pytest.mark.parametrize("place", ["where it was made", "copied"])
 def test_home_of_an_earlier_release_goes_on_as_it_is(spark, tmp_path, place):
     """Tables, cache, runs, champion, predictions, streams and search of 2026-11 are found; new images are added."""
     with release_home.source_at_its_place():
         home, source = FOLDER / "home", str(FOLDER / "source")
-        if place == "moved":
-            home = Path(shutil.move(home, tmp_path / "another home"))
+        if place == "copied":
+            home = Path(shutil.copytree(FOLDER / "home", tmp_path / "another-home"))
+        original = {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()}
         storage, facts = storage_of(home), json.loads((FOLDER / "facts.json").read_text())
         champion, finished = ModelRef(**facts["champion"]), RunRef(run_id=facts["finished"])
 
@@ -83,3 +84,5 @@ def test_home_of_an_earlier_release_goes_on_as_it_is(spark, tmp_path, place):
         assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").predicted == 3
         assert stream(storage, champion.name, **of_folder).predicted == 3
         assert predict(storage).predicted == 3
+        if place == "copied":
+            assert {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()} == original
