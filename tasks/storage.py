@@ -39,7 +39,7 @@ class Storage(BaseModel):
 
     @property
     def server_keeps_artifacts(self) -> bool:
-        """Return whether artifacts are where the tracking server keeps them, since no location was chosen."""
+        """The choice of a tracking server for the location of artifacts, since no setting chose one."""
         return self.tracking.startswith("http") and self.chosen_artifacts is None
 
     @property

@@ -6,6 +6,7 @@ takes brackets in the folder's path for a pattern. So a source is listed as for 
 last listing.
 """
 
+import json
 import os
 import re
 import shutil
@@ -107,10 +108,44 @@ def batches_of(files: pa.Table, stream: StreamConfig) -> Iterator[pa.Table]:
 def read_listings(spark: SparkSession, checkpoint: str) -> DataFrame:
     """Return the listings of a checkpoint as a streaming frame with a batch for each."""
     prepare_store(spark, checkpoint)
+    follow_checkpoint(checkpoint)
     rows = spark.readStream.schema(from_arrow_schema(FILE_ARROW)).option("maxFilesPerTrigger", 1)
     # Spark takes the path for a pattern.
     pattern = re.sub(r"([\[\]{}*?\\])", r"\\\1", f"{checkpoint}/{LISTINGS}")
     return rows.option("maxFileAge", KEPT_FOR_EVER).parquet(pattern)
+
+
+def follow_checkpoint(checkpoint: str) -> None:
+    """Replace the paths of listings that Spark has recorded in a local checkpoint which was moved or copied since then.
+
+    Spark would read the listings of an unfinished batch at their former paths, and refuses listings of other folders.
+
+    Raises:
+        WrongInput: The checkpoint is damaged.
+    """
+    folder = local_path(checkpoint)
+    for log in [] if folder is None else folder.glob("sources/*/*"):
+        if log.name.removesuffix(".compact").isdecimal():
+            try:
+                recorded = log.read_text(encoding="utf-8")
+                followed = "\n".join(_followed(recorded.splitlines(), f"{folder}/{LISTINGS}"))
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise damaged(checkpoint, f"{log.relative_to(checkpoint)} cannot be read") from None
+            if followed != recorded:
+                partial = log.with_name(f".{log.name}.partial")
+                partial.write_text(followed, encoding="utf-8")
+                log.with_name(f".{log.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum, of the former content
+                os.replace(partial, log)
+
+
+def _followed(lines: list[str], folder: str) -> Iterator[str]:
+    """Yield the lines of a log of Spark's file source, with listings in this folder: a version, then JSON objects."""
+    yield lines[0]
+    for line in lines[1:]:
+        listing = json.loads(line)
+        own = Path(folder, listing["path"].rpartition("/")[2])
+        is_own = local_path(listing["path"]) == own
+        yield line if is_own else json.dumps(listing | {"path": own.as_uri()}, separators=(",", ":"))
 
 
 def waiting(checkpoint: str, now: float) -> Lag:

@@ -109,8 +109,8 @@ def prepare_writing(storage: Storage) -> Experiment:
     if is_foreign or client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1):
         raise WrongInput(
             f"the experiment '{experiment.name}' of '{storage.tracking_shown}' keeps its artifacts in '{folder}', "
-            f"which is not a folder on this machine, whose home is '{storage.home}': bring it back to that path or mount "
-            "it there, or track elsewhere"
+            f"which is not a folder on this machine, whose home is '{storage.home}': bring it back to that path or "
+            "mount it there, or track elsewhere"
         )
     return experiment
 

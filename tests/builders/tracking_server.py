@@ -32,7 +32,7 @@ class TrackingServer:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it was started and not killed."""
+        """State of the server: true after its start, false after it was killed."""
         return self._running is not None
 
     def start(self) -> None:

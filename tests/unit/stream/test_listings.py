@@ -15,6 +15,7 @@ from tasks.stream.listings import (
     LISTED,
     age_of_oldest,
     batches_of,
+    follow_checkpoint,
     forget,
     hand_over,
     new_files,
@@ -110,3 +111,31 @@ def test_age_is_that_of_the_oldest_file() -> None:
     assert age_of_oldest(files(a=5, b=2), 10.0) == 8.0
     assert age_of_oldest(files(a=5), 1.0) == 0.0
     assert age_of_oldest(files(), 1.0) == 0.0
+
+
+def test_checkpoint_that_was_moved_has_its_listings_where_it_is(tmp_path: Path) -> None:
+    """Spark records their whole paths, with a checksum of its own; a checkpoint that was not moved stays as it is."""
+    checkpoint = tmp_path / "a checkpoint ü"
+    log = checkpoint / "sources" / "0"
+    log.mkdir(parents=True)
+    line = '{{"path":"{}/{}.parquet","timestamp":1795812152187,"batchId":{}}}'
+    own = f"file:{tmp_path}/a%20checkpoint%20ü/listings"
+    texts = {
+        "8": "\n".join(["v1", line.format(own, "a", 8)]),
+        "9.compact": "\n".join(["v1", line.format("file:///former/listings", "a", 8), line.format(own, "b", 9)]),
+    }
+    for name, text in texts.items():
+        (log / name).write_text(text)
+        (log / f".{name}.crc").write_bytes(b"crc")
+
+    follow_checkpoint(str(checkpoint))
+
+    assert (log / "8").read_text() == texts["8"]
+    new = f"{(checkpoint / 'listings').as_uri()}"
+    assert (log / "9.compact").read_text() == texts["9.compact"].replace("file:///former/listings", new)
+    assert sorted(file.name for file in log.iterdir()) == [".8.crc", "8", "9.compact"]
+    follow_checkpoint("s3a://bucket/checkpoint")
+    for damage in ("", "v1\n{", "v1\n[]", 'v1\n{"path": 1}'):
+        (log / "8").write_text(damage)
+        with pytest.raises(WrongInput, match="is damaged .sources/0/8 cannot be read.: "):
+            follow_checkpoint(str(checkpoint))
